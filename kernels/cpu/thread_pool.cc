@@ -49,7 +49,7 @@ void ThreadPool::ForEach(int64_t num_units, const std::function<void(int64_t, in
   {
     const std::lock_guard lock(mutex_);
     loop_ = &loop;
-    ++generation_;
+    ++num_loops_;
   }
   started_.notify_all();
   loop.Run(0);
@@ -63,9 +63,9 @@ void ThreadPool::Work(int32_t worker) {
   uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {
-    started_.wait(lock, [&] { return stopping_ || (loop_ != nullptr && generation_ != seen); });
+    started_.wait(lock, [&] { return stopping_ || (loop_ != nullptr && num_loops_ != seen); });
     if (stopping_) return;
-    seen = generation_;
+    seen = num_loops_;
     Loop* loop = loop_;
     ++busy_;
     lock.unlock();

@@ -75,7 +75,7 @@ static_assert(
 enum class ProductForm {
   kNative,  ///< Both are multiplied as stored.
   /// Hidden rows are converted to a bf16 split (kernels/common/dtype.h), and there is one copy of
-  /// the weight per term.
+  /// the weight per split.
   kBf16Split,
   kWidened,  ///< Both are converted to fp32, which is exact.
 };

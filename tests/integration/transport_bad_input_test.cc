@@ -320,7 +320,7 @@ const Fault kShapeFaults[] = {
        r.set_hidden(std::string(64, '\0'));
      }),
      StatusCode::OK, ""},
-    {"B42SharedMemoryBesideHidden",
+    {"B42SharedMemoryAndHidden",
      With("\x8A\x02\x01"
           "x"),
      StatusCode::INVALID_ARGUMENT,

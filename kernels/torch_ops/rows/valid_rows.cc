@@ -116,10 +116,10 @@ void CheckTargets(const RowSubset& subset, const at::Tensor& target, const Probl
 
 void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Problem& problem) {
   if (problem.options.out_of_vocab_is_zero) return;
-  const at::Tensor unowned = at::nonzero(num_owners == 0).squeeze(1);
-  if (unowned.size(0) == 0) return;
-  const auto first = unowned[0].item<int64_t>();
-  const RowSubset subset = {.num_out_of_vocab = unowned.size(0),
+  const at::Tensor out_of_vocab = at::nonzero(num_owners == 0).squeeze(1);
+  if (out_of_vocab.size(0) == 0) return;
+  const auto first = out_of_vocab[0].item<int64_t>();
+  const RowSubset subset = {.num_out_of_vocab = out_of_vocab.size(0),
                             .first_out_of_vocab = rows.row_indices.defined()
                                                       ? rows.row_indices[first].item<int64_t>()
                                                       : first};

@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadArgs{"DeviceRowsBeforeTheirAllocation",
                 [](ScoreCase& c) { c.args.device_rows = DeviceRows{.offset = -16, .bytes = 64}; },
                 "device_rows has offset -16, must be >= 0"},
-        BadArgs{"HiddenBesideDeviceRowsTooShort",
+        BadArgs{"HiddenTooShortWithDeviceRows",
                 [](ScoreCase& c) {
                   c.args.device_rows = DeviceRows{.bytes = 64};
                   c.args.hidden.remove_suffix(1);

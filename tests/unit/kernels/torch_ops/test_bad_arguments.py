@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from logprobd_ops import linear_cross_entropy, linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
 from score_cases import (
     exact_case,
@@ -137,3 +138,10 @@ def test_the_values_of_the_weights_padding_do_not_matter():
     )
 
     assert all(torch.equal(ours, same) for ours, same in zip(scores, truth, strict=True))
+
+
+@pytest.mark.parametrize("function", (linear_logprob, linear_logprob_loss, linear_cross_entropy))
+def test_an_unknown_keyword_names_the_function_that_was_called(function):
+    case = exact_case()
+    with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) got an .* 'column_weights'"):
+        function(case.hidden, case.weight, case.target, column_weights=None)

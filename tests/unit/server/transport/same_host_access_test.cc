@@ -229,7 +229,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadSlice{"FewerBytesThanRows",
                  [](auto& shared, auto&) { shared.mutable_shared_memory()->set_bytes(16); },
                  grpc::StatusCode::INVALID_ARGUMENT, "shared_memory.bytes: 16 bytes, must be 32"},
-        BadSlice{"HiddenBesideIt", [](auto& shared, auto&) { shared.set_hidden("rows"); },
+        BadSlice{"HiddenAndSlice", [](auto& shared, auto&) { shared.set_hidden("rows"); },
                  grpc::StatusCode::INVALID_ARGUMENT, "must be the only payload"},
         BadSlice{"UnknownLease",
                  [](auto&, auto& gpu) { gpu.mutable_cuda_ipc()->set_lease(std::string(16, 'x')); },

@@ -389,9 +389,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"BothSlices", Shared(kUnchanged) + Cuda(kUnchanged),
              "cuda_ipc: given together with shared_memory, must be the only payload"},
-        Case{"SliceBesideHidden", BytesField(32, "1234") + Shared(kUnchanged),
+        Case{"SliceAfterHidden", BytesField(32, "1234") + Shared(kUnchanged),
              "shared_memory: given together with hidden, must be the only payload"},
-        Case{"HiddenBesideSlice", Cuda(kUnchanged) + BytesField(32, ""),
+        Case{"HiddenAfterSlice", Cuda(kUnchanged) + BytesField(32, ""),
              "hidden: given together with cuda_ipc, must be the only payload"},
         Case{"SharedMemoryTwice", Shared(kUnchanged) + Shared(kUnchanged),
              "shared_memory: given twice"},
