@@ -41,7 +41,7 @@ class ClientCore:
     """A client of one logprobd server, or of several that hold the same heads.
 
     With several servers, each request is sent to the ready server with the fewest unanswered bytes
-    of this client, so a slower server gets less work, and a large call uses all servers at once. When
+    of this client, so a slower server gets less work and a large call uses all servers at once. When
     a server drains, fails or cannot be reached, its requests are sent to another server without
     delay. It gets requests again after a pause that grows with each failure, once its health
     service says SERVING. A server that refuses because of load gets no requests for the time that
