@@ -31,7 +31,7 @@ HeadInfo Head() {
   return head;
 }
 
-/// A valid request with three bf16 rows.
+/// Returns a valid request with three bf16 rows.
 ScoreRequest Request() {
   ScoreRequest request;
   request.dtype_number = 1;
