@@ -76,7 +76,7 @@ TEST(ChunkPlanTest, ARequestHoldsAllRowsThatFitItsTargetSize) {
               ElementsAre(Pair(0, 256), Pair(256, 512), Pair(512, 768), Pair(768, 1'024)));
 }
 
-// Regression: the size of segments and candidates left a last request of a few rows.
+// Regression: the size of segments and candidates caused a last request of only a few rows.
 TEST(ChunkPlanTest, SegmentsAndCandidatesLeaveNoShortLastChunk) {
   ScoreCase c(1'024);
   c.segment_offsets = {0, 1'024};
