@@ -42,7 +42,9 @@ class Browser:
 
     def __enter__(self) -> "Browser":
         program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-        assert program and driver, "install the packages chromium and chromium-driver"
+        assert program and driver, (
+            "chromium or chromedriver is missing: install the packages chromium and chromium-driver"
+        )
         options = webdriver.ChromeOptions()
         options.binary_location = program
         # Tests also run as root, where the sandbox does not work. The browser opens only our own pages.

@@ -84,7 +84,7 @@ def test_ratios_to_the_gemm_of_several_files_stand_in_one_table(monkeypatch) -> 
         ],
         "ours": [
             timed("GPU fused, H=64, V=9, T=1024", 1.01),
-            timed("GPU fused, H=64, V=9, T=4096", 1.03),  # the first file lacks this shape
+            timed("GPU fused, H=64, V=9, T=4096", 1.03),  # this shape is not in the first file
             timed("GPU fused, H=64, V=9, T=1024, and argmax", 1.3),  # the work differs
             timed("GPU engine, H=64, V=9, T=1024", 1.4) | {"baseline": None},
         ],
