@@ -68,7 +68,7 @@ def test_compiled_scores_match_the_double_reference(model: ModelFolder) -> None:
 @pytest.mark.parametrize(
     "fields, text",
     [
-        ({"hidden_size": 63}, "hidden_size 63 is not 64"),
+        ({"hidden_size": 63}, "hidden_size is 63, but the head has 64"),
         ({"targets": b"1234"}, "targets must be i32"),
         ({"targets": np.array([1003, 0], np.int32).tobytes()}, "targets must lie in"),
         ({"hidden": b"1234"}, "hidden must be dtype"),

@@ -131,7 +131,7 @@ def test_a_load_with_failed_requests_is_an_error() -> None:
 def test_a_load_over_another_transport_is_an_error() -> None:
     # Regression: a client on the server's host shares memory if it can, and this was reported as TCP.
     with pytest.raises(
-        logprobctl.LoadError, match="tcp was requested, but rows travelled by shm[+]tcp"
+        logprobctl.LoadError, match="tcp was requested, but rows were sent over shm[+]tcp"
     ):
         parsed(transport="shm+tcp")
 
@@ -157,7 +157,7 @@ def test_the_first_and_the_last_window_do_not_count() -> None:
 def test_a_time_limit_interrupts_and_leaves_an_outer_limit_in_force() -> None:
     begin = time.monotonic()
 
-    with pytest.raises(OutOfTime, match="not done in 3 s"), within(3):
+    with pytest.raises(OutOfTime, match="did not finish within 3 s"), within(3):
         with pytest.raises(OutOfTime), within(0.05):
             time.sleep(20)
         time.sleep(20)
@@ -194,7 +194,7 @@ def test_sections_after_one_that_fails_or_hangs_are_measured(
         lambda: written.append(len(here.records)),
     )
 
-    assert failed == {"one": "ValueError: a bug", "two": "OutOfTime: not done in 0 s"}
+    assert failed == {"one": "ValueError: a bug", "two": "OutOfTime: did not finish within 0 s"}
     assert written == [0, 0, 1]
 
 
@@ -215,14 +215,14 @@ def test_no_section_starts_after_the_deadline(
         here, {"late": e2e_bench.Section(lambda _: pytest.fail("started"), 60)}, lambda: None
     )
 
-    assert failed == {"late": "the time is over"}
+    assert failed == {"late": "the time limit of the run is reached"}
 
 
 def test_sections_run_in_the_requested_order() -> None:
     sections = e2e_bench.sections_of(["swap", "shm", "one-row", "tcp"], [4096, 2048])
 
     assert list(sections) == ["swap", "tcp, shm at H=4096", "tcp, shm at H=2048", "one-row"]
-    with pytest.raises(argparse.ArgumentTypeError, match="none of tcp, shm"):
+    with pytest.raises(argparse.ArgumentTypeError, match="sections are tcp, shm"):
         e2e_bench.names("tcp,udp")
 
 
