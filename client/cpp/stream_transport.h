@@ -79,8 +79,8 @@ class StreamTransport final : public RpcTransport {
   absl::Mutex mutex_;
   int64_t window_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::shared_ptr<Lane>> lanes_
-      ABSL_GUARDED_BY(mutex_);  ///< A null lane has no stream.
+  /// A lane without an open stream is null.
+  std::vector<std::shared_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Chunk> chunks_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> waiting_ ABSL_GUARDED_BY(mutex_);  ///< Chunk ids; some may have ended.
 };

@@ -41,7 +41,7 @@ struct LoadWeightsArgs {
 };
 
 struct LoadProgress {
-  std::string phase;  ///< "checking", "verifying", "loading" and "committing", in this order.
+  std::string phase;  ///< "checking", then "verifying", "loading" and "committing".
   int64_t bytes_done = 0;
   int64_t bytes_total = 0;  ///< 0 if it is unknown.
 };

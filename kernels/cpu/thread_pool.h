@@ -35,10 +35,10 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable started_;
   std::condition_variable finished_;
-  Loop* loop_ = nullptr;     // The running loop, guarded by mutex_.
+  Loop* loop_ = nullptr;    // The running loop, guarded by mutex_.
   uint64_t num_loops_ = 0;  // Loops started so far, guarded by mutex_.
-  int32_t busy_ = 0;         // Threads in the loop, guarded by mutex_.
-  bool stopping_ = false;    // Guarded by mutex_.
+  int32_t busy_ = 0;        // Threads in the loop, guarded by mutex_.
+  bool stopping_ = false;   // Guarded by mutex_.
   std::vector<std::thread> threads_;
 };
 

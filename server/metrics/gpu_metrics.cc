@@ -23,10 +23,10 @@ constexpr size_t kKindStaging = 2;
 constexpr size_t kKindOther = 3;
 constexpr size_t kKindFree = 4;
 constexpr const char* kKindNames[] = {"weights", "workspace", "staging", "other", "free"};
-// The last name counts every kind that the others do not name.
+// Errors of any other kind count under the last name of each array.
 constexpr std::array kErrorNames = {"cuda", "out_of_memory", "other"};
 constexpr std::array kCollectiveErrorNames = {"nccl", "peer", "timeout", "other"};
-/// Longest wait for another thread's reading, which normally takes milliseconds.
+/// Maximum time to wait for a reading by another thread, which normally takes milliseconds.
 constexpr absl::Duration kReadTimeMax = absl::Seconds(1);
 constexpr std::array kThrottleNames = {"power_cap", "thermal", "power_brake", "hw_slowdown"};
 
@@ -35,8 +35,8 @@ size_t IndexOf(absl::string_view kind, const std::array<const char*, kCount>& na
   return static_cast<size_t>(std::find(names.begin(), names.end() - 1, kind) - names.begin());
 }
 
-/// Adds the increase of the driver's own counter from `last` to `now`. The driver's counter may
-/// have restarted from 0.
+/// Adds the increase of the driver's counter from `last` to `now` to `counter`. If `now` is
+/// smaller, the driver's counter has restarted from 0.
 void Follow(prometheus::Counter& counter, uint64_t& last, uint64_t now) {
   counter.Increment(static_cast<double>(now < last ? now : now - last));
   last = now;
@@ -54,9 +54,10 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
       AddCounters(registry, "logprobd_gpu_errors_total",
                   "Number of errors of the GPU, by kind: cuda (a call failed), out_of_memory "
                   "or other.");
-  auto& memory = AddGauges(registry, "logprobd_gpu_memory_bytes",
-                           "GPU memory by use, in bytes; other is memory of any process that the "
-                           "driver counts as used beyond this server's reservations.");
+  auto& memory =
+      AddGauges(registry, "logprobd_gpu_memory_bytes",
+                "GPU memory by use, in bytes. The kind other is memory that the driver counts as "
+                "used, by any process, beyond this server's reservations.");
   auto& peak = AddGauges(registry, "logprobd_gpu_memory_peak_bytes",
                          "Largest value of gpu_memory_bytes since the server started, in bytes.");
   for (const int gpu : gpus) {
@@ -89,9 +90,9 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
 void GpuMetrics::AddDriverFamilies(prometheus::Registry& registry) {
   auto& nvml_up =
       AddGauges(registry, "logprobd_gpu_nvml_up",
-                "1 if the driver's readings are available for this scrape. Otherwise 0: "
-                "then memory of kind other and free, power, clock and utilization are "
-                "0 and the ECC counters stand still.");
+                "1 if the driver's readings are available for this scrape, otherwise 0. While "
+                "it is 0, memory of kind other and free, power, clock and utilization are 0 "
+                "and the ECC counters do not change.");
   auto& utilization = AddGauges(registry, "logprobd_gpu_utilization_ratio",
                                 "Share of time during which a kernel was running, 0 to 1, as "
                                 "reported by the driver.");
@@ -164,7 +165,8 @@ void GpuMetrics::Series::SetKind(size_t kind, double bytes) {
 void GpuMetrics::SetMemory(const MemoryPlan& plan) {
   double pinned = 0;
   for (const MemoryUse& use : plan) {
-    // Engines on a GPU copy from staging; other pinned host memory is marked in the plan.
+    // Staging memory is pinned, because engines on a GPU copy from it. The plan marks other pinned
+    // host memory.
     if (use.place == "host" && (use.kind == "staging" || use.is_pinned)) {
       pinned += static_cast<double>(use.bytes);
     }
@@ -200,7 +202,7 @@ void GpuMetrics::Series::SetReadings(const GpuReadings& readings) {
   for (size_t reason = 0; reason < kNumThrottleReasons; ++reason) {
     throttled[reason]->Set(reasons[reason] ? 1 : 0);
   }
-  if (readings.is_read) {  // Otherwise the counters stand still.
+  if (readings.is_read) {  // Otherwise the counters do not change.
     Follow(*ecc_corrected, ecc_corrected_read, readings.ecc_corrected);
     Follow(*ecc_uncorrected, ecc_uncorrected_read, readings.ecc_uncorrected);
   }

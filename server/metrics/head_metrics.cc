@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kMethodNames[kNumMethods] = {"Score", "ScoreStream", "ListHeads", "Verify"};
 constexpr const char* kPriorityNames[kNumPriorities] = {"high", "normal", "low"};
-// Indexed by Metrics::WeightsSwap.
+// The order of the names is that of Metrics::WeightsSwap.
 constexpr const char* kSwapNames[kNumSwapResults] = {"committed", "rolled_back", "failed",
                                                      "cancelled"};
 constexpr const char* kUnknownHead = "unknown";
@@ -31,7 +31,7 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
                       "Number of calls answered, by method, head and gRPC code. Each chunk of "
                       "a stream counts as one call.")),
       duration_(AddHistograms(registry, "logprobd_request_duration_seconds",
-                              "Time from the arrival of a call to its answer, in seconds.")),
+                              "Time from the arrival of a call to its response, in seconds.")),
       rows_(AddCounters(registry, "logprobd_rows_total",
                         "Number of rows answered, by kind: scored, ignored (the target is "
                         "ignore_index) or nonfinite (the logits hold NaN or Inf).")),
@@ -42,14 +42,16 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
           AddGauges(registry, "logprobd_queue_rows", "Number of rows that wait for a batch.")),
       queue_bytes_(
           AddGauges(registry, "logprobd_queue_bytes",
-                    "Size of the data held for requests, in bytes: a message counts until it "
-                    "is copied into a batch, its fields and its answer until it is answered.")),
+                    "Size of the data held for requests, in bytes. A message counts until it is "
+                    "copied into a batch; the request's fields and response count until the "
+                    "request is answered.")),
       queue_requests_(AddGauges(registry, "logprobd_queue_requests",
                                 "Number of requests that wait for a batch.")),
       queue_oldest_age_(AddGauges(registry, "logprobd_queue_oldest_age_seconds",
                                   "Time that the longest-waiting request has waited, in seconds.")),
-      weights_version_(AddGauges(registry, "logprobd_weights_version",
-                                 "Version number of the live weights; 0 before they are loaded.")),
+      weights_version_(
+          AddGauges(registry, "logprobd_weights_version",
+                    "Version number of the live weights, or 0 before they are loaded.")),
       ready_(AddGauges(registry, "logprobd_ready", "1 if the head can score, otherwise 0.")),
       replicas_(
           AddGauges(registry, "logprobd_replicas",
@@ -60,9 +62,8 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
       weights_swaps_(AddCounters(registry, "logprobd_weights_swaps_total",
                                  "Number of replacements of a head's weights while it serves, by "
                                  "result: committed, rolled_back (to the previous version), failed "
-                                 "or cancelled (the live weights stay).")),
-      info_(
-          AddGauges(registry, "logprobd_head_info", "Constant 1; the labels describe the head.")) {
+                                 "or cancelled (the live weights do not change).")),
+      info_(AddGauges(registry, "logprobd_head_info", "Always 1; the labels describe the head.")) {
   for (const std::string& head : heads) {
     if (heads_.try_emplace(head).second) {
       CreateSeries(head, true);
@@ -159,7 +160,7 @@ void HeadMetrics::SetInfo(const HeadInfo& info) {
   }
   series->weights_version->Set(static_cast<double>(info.weights_version));
   const ShardPlace last = info.layout.empty() ? ShardPlace() : info.layout.back();
-  // Locked before Add, so that the series that it finds is not removed meanwhile.
+  // The lock is taken before Add, so that no other thread removes the series that Add finds.
   const absl::MutexLock lock(&info_mutex_);
   prometheus::Gauge& info_series = info_.Add({{"head", LabelValue(info.name)},
                                               {"model_type", LabelValue(info.model_type)},

@@ -75,7 +75,7 @@ double Number(absl::string_view text) {
   return absl::SimpleAtod(text, &value) ? value : 0;
 }
 
-/// When the machine started, in seconds since the epoch.
+/// Returns the time when the machine started, in seconds since the epoch, or 0 if it is unknown.
 double BootTime() {
   const std::string stat = ReadFile("/proc/stat");
   for (const absl::string_view line : absl::StrSplit(stat, '\n')) {
@@ -100,14 +100,14 @@ double CountOpenFds() {
   return static_cast<double>(count);
 }
 
-/// The kernel's statistics of this process. A value that cannot be read is 0.
+/// Statistics that the kernel keeps of this process. A value that cannot be read is 0.
 struct ProcessStats {
   double cpu_seconds = 0;
   double resident_bytes = 0;
   double virtual_bytes = 0;
   double open_fds = 0;
   double max_fds = 0;
-  double start_time_seconds = 0;  ///< Since the epoch.
+  double start_time_seconds = 0;  ///< Seconds since the epoch.
 };
 
 /// Reads /proc/self. Takes some tens of microseconds, plus time for each open file.
@@ -167,8 +167,8 @@ void AppendProcessFamilies(std::vector<prometheus::MetricFamily>& families) {
                                    MetricType::Gauge, stats.start_time_seconds));
 }
 
-/// Rewrites the bounds of histogram buckets with 12 significant digits, which is what they have.
-/// The serializer writes 16 and so shows representation errors: le="7.499999999999999e-05".
+/// Rewrites the bounds of histogram buckets with 12 significant digits, to which they are rounded.
+/// The serializer writes 16 digits, which show representation errors: le="7.499999999999999e-05".
 std::string WithShortBounds(absl::string_view text) {
   std::string result;
   result.reserve(text.size());
@@ -212,7 +212,7 @@ struct Metrics::Impl {
                  "Size of the requests received, by transport, in bytes.", "transport",
                  kTransportNames),
         sent(registry, "logprobd_sent_bytes_total",
-             "Size of the answers sent, by transport, in bytes.", "transport", kTransportNames) {
+             "Size of the responses sent, by transport, in bytes.", "transport", kTransportNames) {
     auto& stage_family =
         AddHistograms(registry, "logprobd_stage_duration_seconds",
                       "Time that a request or batch spends in a stage, in seconds.");
@@ -221,14 +221,14 @@ struct Metrics::Impl {
     }
     inflight_bytes =
         &AddGauges(registry, "logprobd_inflight_bytes",
-                   "Size of the data held for requests of all heads, in bytes: a message "
-                   "counts until it is copied into a batch, its fields and its answer "
-                   "until it is answered.")
+                   "Size of the data held for requests of all heads, in bytes. A message "
+                   "counts until it is copied into a batch; the request's fields and "
+                   "response count until the request is answered.")
              .Add({});
     inflight_bytes_limit =
         &AddGauges(registry, "logprobd_inflight_bytes_limit",
-                   "Limit of inflight_bytes, in bytes; 0 before it is known. Answers that are "
-                   "not yet sent have a separate limit of the same size.")
+                   "Limit of inflight_bytes, in bytes, or 0 before it is known. Responses that "
+                   "are not yet sent have a separate limit of the same size.")
              .Add({});
     shm_regions =
         &AddGauges(registry, "logprobd_shm_regions", "Number of shared-memory regions of clients.")
@@ -241,12 +241,12 @@ struct Metrics::Impl {
                              .Add({});
     auto& memory =
         AddGauges(registry, "logprobd_host_memory_bytes",
-                  "Host memory reserved at the start, by use, in bytes; receive is an upper "
-                  "bound on messages that are being received.");
+                  "Host memory reserved at the start, by use, in bytes. The kind receive is an "
+                  "upper bound on messages that are being received.");
     for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
       host_memory[i] = &memory.Add({{"kind", kMemoryKinds[i]}});
     }
-    AddGauges(registry, "logprobd_build_info", "Constant 1; the labels describe the build.")
+    AddGauges(registry, "logprobd_build_info", "Always 1; the labels describe the build.")
         .Add({{"version", LabelValue(options.version)}, {"commit", LabelValue(options.commit)}})
         .Set(1);
     if (!options.gpus.empty()) {
@@ -254,7 +254,8 @@ struct Metrics::Impl {
     }
   }
 
-  /// Returns all families with their current values; readings of the GPUs are the last ones.
+  /// Returns all families with their current values. The readings of the GPUs are those of the last
+  /// call of Refresh.
   std::vector<prometheus::MetricFamily> Collect() const {
     inflight_bytes->Set(heads.QueuedBytes());
     std::vector<prometheus::MetricFamily> families = registry.Collect();

@@ -14,21 +14,21 @@
 namespace logprobd {
 namespace {
 
-// The declarations of nvml.h that are used, according to its stable ABI.
+// These are the declarations of nvml.h that are used. Its ABI is stable.
 using NvmlDevice = struct NvmlDeviceOpaque*;
 constexpr int kNvmlSuccess = 0;
 constexpr int kNvmlClockSm = 1;
 constexpr int kNvmlEccCorrected = 0;
 constexpr int kNvmlEccUncorrected = 1;
 constexpr int kNvmlEccSinceDriverLoad = 0;
-// Bits of the reasons that lower the clocks.
+// Bits of the reasons for which the clocks are lowered.
 constexpr unsigned long long kNvmlPowerCap = 0x04;
 constexpr unsigned long long kNvmlHwSlowdown = 0x08;
-constexpr unsigned long long kNvmlThermal = 0x20 | 0x40;  // By software or by hardware.
+constexpr unsigned long long kNvmlThermal = 0x20 | 0x40;  // Slowdown by software or hardware.
 constexpr unsigned long long kNvmlPowerBrake = 0x80;
 
 struct NvmlUtilization {
-  unsigned int gpu;  ///< Percent.
+  unsigned int gpu;  ///< In percent.
   unsigned int memory;
 };
 
@@ -63,7 +63,7 @@ struct Nvml::Impl {
   int (*power)(NvmlDevice, unsigned int*) = nullptr;
   int (*clock)(NvmlDevice, int, unsigned int*) = nullptr;
   int (*memory)(NvmlDevice, NvmlMemory*) = nullptr;
-  // Null if the driver does not provide them.
+  // These are null if the driver does not provide them.
   int (*throttle)(NvmlDevice, unsigned long long*) = nullptr;
   int (*ecc)(NvmlDevice, int, int, unsigned long long*) = nullptr;
 
@@ -76,7 +76,7 @@ struct Nvml::Impl {
   NvmlDevice Device(int gpu, const std::string& pci_bus_id) const {
     NvmlDevice device = nullptr;
     const std::string entry = VisibleDevice(gpu);
-    // A MIG slice is looked up by its own name, since the bus ID stands for the whole GPU.
+    // A MIG slice is looked up by its own name, since the bus ID identifies the whole GPU.
     if (!pci_bus_id.empty() && !absl::StartsWith(entry, "MIG-")) {
       return by_bus_id(pci_bus_id.c_str(), &device) == kNvmlSuccess ? device : nullptr;
     }

@@ -6,18 +6,18 @@
 
 namespace logprobd {
 
-/// The reasons that lower a GPU's clocks now.
+/// The reasons for which a GPU's clocks are currently lowered.
 struct GpuThrottle {
-  bool power_cap = false;    ///< The power limit; usual under full load.
-  bool thermal = false;      ///< The temperature, limited by the driver or the hardware.
+  bool power_cap = false;    ///< The power limit, a usual reason under full load.
+  bool thermal = false;      ///< The temperature limit of the driver or the hardware.
   bool power_brake = false;  ///< The machine's power supply.
-  bool hw_slowdown = false;  ///< The hardware halves the clocks, for heat or for power.
+  bool hw_slowdown = false;  ///< The hardware halves the clocks because of heat or power.
 };
 
 /// The driver's current readings of a GPU.
 struct GpuReadings {
-  bool is_read = false;          ///< The driver answered; otherwise all other members are 0.
-  double utilization_ratio = 0;  ///< 0 to 1, over the driver's last sample period.
+  bool is_read = false;          ///< True if the driver answered; otherwise all members are 0.
+  double utilization_ratio = 0;  ///< From 0 to 1, over the driver's last sample period.
   double power_watts = 0;
   double sm_clock_hertz = 0;
   double memory_used_bytes = 0;  ///< Used by all processes, including this one.
@@ -38,9 +38,10 @@ class Nvml {
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  /// Reads CUDA device `gpu`; a reading that the driver does not provide is 0. Takes some
-  /// milliseconds, or longer if a GPU no longer answers. `pci_bus_id`: the bus ID of the device,
-  /// such as "0000:3b:00.0", which is more reliable than its ordinal; empty: unknown.
+  /// Reads CUDA device `gpu`. A reading that the driver does not provide is 0. Takes some
+  /// milliseconds, or longer if a GPU no longer answers. `pci_bus_id` is the bus ID of the device,
+  /// such as "0000:3b:00.0", or an empty string if it is unknown. It identifies the device more
+  /// reliably than the ordinal.
   GpuReadings Read(int gpu, const std::string& pci_bus_id) const;
 
  private:

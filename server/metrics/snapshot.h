@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 
-// Our headers show nothing of prometheus-cpp except this name.
+// This header exposes nothing of prometheus-cpp except this name.
 namespace prometheus {
 struct MetricFamily;
 }  // namespace prometheus
@@ -24,14 +24,14 @@ struct HistogramCounts {
 
   uint64_t count() const { return cumulative.empty() ? 0 : cumulative.back(); }
   double mean() const { return count() == 0 ? 0 : sum / static_cast<double>(count()); }
-  /// The `q` quantile (0 to 1), interpolated within its bucket as Prometheus does. Returns the
-  /// largest finite bound if the quantile lies beyond it, and 0 without observations.
+  /// Returns the `q` quantile (0 to 1), interpolated within its bucket as Prometheus does. Returns
+  /// the largest finite bound if the quantile lies beyond it, and 0 if there are no observations.
   double Quantile(double q) const;
 
   /// Adds the observations of `other`, which has the same buckets.
   void Add(const HistogramCounts& other);
-  /// Returns the observations since `earlier`, which is the same histogram at an earlier time, or
-  /// empty.
+  /// Returns the observations since `earlier`, which is either the same histogram at an earlier
+  /// time or an empty one.
   HistogramCounts Since(const HistogramCounts& earlier) const;
 };
 
@@ -44,11 +44,12 @@ class MetricsSnapshot {
   MetricsSnapshot() = default;
   explicit MetricsSnapshot(const std::vector<prometheus::MetricFamily>& families);
 
-  /// Sums the counters or gauges of family `name` that have `labels`; 0 if there are none.
+  /// Returns the sum of the counters or gauges of family `name` that have `labels`, or 0 if there
+  /// are none.
   double Sum(absl::string_view name, const Labels& labels = {}) const;
-  /// The same for histograms.
+  /// Returns the sum of the histograms of family `name` that have `labels`.
   HistogramCounts Histogram(absl::string_view name, const Labels& labels = {}) const;
-  /// The distinct values of `label` in family `name`, in the order of the series.
+  /// Returns the distinct values of `label` in family `name`, in the order of the series.
   std::vector<std::string> LabelValues(absl::string_view name, absl::string_view label) const;
 
  private:

@@ -10,16 +10,16 @@
 namespace logprobd {
 namespace {
 
-/// A guess: clients decide when they read, so there is nothing to measure.
+/// Estimated delay. It cannot be measured, because the clients decide when they read.
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(100);
 
 absl::Status TooMuch(absl::string_view whose, int64_t held, int64_t more, int64_t limit) {
   return WithRejection(
-      WithRetryAfter(
-          absl::ResourceExhaustedError(absl::StrCat(
-              whose, " answers: ", held, " bytes are not sent yet, and ", more,
-              " more exceed the limit of ", limit, ": read answers before you send more requests")),
-          kRetryAfter),
+      WithRetryAfter(absl::ResourceExhaustedError(
+                         absl::StrCat(whose, " responses: ", held, " bytes are not sent yet, and ",
+                                      more, " more would exceed the limit of ", limit,
+                                      ": read responses before you send more requests")),
+                     kRetryAfter),
       Rejection::kAnswerBytes);
 }
 
@@ -39,8 +39,8 @@ absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_
   if (bytes > client_bytes_max_) {
     return WithRejection(
         absl::InvalidArgumentError(absl::StrCat(
-            "request: its answer of ", bytes, " bytes exceeds what a client may hold (",
-            client_bytes_max_, "): ask for fewer rows, candidates or top_k at once")),
+            "request: its response of ", bytes, " bytes exceeds the limit of one client, ",
+            client_bytes_max_, " bytes: send fewer rows or candidates, or a smaller top_k")),
         Rejection::kInvalid);
   }
   Hold hold;

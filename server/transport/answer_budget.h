@@ -11,12 +11,12 @@
 
 namespace logprobd {
 
-/// Bounds the memory of answers that clients have not received yet, in total and for each client.
+/// Bounds the memory of responses that clients have not received yet, in total and for each client.
 ///
-/// gRPC's quota covers received messages only, and the queue's limits end when a request is
-/// answered. Without this bound, clients that send requests and do not read make the server hold
-/// every answer. The bytes of an answer are taken before its request is queued, so that no work is
-/// wasted. Thread-safe.
+/// gRPC's quota covers only received messages, and the queue's limits cover a request only until it
+/// is answered. Without this bound, clients that send requests and do not read would make the
+/// server hold every response. The bytes of a response are taken before its request is queued, so
+/// that no work is wasted. Thread-safe.
 class AnswerBudget {
  public:
   struct Options {
@@ -25,7 +25,7 @@ class AnswerBudget {
     double client_share_max = 0.5;
   };
 
-  /// Bytes taken from the budget; the destructor gives them back. The budget must outlive the hold.
+  /// Bytes taken from the budget. The destructor returns them. The budget must outlive the hold.
   class Hold {
    public:
     Hold() = default;
@@ -53,9 +53,9 @@ class AnswerBudget {
   /// Sets the limits for later calls of Take. Bytes already taken stay taken.
   void SetLimits(const Options& options);
 
-  /// Takes `bytes` for an answer to `client_id`. RESOURCE_EXHAUSTED while this client or all
-  /// clients together hold too much, INVALID_ARGUMENT for more than a client may ever hold. Errors
-  /// carry their reason (RejectionOf).
+  /// Takes `bytes` for a response to `client_id`. Returns RESOURCE_EXHAUSTED while this client or
+  /// all clients together hold too much, and INVALID_ARGUMENT if `bytes` is more than a client may
+  /// ever hold. Errors carry their reason (RejectionOf).
   absl::StatusOr<Hold> Take(const std::string& client_id, int64_t bytes);
 
   int64_t held_bytes() const;

@@ -13,23 +13,23 @@
 
 namespace logprobd {
 
-/// What a gRPC call says outside its messages.
+/// The data of a gRPC call that is not in its messages.
 struct CallInfo {
   std::string client_id;
-  absl::Time deadline = absl::InfiniteFuture();  ///< Time of the server's Clock.
+  absl::Time deadline = absl::InfiniteFuture();  ///< In the time of the server's Clock.
 };
 
-/// Longest client id in bytes; longer ids are cut.
+/// Maximum size of a client id in bytes. Longer ids are truncated.
 inline constexpr size_t kClientIdBytesMax = 64;
 
-/// Reads the info of a call that has just arrived. gRPC's deadline is a time of the wall clock; the
-/// result has the time of `clock` that is equally far away now.
+/// Returns the info of a call that has just arrived. gRPC's deadline is a time of the wall clock.
+/// The result has the time of `clock` that lies equally far in the future.
 CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const Clock& clock);
 
 namespace internal {
 
-/// Converts `deadline` from the wall clock to `clock`, by the time that is left now. The wall clock
-/// is read once, so that a later step of it moves no deadline.
+/// Converts `deadline` from the wall clock to `clock`, based on the time that remains now. The wall
+/// clock is read only once, so that a later step of the wall clock does not move the deadline.
 absl::Time DeadlineOn(const Clock& clock, absl::Time deadline,
                       absl::FunctionRef<absl::Time()> wall_now);
 
@@ -40,7 +40,7 @@ std::string ClientId(absl::string_view claimed, absl::string_view peer);
 
 }  // namespace internal
 
-/// Counts requests between their arrival and the last byte of their answer. Thread-safe.
+/// Counts requests from their arrival until the last byte of their response is sent. Thread-safe.
 class WorkCount {
  public:
   void Begin() {
@@ -56,7 +56,7 @@ class WorkCount {
     return count_;
   }
 
-  /// Waits until the count is 0 or `clock` reaches `until`; returns whether the count is 0.
+  /// Waits until the count is 0 or `clock` reaches `until`. Returns whether the count is 0.
   bool AwaitNone(const Clock& clock, absl::Time until) {
     absl::MutexLock lock(&mutex_);
     return clock.AwaitUntil(mutex_,

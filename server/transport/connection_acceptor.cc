@@ -25,8 +25,8 @@ namespace {
 /// Pause before the next attempt to accept when no file descriptor is left.
 constexpr absl::Duration kOutOfFilesPause = absl::Milliseconds(50);
 
-/// Most connections to accept before the other listeners and the stop request are checked, because
-/// clients could connect as fast as the loop accepts.
+/// Maximum number of connections to accept before the other listeners and the stop request are
+/// checked. Without a limit, clients that connect as fast as the loop accepts would delay both.
 constexpr int kAcceptsMax = 64;
 
 absl::Status CannotListen(const ConnectionAcceptor::Options& options, absl::string_view reason) {
@@ -68,8 +68,8 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
   LOGPROBD_ASSIGN_OR_RETURN(std::vector<FileDescriptor> listeners, Bind(options, port));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        options.flag, ": no file descriptor is left to listen with: ", std::strerror(errno)));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(options.flag, ": cannot create an eventfd: ", std::strerror(errno)));
   }
   return std::unique_ptr<ConnectionAcceptor>(
       new ConnectionAcceptor(options, port, std::move(listeners), std::move(wake)));
@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ConnectionAcceptor::Bind(const Optio
     FileDescriptor listener(
         socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
     if (!listener.is_open()) {
-      reason = std::strerror(errno);  // for example, the host has no IPv6
+      reason = std::strerror(errno);  // for example, because the host has no IPv6
       continue;
     }
     SetOn(listener.get(), SOL_SOCKET, SO_REUSEADDR);

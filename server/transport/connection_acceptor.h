@@ -17,24 +17,24 @@ namespace logprobd {
 
 /// Listens on TCP and passes accepted connections to a handler.
 ///
-/// gRPC 1.51 closes its listener for good when a connection arrives while the process has no file
-/// descriptor left. This class closes a connection that would use one of the last descriptors. A
-/// connection that it cannot accept stays with the kernel until descriptors are free again.
+/// gRPC 1.51 closes its listener permanently when a connection arrives while the process has no
+/// file descriptor left. This class closes a connection that would use one of the last descriptors.
+/// A connection that it cannot accept stays in the kernel's queue until descriptors are free again.
 class ConnectionAcceptor {
  public:
-  /// Receives a connected, non-blocking socket and owns it. Called on the acceptor's thread.
+  /// Receives a connected, non-blocking socket and owns it. It is called on the acceptor's thread.
   using Handler = absl::AnyInvocable<void(int socket)>;
 
   struct Options {
     std::string flag = "--listen";  ///< Name of the flag in error messages.
-    ListenAddress address;          ///< Port 0 takes a free port.
+    ListenAddress address;          ///< Port 0 selects a free port.
     /// Number of file descriptors that connections may not use, because the process needs them.
     int files_reserved = 64;
   };
 
   /// Listens on every address to which the host name resolves, without accepting connections yet.
-  /// UNAVAILABLE says why the address cannot be used; RESOURCE_EXHAUSTED means that no file
-  /// descriptor is left.
+  /// Returns UNAVAILABLE with the reason if the address cannot be used, and RESOURCE_EXHAUSTED if
+  /// no file descriptor is left.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const Options& options);
 
   /// Calls Stop.
@@ -42,11 +42,11 @@ class ConnectionAcceptor {
 
   int port() const { return port_; }
 
-  /// Starts to accept connections. Call it once.
+  /// Starts to accept connections. Must be called once.
   absl::Status Start(Handler handler);
 
-  /// Stops listening. Connections that the handler received stay open. Idempotent; call it from one
-  /// thread.
+  /// Stops listening. Connections that the handler received stay open. Idempotent, but not
+  /// thread-safe.
   void Stop();
 
  private:
@@ -60,7 +60,7 @@ class ConnectionAcceptor {
   static absl::StatusOr<std::vector<FileDescriptor>> Bind(const Options& options, int& port);
   void Run();
   /// Accepts some of the waiting connections. Returns false when no file descriptor is left for the
-  /// next.
+  /// next one.
   bool Accept(int listener);
 
   const Options options_;

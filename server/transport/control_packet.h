@@ -26,13 +26,13 @@ PacketRead ReadPacket(int connection, int64_t bytes_max, std::string& packet);
 /// the peer has gone or has not read the earlier packets.
 bool SendPacket(int connection, absl::string_view packet, int file);
 
-/// Returns a reply with `status` only, whose message is cut and cleaned as for gRPC. It is never
-/// empty when it is serialised.
+/// Returns a reply that has only `status`, with its ClientMessage. The serialised reply is never
+/// empty.
 v1::LocalReply ReplyOf(const absl::Status& status);
 
 std::string BytesOf(const RandomId& id);
 
-/// Copies the bytes of an id. INVALID_ARGUMENT names `field` when `bytes` has another size.
+/// Copies `bytes` to `id`. Returns INVALID_ARGUMENT, which names `field`, if their sizes differ.
 absl::Status ReadId(absl::string_view field, absl::string_view bytes, RandomId& id);
 
 }  // namespace logprobd

@@ -45,7 +45,7 @@ absl::Status CannotListen(const std::string& path) {
       absl::StrCat("--local: cannot listen on ", path, ": ", std::strerror(errno)));
 }
 
-/// Identifies the file of a socket, so that a later file with the same path is recognised.
+/// Identifies the file of a socket, so that it is not confused with a later file of the same path.
 struct SocketFile {
   dev_t device = 0;
   ino_t inode = 0;
@@ -65,7 +65,7 @@ absl::StatusOr<FileDescriptor> Listen(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  (void)unlink(path.c_str());  // a leftover: CheckSocketPath found no server
+  (void)unlink(path.c_str());  // removes a leftover; CheckSocketPath found no server
   // fchmod sets the mode before bind creates the file, so the file has this mode from the start.
   if (!listener.is_open() || fchmod(listener.get(), S_IRUSR | S_IWUSR) != 0 ||
       bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
@@ -110,7 +110,7 @@ struct ControlSocket::Impl {
   absl::Status Start();
   void Stop();
 
-  // These run on the polling thread.
+  // These functions run on the polling thread.
   void Run();
   void Accept();
   void Read(Connection& connection);
@@ -125,7 +125,7 @@ struct ControlSocket::Impl {
     return options.is_allowed ? options.is_allowed(user) : IsOwnOrRoot(user);
   }
 
-  // This runs on the thread that creates regions.
+  // This function runs on the thread that creates regions.
   void CreateRegions();
 
   void Wake() const {
@@ -208,7 +208,7 @@ void ControlSocket::Impl::Run() {
     polled.push_back({wake.get(), POLLIN, 0});
     polled.push_back({now < accept_again ? -1 : listener.get(), POLLIN, 0});
     for (const Connection& connection : connections) {
-      // For a connection that waits for its region, only its end matters.
+      // While a connection waits for its region, only the end of the connection is of interest.
       const auto events = static_cast<int16_t>(connection.is_waiting ? POLLRDHUP : POLLIN);
       polled.push_back({connection.socket.get(), events, 0});
     }
@@ -285,8 +285,9 @@ void ControlSocket::Impl::Read(Connection& connection) {
       connection.is_over = true;
       return;
     case PacketRead::kTooLong:
-      Reply(connection, ReplyOf(absl::InvalidArgumentError(
-                            absl::StrCat("LocalRequest: more than ", kPacketBytesMax, " bytes"))));
+      Reply(connection,
+            ReplyOf(absl::InvalidArgumentError(absl::StrCat(
+                "LocalRequest: the packet has more than ", kPacketBytesMax, " bytes"))));
       return;
     case PacketRead::kPacket:
       Take(connection, packet);
@@ -305,8 +306,8 @@ void ControlSocket::Impl::Take(Connection& connection, const std::string& packet
   }
 }
 
-/// Returns the reply. For a region that must be created the reply is empty, and the connection
-/// `is_waiting`.
+/// Returns the reply. If a region must be created, the reply is empty and connection.is_waiting is
+/// true.
 absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Handle(Connection& connection,
                                                            const v1::LocalRequest& request) {
   if (request.has_hello()) {
@@ -367,7 +368,7 @@ void ControlSocket::Impl::AnswerCreated() {
                                       return connection.number == creation.connection;
                                     });
     if (found == connections.end() || found->is_over) {
-      continue;  // closing its lease takes the region back
+      continue;  // its lease is or will be closed, and the region with it
     }
     found->is_waiting = false;
     if (!creation.created.ok()) {

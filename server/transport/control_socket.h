@@ -14,12 +14,12 @@
 namespace logprobd {
 
 /// The control socket for clients on this host: a Unix socket of type SOCK_SEQPACKET with the
-/// messages of local.proto. A connection is a lease; the server takes back its regions when it
-/// ends.
+/// messages of local.proto. A connection is a lease. When it ends, the server closes its regions.
 ///
-/// One thread waits for all connections, and another creates regions. A peer that is slow, silent
-/// or sends nonsense occupies one of `connections_max` connections and nothing else. The server
-/// keeps no replies that a peer does not read, but closes its connection.
+/// One thread waits for all connections, and another creates regions. A peer that is slow, sends
+/// nothing or sends invalid data occupies one of `connections_max` connections and does not delay
+/// others. If a peer does not read its replies, the server closes the connection instead of
+/// queueing them.
 class ControlSocket {
  public:
   struct Options {
@@ -27,18 +27,19 @@ class ControlSocket {
     /// Value of Welcome.cuda_ipc.
     bool cuda_ipc = false;
     int32_t connections_max = 256;
-    /// Longest time from connecting to Hello.
+    /// Maximum time from connecting to Hello.
     absl::Duration hello_time_max = absl::Seconds(10);
-    /// Whether processes of a user may connect. Null allows this process's own user and root.
+    /// Returns whether processes of a user may connect. Null allows this process's own user and
+    /// root.
     std::function<bool(uid_t)> is_allowed = nullptr;
   };
 
-  /// Longest packet that the server reads.
+  /// Maximum size of a packet in bytes that the server reads.
   static constexpr int64_t kPacketBytesMax = 4'096;
 
-  /// Listens on a socket with mode 0600. Errors are those of CheckSocketPath, UNAVAILABLE when the
-  /// process cannot listen, and RESOURCE_EXHAUSTED when the system gives no thread. `regions` must
-  /// outlive the socket.
+  /// Listens on a socket with mode 0600. Returns the errors of CheckSocketPath, UNAVAILABLE if the
+  /// process cannot listen, and RESOURCE_EXHAUSTED if no file descriptor or thread is available.
+  /// `regions` must outlive the socket.
   static absl::StatusOr<std::unique_ptr<ControlSocket>> Create(const Options& options,
                                                                SharedRegions& regions);
   /// Ends all leases and removes the socket.

@@ -39,7 +39,7 @@ absl::Status ParseSmallMessage(const grpc::ByteBuffer& bytes,
   if (!bytes.DumpToSingleSlice(&slice).ok() ||
       !message.ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
     return absl::InvalidArgumentError(
-        absl::StrCat(message.GetTypeName(), ": not a well-formed message"));
+        absl::StrCat(message.GetTypeName(), ": the bytes are not a well-formed message"));
   }
   return absl::OkStatus();
 }

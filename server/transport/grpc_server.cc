@@ -38,18 +38,18 @@ namespace {
 constexpr char kServiceName[] = "logprobd.v1.Scoring";
 constexpr int64_t kMessageBytesMaxLimit = std::numeric_limits<int32_t>::max();
 
-// After a minute without traffic the server pings the peer, so that a host that vanished does not
-// hold its requests.
+// After a minute without traffic the server pings the peer, so that the requests of a host that
+// vanished end.
 constexpr int kKeepaliveMs = 60'000;
 constexpr int kClientPingIntervalMinMs = 20'000;
 /// Time for a connection to send the HTTP/2 preface before the server closes it.
 constexpr int kHandshakeMs = 10'000;
-/// How much of a request a client may send before the first window update. With HTTP/2's default of
-/// 64 KiB a request of a few rows would stall until a window update arrives.
+/// Number of bytes of a request that a client may send before the first window update. With
+/// HTTP/2's default of 64 KiB a request of a few rows would stall until a window update arrives.
 constexpr int kLookaheadBytes = 1 << 20;
 
-/// Removes gRPC's reflection plug-in from servers that must not have it. The plug-in joins every
-/// server of a process that links it.
+/// Removes gRPC's reflection plug-in from servers that must not have it. gRPC adds the plug-in to
+/// every server of a process that links it.
 class ReflectionOption final : public grpc::ServerBuilderOption {
  public:
   explicit ReflectionOption(bool enabled) : enabled_(enabled) {}
@@ -68,8 +68,9 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
   bool enabled_;
 };
 
-/// Makes the process-wide settings of gRPC once: health for every server, reflection available, and
-/// gRPC's log lines at the debug level, because clients can cause them at will.
+/// Applies the process-wide settings of gRPC once: enables health for every server, makes
+/// reflection available, and logs gRPC's lines at the debug level, because clients can cause any
+/// number of them.
 void PrepareGrpc() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -143,14 +144,15 @@ struct Listener {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<ConnectionAcceptor> acceptor;
 
-  /// Builds the server and accepts connections. UNAVAILABLE when gRPC does not start.
+  /// Builds the server and starts to accept connections. Returns UNAVAILABLE if gRPC does not
+  /// start.
   absl::Status Start(grpc::ServerBuilder& builder) {
     handler = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
         grpc::InsecureServerCredentials());
     server = builder.BuildAndStart();
     if (server == nullptr) {
-      return absl::UnavailableError("gRPC does not start");
+      return absl::UnavailableError("gRPC could not start the server");
     }
     return acceptor->Start([this](int socket) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
@@ -230,12 +232,12 @@ struct GrpcServer::Impl {
         service(heads, std::move(info), answers, same_host.get(), metrics, clock),
         clock(clock) {}
 
-  const std::unique_ptr<SameHostAccess> same_host;  // null without a Unix socket
+  const std::unique_ptr<SameHostAccess> same_host;  // null if there is no Unix socket
   ScoringService service;
   std::unique_ptr<WeightsService> weights;
   const Clock& clock;
-  /// Answers UNIMPLEMENTED. Health and reflection come from gRPC, but a gRPC server without any
-  /// other service does not start.
+  /// Returns UNIMPLEMENTED for every method. gRPC provides health and reflection, but a gRPC server
+  /// without any other service does not start.
   grpc::CallbackGenericService admin_methods;
   Listener data;
   Listener admin;

@@ -17,41 +17,42 @@
 namespace logprobd {
 
 /// The gRPC listeners: the data listener (TCP and optionally a Unix socket) and the admin listener.
-/// Both have the health service and, if switched on, reflection.
+/// Both have the health service and, if it is enabled, reflection.
 class GrpcServer {
  public:
   struct Options {
-    /// Address host:port of the data listener. Port 0 takes a free port.
+    /// Address host:port of the data listener. Port 0 selects a free port.
     std::string listen = "127.0.0.1:8470";
-    /// Path of a Unix socket; the control socket lies next to it. Empty: there is no Unix socket.
+    /// Path of a Unix socket; the control socket is next to it. If empty, there is no Unix socket.
     std::string unix_socket;
-    /// True serves without the Unix socket, and logs that, when it cannot be opened.
+    /// If true and the Unix socket cannot be opened, the server logs this and serves without it.
     bool unix_socket_is_optional = false;
     SharedRegions::Options shared_memory;
     HostPinning* pinning = &NoPinning::Shared();
-    DeviceMemory* devices = nullptr;  ///< Null switches CUDA IPC off.
-    /// Address host:port of the admin listener. Empty: there is none.
+    DeviceMemory* devices = nullptr;  ///< Null disables CUDA IPC.
+    /// Address host:port of the admin listener. If empty, there is no admin listener.
     std::string admin;
-    /// Allows listeners on addresses other than loopback, which have no encryption and no authentication.
+    /// Allows listeners on addresses other than loopback, which have no encryption and no
+    /// authentication.
     bool insecure = false;
     bool reflection = false;
-    /// Largest message in bytes.
+    /// Maximum size of a message in bytes.
     int64_t message_bytes_max = int64_t{64} << 20;
-    /// Memory for messages of all connections that are being received or queued (gRPC
+    /// Number of bytes for messages of all connections that are being received or queued (gRPC
     /// ResourceQuota).
     int64_t receive_bytes_max = int64_t{2} << 30;
-    /// Most concurrent calls of a connection.
+    /// Maximum number of concurrent calls of a connection.
     int32_t streams_max = 256;
-    /// Limits of the answers that clients have not received yet.
+    /// Limits of the responses that clients have not received yet.
     AnswerBudget::Options answers;
     std::string version;
   };
 
-  /// Binds and serves. Health is NOT_SERVING until SetServing(true). Errors: INVALID_ARGUMENT (an
-  /// address), FAILED_PRECONDITION (not loopback without `insecure`), UNAVAILABLE (port in use).
-  /// References must outlive the server; `metrics` and `pinning` must also outlive the requests
-  /// that it submitted. The admin listener serves `weights`; null means that there is no Weights
-  /// service.
+  /// Binds the addresses and serves. Health is NOT_SERVING until SetServing(true). Returns
+  /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address other
+  /// than loopback without `insecure`, and UNAVAILABLE if a port is in use. References must outlive
+  /// the server; `metrics` and `pinning` must also outlive the requests that it submitted. The
+  /// admin listener serves `weights`; if it is null, there is no Weights service.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const Options& options,
                                                             const HeadRegistry& heads,
                                                             Metrics& metrics, const Clock& clock,
@@ -65,7 +66,7 @@ class GrpcServer {
   /// Returns the path of the Unix socket, or an empty string.
   std::string unix_socket_path() const;
 
-  /// Sets what grpc.health.v1 answers for "" and "logprobd.v1.Scoring".
+  /// Sets the status that grpc.health.v1 returns for "" and "logprobd.v1.Scoring".
   void SetServing(bool serving);
 
   /// Changes answer_bytes_max and answer_client_share of Options.

@@ -31,8 +31,8 @@ std::string ClientMessage(const absl::Status& status, absl::string_view log_id) 
     return absl::StrCat(WithoutDetails(status.code()), "; the server's log has the details under ",
                         log_id);
   }
-  // A message may quote text of a client or a file, and one bad byte would make a client reject the
-  // whole response.
+  // A message may quote text of a client or a file, and one byte of invalid UTF-8 would make a
+  // client reject the whole response.
   return std::string(CutUtf8(ToUtf8(status.message()), kStatusMessageBytesMax));
 }
 

@@ -11,19 +11,20 @@
 
 namespace logprobd {
 
-/// Longest message that is sent to a client. gRPC limits all headers together to 8 KiB.
+/// Maximum size in bytes of a status message that is sent to a client. gRPC limits all headers
+/// together to 8 KiB.
 inline constexpr size_t kStatusMessageBytesMax = 1'024;
 
-/// Returns the message of `status` for a client: valid UTF-8, cut at a character. A status with
-/// details for the log (HasDetailsForLog) gives a general sentence instead, which names `log_id`,
-/// the id of the log line.
+/// Returns the message of `status` for a client as valid UTF-8, truncated between two characters.
+/// For a status with details for the log (HasDetailsForLog), returns a general sentence instead,
+/// which names `log_id`, the id of the log line.
 std::string ClientMessage(const absl::Status& status, absl::string_view log_id = "this request_id");
 
-/// Converts `status`, with its ClientMessage.
+/// Converts `status` to a gRPC status with its ClientMessage.
 grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id = "this request_id");
 
-/// Converts `status` with its whole message, for the admin listener: a client that may change the
-/// weights may also see the names of files and devices.
+/// Converts `status` to a gRPC status with its own message, for the admin listener: a client that
+/// may change the weights may also see the names of files and devices.
 grpc::Status ToAdminStatus(const absl::Status& status);
 
 /// Returns the retry hint of `status` in milliseconds, or 0 when it has none.

@@ -91,7 +91,7 @@ std::string NewLogId() {
   return absl::StrCat("verify-", ++last);
 }
 
-/// gRPC calls OnCancel and OnDone only after StartVerify has returned, and OnDone last.
+/// gRPC calls OnCancel and OnDone only after StartVerify has returned, and it calls OnDone last.
 class VerifyCall final : public grpc::ServerUnaryReactor {
  public:
   VerifyCall(ScoreHandler& handler, grpc::CallbackServerContext& context,
@@ -110,7 +110,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
     }
   }
 
-  /// Called when the client left, the deadline passed, or the server's grace period ended.
+  /// Is called when the client left, the deadline passed, or the server's grace period ended.
   void OnCancel() override { stop_->store(true); }
 
   void OnDone() override {

@@ -15,23 +15,23 @@
 
 namespace logprobd {
 
-/// What ListHeads reports about the server itself.
+/// The data that ListHeads returns about the server itself.
 struct ServerInfo {
   std::string version;
-  std::vector<std::string> transports;  ///< "tcp", "unix", "shm", "cuda_ipc".
+  std::vector<std::string> transports;  ///< Some of "tcp", "unix", "shm" and "cuda_ipc".
   std::optional<SameHostAccess::Info> same_host = std::nullopt;
 };
 
-/// Answers ListHeads. gRPC owns the returned reactor.
+/// Answers a ListHeads call. gRPC owns the returned reactor.
 grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const ServerInfo& server,
                                          Metrics& metrics, const Clock& clock,
                                          grpc::CallbackServerContext& context,
                                          const grpc::ByteBuffer& request,
                                          grpc::ByteBuffer& response);
 
-/// Answers Verify. gRPC owns the returned reactor. The call counts as work of `handler`. A probe
-/// reads the whole weight, which may take long; it ends when the call is cancelled or its deadline
-/// passes.
+/// Answers a Verify call. gRPC owns the returned reactor. The call counts as work of `handler`. The
+/// probe reads the whole weight, which may take a long time. It ends early when the call is
+/// cancelled or its deadline passes.
 grpc::ServerUnaryReactor* StartVerify(ScoreHandler& handler, grpc::CallbackServerContext& context,
                                       const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 

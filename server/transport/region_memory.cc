@@ -22,11 +22,11 @@ namespace {
 
 absl::Status Refused(int64_t bytes, absl::string_view call) {
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the host refuses ", bytes, " bytes of memory to share: ", call, ": ", std::strerror(errno)));
+      "the host cannot share ", bytes, " bytes of memory: ", call, ": ", std::strerror(errno)));
 }
 
-/// Allocates the pages now, so that on a full host the client gets an error and nobody a SIGBUS
-/// later.
+/// Allocates the pages now, so that on a host without free memory the client gets an error and no
+/// process gets a SIGBUS later.
 bool TakePages(int file, int64_t bytes) {
   while (fallocate(file, 0, 0, bytes) != 0) {
     if (errno != EINTR) {
@@ -52,7 +52,7 @@ absl::StatusOr<RegionMemory> RegionMemory::Create(int64_t bytes, HostPinning& pi
   if (bytes > available_bytes - available_bytes / 8) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the host cannot share ", bytes, " bytes of memory: ", available_bytes,
-                     " bytes are available, of which one eighth is kept free"));
+                     " bytes are available, and one eighth of them must stay free"));
   }
   RegionMemory memory(pinning);
   memory.file_ = FileDescriptor(memfd_create("logprobd-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -11,19 +11,19 @@
 
 namespace logprobd {
 
-/// The answer to one ScoreRequest: a result, or a status that is not OK.
+/// The reply to one ScoreRequest: a result, or a status that is not OK.
 struct ScoreReply {
   absl::Status status;
   std::string request_id;
   uint64_t chunk_id = 0;
   Metrics::Transport transport =
-      Metrics::Transport::kTcp;  ///< How the rows of the request arrived.
+      Metrics::Transport::kTcp;  ///< The way in which the rows of the request arrived.
   ScoreResult result;
-  AnswerBudget::Hold hold;  ///< Budget of the result; keep it until the result is sent.
+  AnswerBudget::Hold hold;  ///< Budget of the result; it is kept until the result is sent.
 };
 
-/// Serialises `reply` as a proto ScoreResponse. Large arrays are not copied but move into slices of
-/// the message.
+/// Serialises `reply` as a proto ScoreResponse. Large arrays are not copied but moved into slices
+/// of the message.
 grpc::ByteBuffer EncodeScoreReply(ScoreReply reply);
 
 }  // namespace logprobd

@@ -12,31 +12,31 @@
 
 namespace logprobd {
 
-/// What clients on this host use in addition to gRPC: the control socket, and the memory that their
-/// requests name. Thread-safe.
+/// Provides what clients on this host use in addition to gRPC: the control socket, and the memory
+/// that their requests name. Thread-safe.
 class SameHostAccess {
  public:
   struct Options {
     /// Absolute path of the Unix socket of gRPC. The control socket has the same path with
-    /// kControlSuffix.
+    /// kControlSuffix appended.
     std::string grpc_path;
     SharedRegions::Options regions;
     HostPinning* pinning = &NoPinning::Shared();
-    DeviceMemory* devices = nullptr;  ///< Null switches CUDA IPC off.
+    DeviceMemory* devices = nullptr;  ///< Null disables CUDA IPC.
   };
 
   static constexpr char kControlSuffix[] = ".control";
 
-  /// What ListHeads tells clients, so that they find the sockets.
+  /// The data that ListHeads returns, so that clients find the sockets.
   struct Info {
-    std::string boot_id;  ///< Identifies a boot of this host; empty if the system has no boot id.
+    std::string boot_id;  ///< Identifies a boot of this host, or empty if the system has no id.
     std::string grpc_path;
     std::string control_path;
     bool shared_memory = false;
     bool cuda_ipc = false;
   };
 
-  /// Opens the control socket. Errors are those of ControlSocket::Create. References must outlive
+  /// Opens the control socket. Returns the errors of ControlSocket::Create. References must outlive
   /// the result, and `pinning` and `metrics` must also outlive every payload.
   static absl::StatusOr<std::unique_ptr<SameHostAccess>> Create(const Options& options,
                                                                 Metrics& metrics);
@@ -51,7 +51,7 @@ class SameHostAccess {
   ///   RESOURCE_EXHAUSTED   an error of DeviceMemory::Open
   absl::StatusOr<HiddenPayload> Find(const ScoreRequest& request) const;
 
-  /// Closes all leases. Call it once, after the last request.
+  /// Closes all leases. Must be called once, after the last request.
   void Stop() { socket_ = nullptr; }
 
  private:

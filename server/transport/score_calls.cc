@@ -16,8 +16,8 @@
 namespace logprobd {
 namespace {
 
-/// gRPC calls OnCancel and OnDone only after StartScoreCall has returned, and OnDone last. `this`
-/// lives at least until Finish.
+/// gRPC calls OnCancel and OnDone only after StartScoreCall has returned, and it calls OnDone last.
+/// `this` lives at least until Finish.
 class ScoreUnary final : public grpc::ServerUnaryReactor {
  public:
   ScoreUnary(ScoreHandler& handler, grpc::CallbackServerContext& context,
@@ -57,7 +57,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
     }
     hold_ = std::move(reply.hold);
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
-    response_.Swap(&message);  // a ByteBuffer has no move
+    response_.Swap(&message);  // a ByteBuffer cannot be moved
     answer_bytes_ = static_cast<int64_t>(response_.Length());
     Finish(grpc::Status::OK);
   }
@@ -73,9 +73,9 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   std::atomic<bool> is_cancelled_ = false;
 };
 
-/// A chunk occupies one of `window_` slots from its read until its answer has been written. At most
-/// one read and one write are in progress. Advance decides under the lock what to do next, and Do
-/// does it after the lock.
+/// A chunk occupies one of `window_` slots from its read until its response has been written. At
+/// most one read and one write are in progress. Advance decides the next actions while it holds the
+/// lock, and Do performs them after the lock is released.
 ///
 /// Lifetime: Finish is called when no read, write or chunk is left. A thread does not touch `this`
 /// after Do, because gRPC may then call OnDone.
@@ -123,7 +123,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       }
     }
     for (const Submission& submission : submissions) {
-      submission.Cancel();  // Answered follows, perhaps on another thread
+      submission.Cancel();  // leads to a call of Answered, perhaps on another thread
     }
     Do(Advance());
   }
@@ -138,7 +138,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     AnswerBudget::Hold hold;
   };
 
-  /// What to do after the lock. `finish` excludes the others.
+  /// The actions to perform after the lock is released. If `finish` is true, the others are false.
   struct Next {
     bool read = false;
     bool write = false;
@@ -176,7 +176,8 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     return AdvanceLocked();
   }
 
-  /// Queues the answer of a chunk. Called on any thread, perhaps within TakeChunk or OnCancel.
+  /// Queues the response to a chunk. May be called from any thread, also within TakeChunk or
+  /// OnCancel.
   void Answered(uint64_t slot, ScoreReply reply) {
     const absl::Time now = handler_.clock().Now();
     AnswerBudget::Hold hold = std::move(reply.hold);
@@ -185,7 +186,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     absl::ReleasableMutexLock lock(&mutex_);
     open_.erase(slot);
     answers_.emplace_back();
-    answers_.back().message.Swap(&message);  // a ByteBuffer has no move
+    answers_.back().message.Swap(&message);  // a ByteBuffer cannot be moved
     answers_.back().answered = now;
     answers_.back().transport = transport;
     answers_.back().hold = std::move(hold);
@@ -225,7 +226,8 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   void Do(Next next) {
-    // Both may be due. The stream cannot end between them, because both count as in progress.
+    // A write and a read may both be due. The stream cannot end between them, because both count as
+    // in progress.
     if (next.write) {
       StartWrite(&outgoing_);
     }
@@ -257,14 +259,15 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   absl::Mutex mutex_;
   uint64_t next_slot_ ABSL_GUARDED_BY(mutex_) = 0;
   int held_ ABSL_GUARDED_BY(mutex_) =
-      0;  ///< Chunks that were read and whose answer is not written.
-  /// Chunks without an answer, by slot; empty until they are submitted.
+      0;  ///< Number of chunks that were read and whose response is not yet written.
+  /// The submissions of chunks without a response, by slot. A value is nullopt until its chunk is
+  /// submitted.
   absl::flat_hash_map<uint64_t, std::optional<Submission>> open_ ABSL_GUARDED_BY(mutex_);
   std::deque<Answer> answers_ ABSL_GUARDED_BY(mutex_);
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool reads_ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;  ///< Cancelled, or a write failed.
+  bool is_broken_ ABSL_GUARDED_BY(mutex_) = false;  ///< The call was cancelled, or a write failed.
   bool is_finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

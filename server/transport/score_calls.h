@@ -14,8 +14,8 @@ grpc::ServerUnaryReactor* StartScoreCall(ScoreHandler& handler,
                                          grpc::ByteBuffer& response);
 
 /// Answers a ScoreStream call. The stream holds at most `window` chunks whose responses have not
-/// been written, and reads no further chunk while it holds as many. This bounds its memory even
-/// when the client stops reading. gRPC owns the returned reactor.
+/// been written, and reads no further chunk at this limit. This bounds its memory even when the
+/// client stops reading. gRPC owns the returned reactor.
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartScoreStream(
     ScoreHandler& handler, grpc::CallbackServerContext& context, int window);
 

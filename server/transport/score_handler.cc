@@ -17,22 +17,22 @@
 namespace logprobd {
 namespace {
 
-/// Returns the part of an error message that may be logged. For INVALID_ARGUMENT that is the field
-/// alone, because the message quotes values of the client.
+/// Returns the part of an error message that may be logged. For INVALID_ARGUMENT this is only the
+/// name of the field, because the rest quotes values of the client.
 absl::string_view LoggedMessage(const absl::Status& status) {
   const absl::string_view message = status.message();
   return absl::IsInvalidArgument(status) ? message.substr(0, message.find(':')) : message;
 }
 
-/// Returns how the rows of a request arrive. The metrics count its message and its answer there
-/// too.
+/// Returns the transport of a request's rows. The metrics count its message and its response under
+/// the same transport.
 Metrics::Transport TransportOf(const ScoreRequest& request) {
   return request.shared_memory.has_value() ? Metrics::Transport::kShm
          : request.cuda_ipc.has_value()    ? Metrics::Transport::kCudaIpc
                                            : Metrics::Transport::kTcp;
 }
 
-/// Returns the size of rows that are not in the message.
+/// Returns the size in bytes of the rows that are not in the message.
 int64_t BytesElsewhere(const ScoreRequest& request) {
   return request.shared_memory.has_value() ? request.shared_memory->bytes
          : request.cuda_ipc.has_value()    ? request.cuda_ipc->memory.bytes
@@ -41,7 +41,7 @@ int64_t BytesElsewhere(const ScoreRequest& request) {
 
 }  // namespace
 
-/// The state of a request from its arrival to its answer.
+/// The state of a request from its arrival to its reply.
 struct ScoreHandler::Pending {
   std::string request_id;
   std::string client_id;
@@ -92,7 +92,8 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
   return *std::move(submission);
 }
 
-/// Sets `hidden` of a validated request that has a slice, which also releases its message.
+/// If a validated request has a slice, sets its `hidden` to the slice, which also releases its
+/// message.
 absl::Status ScoreHandler::FindPayload(ScoreRequest& request) const {
   if (!request.shared_memory.has_value() && !request.cuda_ipc.has_value()) {
     return absl::OkStatus();
@@ -145,7 +146,8 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
     reply.status = std::move(result).status();
     pending.hold.Release();
     if (absl::IsCancelled(reply.status) && IsDue(pending.deadline, now)) {
-      reply.status = absl::DeadlineExceededError("the deadline passed before the answer was ready");
+      reply.status =
+          absl::DeadlineExceededError("the deadline passed before the response was ready");
     }
     LogFailure(pending, reply);
   }

@@ -27,14 +27,14 @@ struct Submission {
   void Cancel() const { head->Cancel(ticket); }
 };
 
-/// Handles a ScoreRequest, of a unary call or of a chunk of a stream:
-/// parse -> find the head -> validate -> submit -> reply. Thread-safe.
+/// Handles the ScoreRequest of a unary call or of a chunk of a stream: parse -> find the head ->
+/// validate -> submit -> reply. Thread-safe.
 class ScoreHandler {
  public:
   using ReplyCallback = absl::AnyInvocable<void(ScoreReply) &&>;
 
-  /// References must outlive the handler. Without `same_host` every request must have its rows in
-  /// its message.
+  /// References must outlive the handler. If `same_host` is null, every request must have its rows
+  /// in its message.
   ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock,
                const AnswerBudget::Options& answers = {}, const SameHostAccess* same_host = nullptr)
       : heads_(heads),
@@ -45,30 +45,31 @@ class ScoreHandler {
         error_lines_(kErrorLinesMax, kErrorLinesWindow, clock) {}
 
   /// Handles a serialised ScoreRequest without waiting. `done` is called exactly once: before Start
-  /// returns when the request is refused, otherwise on a thread of the server. The returned request
-  /// was submitted and may already be done.
+  /// returns if the request is refused, otherwise on a thread of the server. Returns the submitted
+  /// request, which may already be done, or nullopt if it was refused.
   std::optional<Submission> Start(const grpc::ByteBuffer& message, const CallInfo& call,
                                   Metrics::Method method, ReplyCallback done);
 
   /// Records that a reply was sent. `answered` is the time when `done` was called, `transport` is
-  /// that of the reply, and `sent_bytes` is 0 when the client had gone.
+  /// the transport of the reply, and `sent_bytes` is 0 if the client was gone.
   void RecordReplied(absl::Time answered, int64_t sent_bytes, Metrics::Transport transport);
 
   /// Refuses later requests with UNAVAILABLE.
   void RefuseNew() { refuses_new_.store(true, std::memory_order_relaxed); }
   bool refuses_new() const { return refuses_new_.load(std::memory_order_relaxed); }
 
-  /// Sets the limits of the answers that clients have not received.
+  /// Sets the limits of the responses that clients have not received.
   void SetAnswerLimits(const AnswerBudget::Options& answers) { answers_.SetLimits(answers); }
 
   const HeadRegistry& heads() const { return heads_; }
   const Clock& clock() const { return clock_; }
   Metrics& metrics() { return metrics_; }
-  /// Requests, including Verify, whose answers have not been sent. The reactors count them.
+  /// Returns the count of requests, including Verify, whose responses have not been sent. The
+  /// reactors update it.
   WorkCount& work() { return work_; }
 
  private:
-  /// Limit of log lines about internal errors, because a lost GPU fails thousands of requests.
+  /// Limit of log lines about internal errors, because a lost GPU makes thousands of requests fail.
   static constexpr int64_t kErrorLinesMax = 20;
   static constexpr absl::Duration kErrorLinesWindow = absl::Seconds(10);
 

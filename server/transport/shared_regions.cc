@@ -16,7 +16,7 @@ namespace {
 
 absl::StatusOr<RandomId> MakeRandomId() {
   RandomId id;
-  // getrandom returns so few bytes at once and completely.
+  // For so few bytes, getrandom always returns all of them in one call.
   if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
     return absl::InternalError("getrandom returned no random numbers");
   }
@@ -86,12 +86,13 @@ absl::Status SharedRegions::TakeFromLease(const RandomId& lease, int64_t bytes) 
   Lease& taken = found->second;
   if (taken.num_regions >= options_.lease_regions_max) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "a lease may have at most ", options_.lease_regions_max, " regions: close some"));
+        "a lease may have at most ", options_.lease_regions_max, " regions: close some first"));
   }
   if (bytes > options_.lease_bytes_max - taken.bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the regions of this lease have ", HumanBytes(taken.bytes), "; ", HumanBytes(bytes),
-        " more would exceed its limit of ", HumanBytes(options_.lease_bytes_max), ": close some"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the regions of this lease have ", HumanBytes(taken.bytes), "; ",
+                     HumanBytes(bytes), " more would exceed its limit of ",
+                     HumanBytes(options_.lease_bytes_max), ": close some first"));
   }
   taken.bytes += bytes;
   ++taken.num_regions;
@@ -138,7 +139,7 @@ absl::StatusOr<SharedRegions::Created> SharedRegions::CreateRegion(const RandomI
   Entry entry{.region = RegionReaper::Hold(reaper_, *std::move(memory)), .lease = lease};
   const absl::MutexLock lock(&mutex_);
   if (!leases_.contains(lease)) {
-    return LeaseEnded();  // it ended meanwhile; the entry frees the memory
+    return LeaseEnded();  // the lease ended meanwhile; `entry` frees the memory
   }
   regions_.emplace(id, std::move(entry));
   return created;

@@ -19,31 +19,31 @@ namespace logprobd {
 /// The leases of clients on this host, and the regions of memory that the server shares with them.
 ///
 /// A region is found by its id, 16 random bytes that only its client knows. It ends when it is
-/// closed or its lease ends; a request that reads it keeps its memory until it is answered. A
-/// separate thread unmaps the memory, which may take long. Thread-safe; requests only read the
-/// table.
+/// closed or its lease ends, but a request that reads it keeps its memory until the request is
+/// answered. A separate thread unmaps the memory, because that may take a long time. Thread-safe.
+/// Requests only read the table.
 class SharedRegions {
  public:
   struct Options {
-    /// Most bytes of all regions, including closed regions that requests still read. 0 switches
-    /// shared memory off.
+    /// Maximum number of bytes of all regions, including closed regions that requests still read. 0
+    /// disables shared memory.
     int64_t bytes_max = int64_t{2} << 30;
-    /// Most bytes of one region.
+    /// Maximum number of bytes of one region.
     int64_t region_bytes_max = int64_t{512} << 20;
-    /// Most bytes of the regions of one lease.
+    /// Maximum number of bytes of the regions of one lease.
     int64_t lease_bytes_max = int64_t{1} << 30;
-    int32_t lease_regions_max = 64;  ///< Most regions of one lease.
+    int32_t lease_regions_max = 64;  ///< Maximum number of regions of one lease.
   };
 
-  /// A new region, with the file descriptor for its client.
+  /// A new region, with the file descriptor to send to its client.
   struct Created {
     RandomId id = {};
     int64_t bytes = 0;
     FileDescriptor file;
   };
 
-  /// `pinning` and `metrics` must outlive the regions and every payload. RESOURCE_EXHAUSTED when
-  /// the system gives no thread.
+  /// `pinning` and `metrics` must outlive the regions and every payload. Returns RESOURCE_EXHAUSTED
+  /// if the system cannot create a thread.
   static absl::StatusOr<std::unique_ptr<SharedRegions>> Create(const Options& options,
                                                                HostPinning& pinning,
                                                                Metrics& metrics);
@@ -54,24 +54,24 @@ class SharedRegions {
   const Options& options() const { return options_; }
   bool is_on() const { return options_.bytes_max > 0; }
 
-  /// Opens a lease and returns its id. INTERNAL when the system gives no random numbers.
+  /// Opens a lease and returns its id. Returns INTERNAL if the system provides no random numbers.
   absl::StatusOr<RandomId> OpenLease();
   /// Closes a lease and all its regions.
   void CloseLease(const RandomId& lease);
   bool HasLease(const RandomId& lease) const;
 
-  /// Creates a region, which blocks while its memory is allocated. Errors:
+  /// Creates a region. Blocks while the memory is allocated. Errors:
   ///   FAILED_PRECONDITION  shared memory is switched off
   ///   INVALID_ARGUMENT     `bytes` is 0 or above the limit of a region
-  ///   RESOURCE_EXHAUSTED   this lease, or all together, have too many regions or bytes
+  ///   RESOURCE_EXHAUSTED   too many regions or bytes of this lease, or too many bytes in total
   ///   NOT_FOUND            the lease has ended
   absl::StatusOr<Created> CreateRegion(const RandomId& lease, uint64_t bytes);
 
-  /// Closes a region. NOT_FOUND also for a region of another lease.
+  /// Closes a region. Returns NOT_FOUND if it does not exist or belongs to another lease.
   absl::Status CloseRegion(const RandomId& lease, const RandomId& region);
 
-  /// Returns the slice as a payload that keeps its region alive. NOT_FOUND when the region does not
-  /// exist, INVALID_ARGUMENT when the slice exceeds it.
+  /// Returns the slice as a payload that keeps its region alive. Returns NOT_FOUND if the region
+  /// does not exist, and INVALID_ARGUMENT if the slice exceeds it.
   absl::StatusOr<HiddenPayload> Find(const SharedMemorySlice& slice) const;
 
  private:

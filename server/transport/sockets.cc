@@ -15,8 +15,8 @@ absl::Status CheckSocketPath(absl::string_view flag, const std::string& path, in
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, ": a path of ", path.size(),
-                                                   " bytes, must be shorter than ",
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": the path has ", path.size(),
+                                                   " bytes, must have fewer than ",
                                                    sizeof(address.sun_path)));
   }
   struct stat file = {};
@@ -28,10 +28,10 @@ absl::Status CheckSocketPath(absl::string_view flag, const std::string& path, in
         flag, ": ", path, " exists and is not a socket; remove it or choose another path"));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  // Non-blocking, because the queue of a server that hangs may be full.
+  // The probe is non-blocking, because the queue of a server that hangs may be full.
   const FileDescriptor probe(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-      errno == EPROTOTYPE || errno == EAGAIN) {  // another socket type; a full queue
+      errno == EPROTOTYPE || errno == EAGAIN) {  // of another type, or its queue is full
     return absl::UnavailableError(absl::StrCat(flag, ": another server is listening on ", path));
   }
   if (errno == ECONNREFUSED || errno == ENOENT) {

@@ -34,10 +34,10 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-/// Checks that a server may create a Unix socket of `type` at `path`, without blocking. Errors name
-/// `flag`: INVALID_ARGUMENT when `path` cannot be a Unix socket, UNAVAILABLE when a server listens
-/// there or when the function cannot find out. A leftover socket that nobody serves may be
-/// replaced.
+/// Checks that a server may create a Unix socket of `type` at `path`, without blocking. Returns
+/// INVALID_ARGUMENT if `path` cannot be a Unix socket, and UNAVAILABLE if a server listens there or
+/// if the function cannot find out. Errors name `flag`. A leftover socket on which no server
+/// listens may be replaced.
 absl::Status CheckSocketPath(absl::string_view flag, const std::string& path,
                              int type = SOCK_STREAM);
 

@@ -64,7 +64,7 @@ absl::Status RunOnThread(const std::shared_ptr<WorkCount>& work, std::function<v
   return absl::OkStatus();
 }
 
-/// A call with one response. It cannot be cancelled, because its change takes only a moment.
+/// A call with one response. It cannot be cancelled, because its change takes only a short time.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   using Body = std::function<absl::StatusOr<grpc::ByteBuffer>()>;
@@ -100,8 +100,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   grpc::ByteBuffer& response_;
 };
 
-/// A load and the stream of its progress. During a write only the latest message of each phase
-/// waits, so that a client that does not read delays nothing. A cancelled call cancels the load.
+/// A load and the stream of its progress. During a write only the latest message of each phase is
+/// queued, so that a client that does not read does not delay the load. A cancelled call cancels
+/// the load.
 class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit LoadCall(WeightStore& store) : store_(store) {}
@@ -191,7 +192,8 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     FinishWith(*end_);
   }
 
-  /// Call it without the lock and last, because OnDone may run before it returns.
+  /// Ends the call. Must be called without the lock and as the last action, because OnDone may run
+  /// before it returns.
   void FinishWith(const LastMessage& end) {
     if (end.status.ok()) {
       StartWriteAndFinish(&end.message, grpc::WriteOptions(), grpc::Status::OK);
@@ -206,8 +208,8 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
-  grpc::ByteBuffer message_;        // being written
-  std::optional<LastMessage> end_;  // set once
+  grpc::ByteBuffer message_;        // the message being written
+  std::optional<LastMessage> end_;  // is set once
 };
 
 absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
@@ -216,7 +218,7 @@ absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
   constexpr size_t kPathBytesMax = 4'095;
   if (message.path().empty() || message.path().size() > kPathBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("path: ", message.path().size(),
-                                                   " bytes, must have from 1 to ", kPathBytesMax));
+                                                   " bytes, must be in [1, ", kPathBytesMax, "]"));
   }
   if (HasControlCharacters(message.path())) {
     return absl::InvalidArgumentError("path: holds control characters, must hold none");

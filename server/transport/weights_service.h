@@ -42,11 +42,11 @@ class WeightsService final
 
   /// Refuses later calls with UNAVAILABLE.
   void RefuseNew() { refuses_new_ = true; }
-  /// Counts the calls whose thread still runs.
+  /// Returns the count of the calls whose thread is still running.
   WorkCount& work() { return *work_; }
 
  private:
-  /// OK when one more call may run.
+  /// Returns OK if one more call may run.
   absl::Status CheckRoom() const;
 
   WeightStore& store_;

@@ -18,10 +18,10 @@ struct ParsedScoreRequest {
   ScoreRequest request;
 };
 
-/// Most bytes of unknown fields. Servers accept the fields of newer clients, but no large payloads
-/// in them.
+/// Maximum number of bytes of unknown fields. Servers accept the fields of newer clients, but no
+/// large payloads in them.
 inline constexpr int64_t kUnknownBytesMax = 64 << 10;
-/// Longest request_id and head name in bytes.
+/// Maximum sizes of a request_id and of a head's name in bytes.
 inline constexpr int64_t kRequestIdBytesMax = 128;
 inline constexpr int64_t kHeadNameBytesMax = 256;
 
@@ -30,7 +30,7 @@ inline constexpr int64_t kHeadNameBytesMax = 256;
 /// `hidden` is not copied: request.hidden points into the pieces and shares `owner`. Protobuf reads
 /// every accepted message in the same way. In addition to what Protobuf refuses, the parser
 /// refuses: payload fields given twice or together, a known field with another wire type, groups,
-/// numbers beyond their type, arrays whose size is no multiple of 4 bytes, more than
+/// numbers outside the range of their type, arrays whose size is no multiple of 4 bytes, more than
 /// kUnknownBytesMax of unknown fields, strings that are too long or hold control characters, and
 /// what slice_parser.h lists. Thread-safe.
 ParsedScoreRequest ParseScoreRequest(absl::Span<const absl::Span<const std::byte>> pieces,

@@ -19,7 +19,7 @@ enum class WireType : uint32_t {
   kFixed32 = 5
 };
 
-// Largest encodings that Protobuf accepts, in bytes.
+// Maximum sizes of encodings that Protobuf accepts, in bytes.
 inline constexpr int kTagBytesMax = 5;
 inline constexpr int kLengthBytesMax = 5;
 inline constexpr int kVarintBytesMax = 10;
@@ -40,7 +40,7 @@ class PieceReader {
   int64_t remaining() const { return remaining_; }
   int64_t position() const { return total_ - remaining_; }
 
-  /// Calls use(piece) for each piece of the next `length` bytes; length <= remaining().
+  /// Calls use(piece) for each piece of the next `length` bytes. `length` must be <= remaining().
   template <typename Use>
   void Take(int64_t length, Use use) {
     remaining_ -= length;
@@ -71,8 +71,8 @@ class PieceReader {
     });
   }
 
-  /// Reads a varint of at most `bytes_max` bytes and 64 bits. Returns false when it is truncated,
-  /// longer or larger.
+  /// Reads a varint of at most `bytes_max` bytes and 64 bits. Returns false if it is truncated or
+  /// exceeds a limit.
   bool ReadVarint(int bytes_max, uint64_t& value) {
     value = 0;
     for (int i = 0; i < bytes_max && remaining_ > 0; ++i) {

@@ -245,13 +245,13 @@ absl::Status CheckTopK(const ScoreRequest& request, const HeadInfo& head) {
   return absl::OkStatus();
 }
 
-/// Bounds the answer, which is held in memory until it is sent and which the client must be able to
-/// receive.
+/// Checks the size of the response, which is held in memory until it is sent and which the client
+/// must be able to receive.
 absl::Status CheckAnswerSize(const ScoreRequest& request, const HeadInfo& head) {
   const int64_t bytes = ColumnBytes(request.outputs(), request.column_counts());
   if (bytes > head.limits.message_bytes_max) {
     return Invalid("rows: ", request.rows, " rows with top_k ", request.top_k,
-                   " give an answer of ", bytes, " bytes, must be at most ",
+                   " give a response of ", bytes, " bytes, must be at most ",
                    head.limits.message_bytes_max, ": send fewer rows");
   }
   return absl::OkStatus();

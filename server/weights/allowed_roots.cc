@@ -70,8 +70,8 @@ absl::Status AllowedRoots::CheckPath(const std::string& path) const {
     return absl::PermissionDeniedError(
         absl::StrCat("path: ", PrintableName(path), " must not contain \"..\""));
   }
-  // Refuses a path outside the roots without touching the file system, so that a client cannot find
-  // out whether the path exists.
+  // Refuses a path outside the roots without accessing the file system, so that a client cannot
+  // find out whether the path exists.
   const std::string normal = Normal(asked);
   if (std::none_of(roots_.begin(), roots_.end(), [&normal](const Root& root) {
         return IsBelow(normal, root.given) || IsBelow(normal, root.real);
@@ -97,7 +97,7 @@ absl::Status AllowedRoots::CheckDescriptor(int descriptor, const std::string& pa
       readlink(absl::StrCat("/proc/self/fd/", descriptor).c_str(), real.data(), real.size());
   if (length < 0 || static_cast<size_t>(length) >= real.size()) {
     return absl::PermissionDeniedError(
-        absl::StrCat(PrintableName(path), ": /proc does not tell its location"));
+        absl::StrCat(PrintableName(path), ": its location cannot be read from /proc"));
   }
   const absl::string_view location(real.data(), static_cast<size_t>(length));
   if (std::any_of(roots_.begin(), roots_.end(),

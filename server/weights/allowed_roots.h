@@ -11,25 +11,26 @@ namespace logprobd {
 
 /// Folders that must contain every file that is opened at a client's request. Thread-safe.
 ///
-/// The check uses the real location of an opened file, which the kernel tells after following all
-/// links, and exactly that file is then read. So no link, "..", magic link of /proc or concurrent
-/// change leads out of the roots. A link may lead from one root into another.
+/// The check uses the real location of an opened file, which the kernel reports after following all
+/// links, and exactly that file is then read. Therefore no link, "..", magic link of /proc or
+/// concurrent change leads out of the roots. A link may lead from one root into another.
 class AllowedRoots {
  public:
-  /// `folders`: at least one, all existing. NOT_FOUND or INVALID_ARGUMENT names a path that does
-  /// not exist or is not a folder.
+  /// `folders` must contain at least one folder. Returns NOT_FOUND for a path that does not exist
+  /// and INVALID_ARGUMENT for one that is not a folder; both name the path.
   static absl::StatusOr<AllowedRoots> Create(const std::vector<std::string>& folders);
 
-  /// Checks a folder or file that a client names. INVALID_ARGUMENT: the path is empty, not absolute
-  /// or contains a NUL. PERMISSION_DENIED: it contains "..", is not below a root, or leads out of
-  /// the roots. NOT_FOUND.
+  /// Checks a folder or file that a client names. Returns INVALID_ARGUMENT if the path is empty,
+  /// not absolute or contains a NUL; PERMISSION_DENIED if it contains "..", is not below a root,
+  /// leads out of the roots or must not be accessed; and NOT_FOUND if it cannot be opened for
+  /// another reason.
   absl::Status CheckPath(const std::string& path) const;
 
-  /// Checks the file that is open as `descriptor` (O_PATH suffices). PERMISSION_DENIED names
-  /// `path`.
+  /// Checks the file that is open as `descriptor` (O_PATH suffices). Returns PERMISSION_DENIED,
+  /// which names `path`, if the file is outside the roots.
   absl::Status CheckDescriptor(int descriptor, const std::string& path) const;
 
-  /// The roots for messages: "'/models', '/data/weights'".
+  /// Returns the roots for messages, such as "'/models', '/data/weights'".
   std::string Text() const;
 
  private:

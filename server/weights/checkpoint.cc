@@ -53,8 +53,8 @@ absl::Status PathError(const std::string& path, const std::error_code& error) {
   return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), ": ", error.message()));
 }
 
-// Builds the error for a folder with neither the single file nor an index: names what it has
-// instead.
+// Returns the error for a folder with neither the single file nor an index. It names what the
+// folder contains instead.
 absl::Status ExplainNoWeights(const std::string& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
@@ -87,7 +87,7 @@ absl::Status ExplainNoWeights(const std::string& folder) {
   }
   if (absl::StartsWith(safetensors, "adapter_")) {
     return absl::NotFoundError(
-        absl::StrCat(no_weights, "; it holds an adapter: merge it into its base model first"));
+        absl::StrCat(no_weights, "; it contains an adapter: merge it into its base model first"));
   }
   if (!safetensors.empty()) {
     return absl::NotFoundError(absl::StrCat(no_weights, "; to use ", PrintableName(safetensors),
@@ -125,7 +125,7 @@ absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
 
 absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
   if (path.empty() || path.find('\0') != std::string::npos) {
-    return absl::InvalidArgumentError("the model's path is empty or holds a NUL");
+    return absl::InvalidArgumentError("the model's path is empty or contains a NUL");
   }
   std::error_code error;
   const fs::file_status status = fs::status(path, error);

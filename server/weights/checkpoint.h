@@ -24,27 +24,28 @@ struct StoredTensor {
 struct ModelPaths {
   std::string folder;
   std::string weights;   ///< A .safetensors file or an index.
-  bool indexed = false;  ///< `weights` is an index.
+  bool indexed = false;  ///< True if `weights` is an index.
 };
 
-/// Finds the weights in a folder, or accepts the file that `path` names. NOT_FOUND,
-/// PERMISSION_DENIED, INVALID_ARGUMENT, or UNIMPLEMENTED if there are only pickle or GGUF files.
+/// Finds the weights in a folder, or accepts the file that `path` names. Returns NOT_FOUND,
+/// PERMISSION_DENIED or INVALID_ARGUMENT if there are no readable weights, and UNIMPLEMENTED if
+/// there are only pickle or GGUF files.
 absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path);
 
 /// The tensors of a checkpoint that a HeadNameFilter selects. The checkpoint is one safetensors
-/// file, or several with an index. Opens and checks a shard when one of its tensors is requested.
-/// For use by one thread.
+/// file, or several with an index. A shard is opened and checked when one of its tensors is
+/// requested. Not thread-safe.
 class Checkpoint {
  public:
-  /// `filter` and `roots` (null: files may be anywhere) must outlive the Checkpoint.
+  /// `filter` and `roots` must outlive the Checkpoint. If `roots` is null, files may be anywhere.
   static absl::StatusOr<Checkpoint> Open(const ModelPaths& paths, HeadNameFilter& filter,
                                          const AllowedRoots* roots = nullptr);
 
   bool Has(absl::string_view name) const { return files_.contains(name); }
 
-  /// Returns a tensor. NOT_FOUND: there is no such tensor, or its shard is missing.
-  /// INVALID_ARGUMENT: the shard is malformed or does not contain the tensor that the index places
-  /// there.
+  /// Returns a tensor. Returns NOT_FOUND if there is no such tensor or its shard is missing, and
+  /// INVALID_ARGUMENT if the shard is malformed or does not contain the tensor that the index
+  /// places there.
   absl::StatusOr<StoredTensor> Find(absl::string_view name);
 
  private:

@@ -18,7 +18,8 @@
 namespace logprobd {
 namespace {
 
-/// Small enough that a block stays in a core's cache while it is read, hashed and checked.
+/// Size of a block, which is small enough to stay in a core's cache while it is read, hashed and
+/// checked.
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 
 class Sha256 {
@@ -71,7 +72,8 @@ bool HasNonfinite(absl::Span<const std::byte> bytes, Dtype dtype) {
   return HasNonfinite<uint32_t, 0x7F800000>(bytes);
 }
 
-/// Names the first non-finite element of `rows`, which start at row `row_begin` and contain one.
+/// Returns a text that names the first non-finite element of `rows`, which start at row `row_begin`
+/// and contain at least one.
 std::string NameNonfinite(absl::Span<const std::byte> rows, int64_t row_begin,
                           const HeadInfo& info) {
   const auto element_bytes = static_cast<size_t>(DtypeBytes(info.dtype));

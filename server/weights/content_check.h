@@ -17,9 +17,9 @@ struct ContentCheck {
   std::string nonfinite;
 };
 
-/// Reads the whole weight once and checks it. `progress` (may be empty) is called about every MiB
-/// with the bytes done and in total; if it returns false, the check ends with CANCELLED. Other
-/// errors are those of ReadRows, and INTERNAL if libcrypto fails.
+/// Reads the whole weight once and checks it. `progress`, which may be empty, is called about every
+/// MiB with the number of bytes done and the total number of bytes. If it returns false, the check
+/// returns CANCELLED. Also returns the errors of ReadRows, and INTERNAL if libcrypto fails.
 absl::StatusOr<ContentCheck> CheckContent(
     const HeadWeights& weights,
     const std::function<bool(int64_t done_bytes, int64_t total_bytes)>& progress);

@@ -67,8 +67,9 @@ absl::Status NoHead(const HeadNameFilter& filter) {
       "); name it with --head-tensor", hint));
 }
 
-// Compares small tensors completely and large ones in pieces spread over their length. Reads at
-// most 2 MiB, so that a model opens in the same time whatever its size.
+// Returns whether two tensors look the same. Compares small tensors completely and large ones in
+// pieces spread over their length. Reads at most 2 MiB, so that the time to open a model does not
+// depend on its size.
 absl::StatusOr<bool> LookTheSame(const StoredTensor& a, const StoredTensor& b) {
   if (a.entry.dtype != b.entry.dtype || a.entry.shape != b.entry.shape) {
     return false;
@@ -90,9 +91,9 @@ absl::StatusOr<bool> LookTheSame(const StoredTensor& a, const StoredTensor& b) {
   return true;
 }
 
-// The checkpoint stores both a head and an embedding, and config.json says that they are tied. The
-// embedding is the right one whether or not they are equal, because the model was tied to it; they
-// are compared only for the warning.
+// Chooses the head if the checkpoint stores both a head and an embedding, and config.json says that
+// they are tied. The embedding is correct whether or not they are equal, because the model was tied
+// to it; they are compared only for the warning.
 absl::StatusOr<HeadChoice> ChooseAmongTied(Checkpoint& checkpoint, const std::string& head,
                                            const std::string& embedding) {
   HeadChoice choice;
@@ -101,9 +102,9 @@ absl::StatusOr<HeadChoice> ChooseAmongTied(Checkpoint& checkpoint, const std::st
   LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor head_tensor, checkpoint.Find(head));
   LOGPROBD_ASSIGN_OR_RETURN(const bool same, LookTheSame(choice.tensor, head_tensor));
   if (!same) {
-    choice.warnings.push_back(absl::StrCat("config.json says tie_word_embeddings, but ", head,
-                                           " and ", embedding, " differ; ", embedding,
-                                           " is used (--head-tensor ", head, " for the other)"));
+    choice.warnings.push_back(absl::StrCat(
+        "config.json sets tie_word_embeddings, but ", head, " and ", embedding, " differ; ",
+        embedding, " is used (--head-tensor ", head, " selects the other)"));
   }
   return choice;
 }
@@ -138,7 +139,7 @@ absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig
   choice.tied = true;
   if (!config.tied.value_or(true)) {
     choice.warnings.push_back(
-        absl::StrCat("config.json says that the head is not tied, but the checkpoint has none; ",
+        absl::StrCat("config.json says that the head is not tied, but the checkpoint has no head; ",
                      embedding, " is used"));
   }
   return choice;
@@ -206,7 +207,7 @@ std::string FindBias(const Checkpoint& checkpoint, const std::string& weight_nam
   if (std::string sibling = BiasNameOf(weight_name); checkpoint.Has(sibling)) {
     return sibling;
   }
-  // An embedding has no bias of its own, but the head that it stands for may have one.
+  // An embedding has no bias of its own, but the head that it replaces may have one.
   const auto embeddings = EmbeddingTensorNames();
   if (std::find(embeddings.begin(), embeddings.end(), weight_name) != embeddings.end()) {
     for (const absl::string_view head : HeadTensorNames()) {
@@ -227,7 +228,7 @@ absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& 
   if (name.empty()) {
     if (config.has_bias.value_or(false)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("config.json says lm_head_bias, but the checkpoint has no bias for ",
+          absl::StrCat("config.json sets lm_head_bias, but the checkpoint has no bias for ",
                        PrintableName(weight_name), "; set lm_head_bias to false if it has none"));
     }
     return result;

@@ -10,7 +10,8 @@
 
 namespace logprobd {
 
-/// What config.json says about a model's head. A value is nullopt if it is absent or null.
+/// The values of config.json that describe a model's head. A value is nullopt if it is absent or
+/// null.
 struct HeadConfig {
   std::string model_type = "unknown";
   std::optional<int64_t> hidden_size;
@@ -18,17 +19,17 @@ struct HeadConfig {
   std::optional<bool> tied;
   std::optional<bool> has_bias;
   double scale = 1.0;    ///< Factor in z = cap(scale * (h . w) + bias).
-  double softcap = 0.0;  ///< Cap of the logits; 0: none.
+  double softcap = 0.0;  ///< Cap of the logits, or 0 if there is none.
   std::string quantization_method;
   std::vector<std::string> warnings;
 };
 
-/// Largest config.json that is read, in bytes.
+/// Maximum size of a config.json that is read, in bytes.
 inline constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 /// Parses a config.json. For each key, a nested text configuration takes precedence over the top
 /// level; README.md lists keys and families. NaN and Infinity, which Python writes, count as null.
-/// INVALID_ARGUMENT: the text is not JSON, or a value has the wrong type or range.
+/// Returns INVALID_ARGUMENT if the text is not JSON, or if a value has the wrong type or range.
 absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json);
 
 }  // namespace logprobd

@@ -40,7 +40,7 @@ constexpr std::array<absl::string_view, 14> kEmbeddings = {
     "backbone.embeddings.weight",
 };
 
-// Suffixes of GPTQ and AWQ, compressed-tensors and FP8, DeepSeek, bitsandbytes and MLX.
+// Suffixes that GPTQ and AWQ, compressed-tensors and FP8, DeepSeek, bitsandbytes and MLX use.
 constexpr std::array<absl::string_view, 16> kQuantizedSuffixes = {
     ".qweight",        ".qzeros",           ".scales",
     ".g_idx",          ".weight_packed",    ".weight_scale",
@@ -56,7 +56,8 @@ absl::string_view BaseOf(absl::string_view weight_name) {
   return absl::StripSuffix(weight_name, ".weight");
 }
 
-// Names in the layers of a model are left out: they are many and would hide the useful ones.
+// Returns whether `name` looks like that of a head. Names in the layers of a model are left out,
+// because they are many and would hide the useful ones.
 bool LooksLikeHead(absl::string_view name) {
   return absl::EndsWith(name, ".weight") && !absl::StrContains(name, "layers.") &&
          !absl::StrContains(name, "mtp") &&

@@ -15,7 +15,7 @@
 
 namespace logprobd {
 
-/// Most valid ids of a head: the range of the kernels' fixed-point sums.
+/// Maximum number of valid ids of a head, which is the range of the kernels' fixed-point sums.
 inline constexpr int64_t kVocabSizeMax = int64_t{1} << 20;
 
 /// A head's weight before an engine loads it: a description, and rows that are read on demand.
@@ -24,20 +24,21 @@ class HeadWeights {
  public:
   virtual ~HeadWeights() = default;
 
-  /// Description of the head, except the members that an engine sets (engine, engine_reason,
-  /// limits).
+  /// Returns the description of the head, except the members that an engine sets (engine,
+  /// engine_reason, limits).
   virtual const HeadInfo& info() const = 0;
 
   /// Reads rows [row_begin, row_end) of the weight, in their stored dtype info().dtype, to `out`.
   /// Rows in `out` are `row_pitch_bytes` apart (>= hidden_size * DtypeBytes). Reads nothing else of
-  /// the checkpoint. OUT_OF_RANGE; DATA_LOSS: the file has changed or cannot be read.
+  /// the checkpoint. Returns OUT_OF_RANGE if the rows do not exist, and DATA_LOSS if the file has
+  /// changed or cannot be read.
   virtual absl::Status ReadRows(int64_t row_begin, int64_t row_end, std::byte* out,
                                 int64_t row_pitch_bytes) const = 0;
 
-  /// The bias in fp32, [vocab_rows]; empty if there is none.
+  /// Returns the bias in fp32, [vocab_rows], or an empty vector if there is none.
   virtual const std::vector<float>& bias() const = 0;
 
-  /// The bytes of the bias as stored; empty if there is none.
+  /// Returns the bytes of the bias as stored, or an empty span if there is none.
   virtual absl::Span<const std::byte> stored_bias() const {
     return {reinterpret_cast<const std::byte*>(bias().data()), bias().size() * sizeof(float)};
   }
@@ -45,12 +46,12 @@ class HeadWeights {
 
 /// Options for finding the head in a model folder. The defaults suit a Hugging Face checkpoint.
 struct ModelFolderOptions {
-  std::string head_name = "default";  ///< Name under which it is served.
-  std::string head_tensor = "";       ///< Tensor to use; empty: chosen by name and config.
+  std::string head_name = "default";  ///< Name under which the head is served.
+  std::string head_tensor = "";       ///< Tensor to use, or empty to choose by name and config.
   std::optional<int64_t> valid_vocab = std::nullopt;  ///< Number of leading rows to use.
   bool include_padding = false;                       ///< Use all rows of the tensor.
   uint64_t weights_version = 1;
-  /// Folders that must contain all files; null: no restriction.
+  /// Folders that must contain all files, or null for no restriction.
   std::shared_ptr<const AllowedRoots> roots = nullptr;
 };
 
@@ -63,7 +64,7 @@ struct ModelFolderHead {
 /// Opens a folder with config.json and safetensors (single or indexed), or one .safetensors or
 /// index file with config.json in the same folder. Reads only headers and the bias; if a model that
 /// claims tied weights stores two tensors, also compares pieces of them, at most 2 MiB, to warn if
-/// they differ. README.md of this folder has the rules. Error messages say what to change:
+/// they differ. README.md of this folder lists the rules. Error messages say what to change:
 ///   NOT_FOUND          no such folder, file or tensor.
 ///   INVALID_ARGUMENT   malformed or contradictory files or options.
 ///   UNIMPLEMENTED      a quantised head, or pickle files.
@@ -72,7 +73,7 @@ struct ModelFolderHead {
 absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
                                                 const ModelFolderOptions& options);
 
-/// Describes the head in one line: "qwen3: hidden 1024, vocab 151936 of 151936 rows,
+/// Returns a description of the head in one line: "qwen3: hidden 1024, vocab 151936 of 151936 rows,
 /// model.embed_tokens.weight (tied), bf16, scale 1, no cap, no bias, 296.8 MiB".
 std::string DescribeHead(const HeadInfo& head);
 

@@ -28,7 +28,7 @@
 namespace logprobd {
 namespace {
 
-// A tensor with more rows than any vocabulary is not a head.
+// Maximum number of rows. A tensor with more rows than any vocabulary is not a head.
 constexpr int64_t kVocabRowsMax = int64_t{1} << 24;
 
 class FileHeadWeights final : public HeadWeights {
@@ -45,9 +45,9 @@ class FileHeadWeights final : public HeadWeights {
     const int64_t row_bytes = info_.hidden_size * DtypeBytes(info_.dtype);
     LOGPROBD_CHECK(row_pitch_bytes >= row_bytes, row_pitch_bytes, " < ", row_bytes);
     if (row_begin < 0 || row_end < row_begin || row_end > info_.vocab_rows) {
-      return absl::OutOfRangeError(absl::StrCat("rows ", row_begin, " to ", row_end, " of ",
-                                                PrintableName(info_.tensor), ", which has ",
-                                                info_.vocab_rows));
+      return absl::OutOfRangeError(absl::StrCat("rows ", row_begin, " to ", row_end,
+                                                " are outside ", PrintableName(info_.tensor),
+                                                ", which has ", info_.vocab_rows, " rows"));
     }
     return tensor_.file->ReadRows(tensor_.entry.file_begin + row_begin * row_bytes,
                                   {.num_rows = row_end - row_begin,
@@ -93,11 +93,13 @@ absl::Status CheckHidden(const TensorEntry& tensor, HeadConfig& config) {
                                                    " rows and at least 1 column"));
   }
   if (!config.hidden_size.has_value()) {
-    config.warnings.push_back(absl::StrCat(
-        "config.json has no hidden_size, n_embd or d_model; the tensor's is used: ", hidden));
+    config.warnings.push_back(
+        absl::StrCat("config.json has no hidden_size, n_embd or d_model; the number of the "
+                     "tensor's columns is used: ",
+                     hidden));
   } else if (*config.hidden_size != hidden) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "tensor ", name, " has rows of ", hidden, " values, config.json says hidden_size ",
+        "tensor ", name, " has rows of ", hidden, " values, but config.json says hidden_size ",
         *config.hidden_size, rows == *config.hidden_size ? " (it looks transposed)" : "",
         "; config.json and weights belong to different models, or --head-tensor names the wrong "
         "one"));
@@ -105,13 +107,13 @@ absl::Status CheckHidden(const TensorEntry& tensor, HeadConfig& config) {
   return absl::OkStatus();
 }
 
-// Returns the number of valid ids. The tensor tells the number of rows; config.json tells how many
-// of them are padding.
+// Returns the number of valid ids. The tensor determines the number of rows, and config.json
+// determines how many of them are padding.
 absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& options,
                                    HeadConfig& config) {
   if (!config.vocab_size.has_value()) {
-    config.warnings.push_back(
-        absl::StrCat("config.json has no vocab_size; the tensor's rows are used: ", rows));
+    config.warnings.push_back(absl::StrCat(
+        "config.json has no vocab_size; the number of the tensor's rows is used: ", rows));
   }
   const int64_t config_vocab = config.vocab_size.value_or(rows);
   if (rows < config_vocab) {
@@ -126,15 +128,17 @@ absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& optio
   }
   if (options.valid_vocab.has_value()) {
     if (*options.valid_vocab < 1 || *options.valid_vocab > rows) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--valid-vocab ", *options.valid_vocab, " is not from 1 to the head's ", rows, " rows"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--valid-vocab ", *options.valid_vocab,
+                       " must be from 1 to the number of the head's rows, ", rows));
     }
     return *options.valid_vocab;
   }
   if (rows > config_vocab) {
-    config.warnings.push_back(absl::StrCat(
-        "the head has ", rows, " rows, config.json says vocab_size ", config_vocab, "; the last ",
-        rows - config_vocab, " are not used (--include-padding or --valid-vocab changes that)"));
+    config.warnings.push_back(
+        absl::StrCat("the head has ", rows, " rows, but config.json says vocab_size ", config_vocab,
+                     "; the last ", rows - config_vocab,
+                     " are not used (--include-padding or --valid-vocab changes that)"));
   }
   return config_vocab;
 }

@@ -18,8 +18,8 @@
 namespace logprobd {
 namespace {
 
-// Most bytes and pieces in one system call: small enough that an interruption is noticed soon, and
-// large enough for speed.
+// Maximum numbers of bytes and pieces in one system call. They are small enough that an
+// interruption is noticed soon, and large enough for speed.
 constexpr int64_t kReadBytesMax = int64_t{16} << 20;
 constexpr int kPiecesMax = 256;
 
@@ -56,7 +56,8 @@ bool SameTime(const timespec& a, const timespec& b) {
 
 absl::StatusOr<std::shared_ptr<RegularFile>> RegularFile::Open(const std::string& path,
                                                                const AllowedRoots* roots) {
-  // Checks the type before opening the file for reading: opening a device may have effects.
+  // Checks the type before opening the file for reading, because opening a device may have side
+  // effects.
   const int path_only = open(path.c_str(), O_PATH | O_CLOEXEC);
   if (path_only < 0) {
     return OpenError(path, errno);
@@ -101,8 +102,9 @@ absl::Status RegularFile::Read(int64_t offset, absl::Span<std::byte> out) const 
 absl::Status RegularFile::ReadRows(int64_t offset, const StridedRows& rows) const {
   const int64_t bytes = rows.num_rows * rows.row_bytes;
   if (offset < 0 || bytes < 0 || offset > size_bytes_ || bytes > size_bytes_ - offset) {
-    return absl::OutOfRangeError(absl::StrCat("bytes ", offset, " to ", offset + bytes, " of ",
-                                              PrintableName(path_), ", which has ", size_bytes_));
+    return absl::OutOfRangeError(absl::StrCat("bytes ", offset, " to ", offset + bytes,
+                                              " are outside ", PrintableName(path_), ", which has ",
+                                              size_bytes_, " bytes"));
   }
   const absl::Status status = internal::ReadFully(
       [this](const iovec* pieces, int num_pieces, off_t from) {
@@ -115,7 +117,8 @@ absl::Status RegularFile::ReadRows(int64_t offset, const StridedRows& rows) cons
   return CheckUnchanged();
 }
 
-// Called after each read, so that changes before and during the read are found.
+// Checks that the file has not changed since it was opened. Is called after each read, so that
+// changes before and during the read are found.
 absl::Status RegularFile::CheckUnchanged() const {
   struct stat info {};
   if (fstat(descriptor_, &info) != 0) {
@@ -157,7 +160,7 @@ absl::Status ReadFully(const ReadVectorFunction& read_vector, int64_t offset,
     }
     if (got < 0) {
       return absl::DataLossError(
-          absl::StrCat("reading at byte ", offset + done, ": ", std::strerror(errno)));
+          absl::StrCat("cannot read at byte ", offset + done, ": ", std::strerror(errno)));
     }
     if (got == 0) {
       return absl::DataLossError(absl::StrCat("the file ends at byte ", offset + done,

@@ -24,8 +24,8 @@ class RandomAccessBytes {
 
   virtual int64_t size_bytes() const = 0;
 
-  /// Fills `out` with the bytes from `offset` on. OUT_OF_RANGE: beyond size_bytes(). DATA_LOSS: the
-  /// bytes cannot be read or have changed since opening.
+  /// Fills `out` with the bytes from `offset` on. Returns OUT_OF_RANGE if they lie beyond
+  /// size_bytes(), and DATA_LOSS if they cannot be read or have changed since opening.
   virtual absl::Status Read(int64_t offset, absl::Span<std::byte> out) const = 0;
 };
 
@@ -34,17 +34,17 @@ struct StridedRows {
   int64_t num_rows = 0;
   int64_t row_bytes = 0;
   std::byte* out = nullptr;
-  int64_t row_pitch_bytes = 0;  ///< From one row to the next in memory, >= row_bytes.
+  int64_t row_pitch_bytes = 0;  ///< Distance between rows in memory, >= row_bytes.
 };
 
 /// A regular file that is open for reading. It is read with preadv and never mapped, because a
 /// mapped file that shrinks would end the process. Thread-safe.
 class RegularFile final : public RandomAccessBytes {
  public:
-  /// Opens a file. Follows symbolic links, of which download caches of models consist; their target
-  /// must be a regular file. Never waits on a FIFO. NOT_FOUND; PERMISSION_DENIED, also when the
-  /// file is outside `roots` (null: no restriction); INVALID_ARGUMENT when it is not a regular
-  /// file.
+  /// Opens a file. Follows symbolic links, because download caches of models consist of them; the
+  /// target must be a regular file. Never waits on a FIFO. Returns NOT_FOUND if the file does not
+  /// exist, PERMISSION_DENIED if it is not readable or is outside `roots` (null means no
+  /// restriction), and INVALID_ARGUMENT if it is not a regular file.
   static absl::StatusOr<std::shared_ptr<RegularFile>> Open(const std::string& path,
                                                            const AllowedRoots* roots = nullptr);
 
@@ -56,7 +56,7 @@ class RegularFile final : public RandomAccessBytes {
   int64_t size_bytes() const override { return size_bytes_; }
   absl::Status Read(int64_t offset, absl::Span<std::byte> out) const override;
 
-  /// Reads rows, with few system calls whatever the pitch. Errors are those of Read.
+  /// Reads rows with few system calls, whatever the pitch. Returns the errors of Read.
   absl::Status ReadRows(int64_t offset, const StridedRows& rows) const;
 
  private:
@@ -75,8 +75,8 @@ namespace internal {
 /// fake it.
 using ReadVectorFunction = std::function<ssize_t(const iovec*, int, off_t)>;
 
-/// Reads until all rows are full, also after interruptions and short reads. DATA_LOSS: the file
-/// ends early, or another error.
+/// Reads until all rows are full, also after interruptions and short reads. Returns DATA_LOSS if
+/// the file ends early or a read fails.
 absl::Status ReadFully(const ReadVectorFunction& read_vector, int64_t offset,
                        const StridedRows& rows);
 

@@ -64,13 +64,13 @@ absl::Status CheckSpans(std::vector<std::pair<int64_t, int64_t>>& spans, int64_t
     if (begin != expected) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensors ", begin < expected ? "overlap" : "leave a hole",
-                       ": one begins at byte ", begin, " of the data, expected at ", expected));
+                       ": one begins at byte ", begin, " of the data instead of byte ", expected));
     }
     expected = end;
   }
   if (expected > data_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("the file is truncated: its tensors need ",
-                                                   expected, " bytes after the header, it has ",
+                                                   expected, " bytes after the header, but it has ",
                                                    data_bytes, "; download it again"));
   }
   if (expected < data_bytes) {
@@ -86,8 +86,9 @@ constexpr int64_t kLengthBytes = 8;
 constexpr size_t kRankMax = 64;
 constexpr absl::string_view kMetadata = "__metadata__";
 
-// Receives the parser's events. Of a tensor that is not selected it keeps only the span and the
-// hash of the name. A function that returns false stops the parser; status() then says why.
+// Receives the parser's events. For a tensor that is not selected, it keeps only the span and the
+// hash of the name. A function that returns false stops the parser; status() then contains the
+// reason.
 class HeaderHandler {
  public:
   HeaderHandler(int64_t data_begin, absl::FunctionRef<bool(absl::string_view)> selects)
@@ -113,12 +114,12 @@ class HeaderHandler {
       return Unexpected("a number");
     }
     if (value > static_cast<uint64_t>(kSafetensorsSizeMax)) {
-      return Fail(absl::StrCat("the number ", value, " is beyond 2^48 - 1"));
+      return Fail(absl::StrCat("the number ", value, " exceeds 2^48 - 1"));
     }
     auto& list = position_ == Position::kShape ? entry_.shape : offsets_;
     if (list.size() == (position_ == Position::kShape ? kRankMax : 2)) {
       return Fail(position_ == Position::kShape
-                      ? absl::StrCat("more than ", kRankMax, " dimensions")
+                      ? absl::StrCat("it has more than ", kRankMax, " dimensions")
                       : std::string("data_offsets has more than 2 numbers"));
     }
     list.push_back(static_cast<int64_t>(value));
@@ -210,7 +211,7 @@ class HeaderHandler {
       case Position::kMetadata:
         return Fail(absl::StrCat("a value is ", what, "; all must be strings"));
       default:
-        return Fail(absl::StrCat(what, " in an unexpected position"));
+        return Fail(absl::StrCat("there is ", what, " in an unexpected position"));
     }
   }
 
@@ -219,7 +220,7 @@ class HeaderHandler {
       return Fail(absl::StrCat("the name ", PrintableName(name), " occurs twice"));
     }
     if (static_cast<int64_t>(metadata_names_.size()) > kSafetensorsTensorsMax) {
-      return Fail(absl::StrCat("more than ", kSafetensorsTensorsMax, " entries"));
+      return Fail(absl::StrCat("it has more than ", kSafetensorsTensorsMax, " entries"));
     }
     return true;
   }
@@ -276,7 +277,7 @@ class HeaderHandler {
       return Fail(bytes.status().message());
     }
     if (*bytes != offsets_[1] - offsets_[0]) {
-      return Fail(absl::StrCat("its shape needs ", *bytes, " bytes, its data_offsets span ",
+      return Fail(absl::StrCat("its shape needs ", *bytes, " bytes, but its data_offsets span ",
                                offsets_[1] - offsets_[0]));
     }
     spans_.emplace_back(offsets_[0], offsets_[1]);
@@ -424,7 +425,7 @@ class IndexHandler {
       return Fail(absl::StrCat("the name ", PrintableName(value), " occurs twice"));
     }
     return names_.size() <= kIndexTensorsMax ||
-           Fail(absl::StrCat("more than ", kIndexTensorsMax, " tensors"));
+           Fail(absl::StrCat("the index has more than ", kIndexTensorsMax, " tensors"));
   }
 
   bool end_object() {

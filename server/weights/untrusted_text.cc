@@ -58,7 +58,7 @@ void GuardedJson::Advance() {
   current_ = Fetch();
   if (!in_string_ && IsWhiteSpace(current_)) {
     if (token_may_go_on) {
-      // Keeps one blank, so that "1 2" does not become "12".
+      // Keeps one space, so that "1 2" does not become "12".
       token_bytes_ = 0;
       current_ = ' ';
       return;
@@ -87,14 +87,14 @@ void GuardedJson::Track(char character) {
   } else {
     switch (character) {
       case '\0':
-        Fail(absl::InvalidArgumentError(absl::StrCat("NUL at byte ", position() - 1)));
+        Fail(absl::InvalidArgumentError(absl::StrCat("there is a NUL at byte ", position() - 1)));
         return;
       case '{':
       case '[':
         token_bytes_ = 0;
         if (++depth_ > kDepthMax) {
-          Fail(absl::InvalidArgumentError(
-              absl::StrCat("nested deeper than ", kDepthMax, " levels at byte ", position() - 1)));
+          Fail(absl::InvalidArgumentError(absl::StrCat("the text is nested deeper than ", kDepthMax,
+                                                       " levels at byte ", position() - 1)));
         }
         return;
       case '}':
@@ -115,7 +115,7 @@ void GuardedJson::Track(char character) {
     }
   }
   if (++token_bytes_ > kTokenBytesMax) {
-    Fail(absl::InvalidArgumentError(absl::StrCat("a name, string or number of more than ",
+    Fail(absl::InvalidArgumentError(absl::StrCat("a name, string or number has more than ",
                                                  kTokenBytesMax, " bytes before byte ",
                                                  position())));
   }

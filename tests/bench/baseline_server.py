@@ -6,10 +6,11 @@
 It implements Score and ListHeads of proto/logprobd/v1/scoring.proto for logprob and entropy at temperature 1, so
 that the same load generator can be used. Each request is one batch. A worker thread copies the rows of a request
 into its own pinned memory and from there to the GPU. The head is applied in bf16, chunk by chunk so that the
-logits fit; log_softmax and entropy are computed in fp32. `--compile` uses torch.compile for the part after the
-copy. torch.compile treats every size of a request as a shape of its own; the sizes of `--warm-rows` are warmed up.
+logits fit into memory; log_softmax and entropy are computed in fp32. `--compile` uses torch.compile for the part
+after the copy. torch.compile compiles each number of rows separately, so the server scores requests of the sizes in
+`--warm-rows` before it starts.
 
-Prints a line "ready grpc=HOST:PORT http=none" once it serves; SIGTERM ends it.
+The server prints a line "ready grpc=HOST:PORT http=none" when it accepts requests. SIGTERM and SIGINT stop it.
 """
 
 import argparse
@@ -31,7 +32,7 @@ import scoring_rpc
 # torch warns about read-only buffers, but this program only reads them.
 warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
-DTYPES = {1: torch.bfloat16, 2: torch.float16, 3: torch.float32}  # by Dtype of scoring.proto
+DTYPES = {1: torch.bfloat16, 2: torch.float16, 3: torch.float32}  # keyed by Dtype of scoring.proto
 LOGPROB_AND_ENTROPY = 3
 MESSAGE_BYTES_MAX = 1 << 30
 HEAD_TENSORS = ("lm_head.weight", "model.embed_tokens.weight")
@@ -47,7 +48,9 @@ def load_weight(folder: pathlib.Path, device: torch.device) -> torch.Tensor:
         for name in HEAD_TENSORS:
             if name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
                 return file.get_tensor(name).to(torch.bfloat16)
-    raise SystemExit(f"{folder} has none of {', '.join(HEAD_TENSORS)}")
+    raise SystemExit(
+        f"{folder}/model.safetensors has none of the tensors {', '.join(HEAD_TENSORS)}"
+    )
 
 
 def score_chunk(
@@ -148,7 +151,9 @@ class BaselineServer:
             if dtype is None:
                 raise BadRequest(f"dtype {request.dtype} is unknown")
             if request.hidden_size != hidden_size:
-                raise BadRequest(f"hidden_size {request.hidden_size} is not {hidden_size}")
+                raise BadRequest(
+                    f"hidden_size is {request.hidden_size}, but the head has {hidden_size}"
+                )
             if len(request.targets) != 4 * request.rows:
                 raise BadRequest("targets must be i32 [rows]")
             if len(request.hidden) != request.rows * hidden_size * dtype.itemsize:
@@ -204,7 +209,7 @@ def main() -> int:
         "--chunk-rows",
         type=int,
         default=2048,
-        help="rows whose logits are in memory at once; default: 2048",
+        help="number of rows whose logits are in memory at once; default: 2048",
     )
     parser.add_argument(
         "--workers", type=int, default=8, help="number of worker threads; default: 8"
@@ -214,7 +219,7 @@ def main() -> int:
         type=int,
         nargs="*",
         default=[16, 2048],
-        help="request sizes to score before serving; default: 16 2048",
+        help="request sizes to score before the server starts; default: 16 2048",
     )
     args = parser.parse_args()
     weight = load_weight(args.model, torch.device(args.device))

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kClockNanoseconds = 20'000;
 
-/// Applies the Box-Muller transform to a hash of the index.
+/// Returns a standard normal value: the Box-Muller transform of a hash of the index.
 __device__ float Normal(uint64_t index, uint64_t seed) {
   uint64_t x = index * 0x9E3779B97F4A7C15ULL + seed * 0xD1B54A32D192ED03ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -31,7 +31,7 @@ __global__ void FillNormalKernel(T* out, int64_t count, NormalFill fill) {
   }
 }
 
-/// Each thread has four loads of 16 bytes in flight.
+/// Reads `count` words of 16 bytes. Each thread has four loads in flight.
 __global__ void ReadAllKernel(const uint4* in, int64_t count) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   uint32_t mixed = 0;
@@ -60,7 +60,7 @@ __global__ void ReadClockKernel(float* out) {
   *out = static_cast<float>(clock64() - cycles) * 1e3F / static_cast<float>(Nanoseconds() - begin);
 }
 
-/// Rows and columns of a block, and the step along the hidden size.
+/// Number of rows and columns of a block, and step along the hidden size.
 constexpr int kSide = 16;
 
 __device__ double ToDouble(float value) { return value; }
@@ -73,8 +73,8 @@ __device__ double ElementOrZero(const T* array, int64_t row, int64_t num_rows, i
   return row < num_rows && k < hidden_size ? ToDouble(array[row * hidden_size + k]) : 0.0;
 }
 
-/// Each thread computes one logit. Blocks with the same columns are consecutive, so that the weight
-/// comes from a cache.
+/// Computes one logit per thread. Blocks with the same columns are consecutive, so that most of
+/// them read the weight from a cache.
 template <typename T>
 __global__ void __launch_bounds__(kSide* kSide)
     LogitsReferenceKernel(const LogitsReferenceParams params) {

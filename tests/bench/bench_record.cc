@@ -52,9 +52,9 @@ std::string MachineName() {
 }
 
 void AddBenchFlags(CLI::App& app, BenchFlags& flags) {
-  app.add_option("--out", flags.out, "JSON file to write the records to; by default none")
+  app.add_option("--out", flags.out, "JSON file to write the records to; default: no file")
       ->type_name("FILE");
-  app.add_option("--commit", flags.commit, "Commit that the records name")
+  app.add_option("--commit", flags.commit, "Commit to write into the records")
       ->type_name("ID")
       ->capture_default_str();
   app.add_option("--rounds", flags.rounds, "Number of rounds; figures are medians over the rounds")

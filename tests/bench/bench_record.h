@@ -20,8 +20,8 @@ struct BenchRecord {
   std::string unit;
   std::pair<double, double> spread;  ///< Lowest and highest round.
   int rounds = 1;
-  std::string baseline_what;              ///< Empty without a baseline.
-  std::optional<double> baseline_figure;  ///< Median of the same run.
+  std::string baseline_what;              ///< Empty if there is no baseline.
+  std::optional<double> baseline_figure;  ///< Median of its rounds in the same run.
   std::string note;
 };
 
@@ -30,26 +30,27 @@ BenchRecord RecordOf(std::string what, std::string unit, std::vector<double> rou
 
 double Median(std::vector<double> values);
 
-/// Processor and number of cores that this process may use, as "Xeon 8480, 2 cores".
+/// Returns the processor and the number of cores that this process may use, for example
+/// "Xeon 8480, 2 cores".
 std::string MachineName();
 
 /// Options that every benchmark takes.
 struct BenchFlags {
-  std::string out = {};            ///< JSON file to write; empty: none.
-  std::string commit = "unknown";  ///< Commit that the records name.
+  std::string out = {};            ///< JSON file to write. If empty, no file is written.
+  std::string commit = "unknown";  ///< Commit to write into the records.
   int rounds = 5;
 };
 
 /// Adds --out, --commit and --rounds.
 void AddBenchFlags(CLI::App& app, BenchFlags& flags);
 
-/// Where records were measured.
+/// Machine and commit on which records were measured.
 struct BenchOrigin {
-  std::string machine;  ///< MachineName(), or GpuMachineName().
+  std::string machine;  ///< Result of MachineName() or GpuMachineName().
   std::string commit;
 };
 
-/// Writes the records as JSON with their origin and the date; "-" is standard output.
+/// Writes the records as JSON with their origin and the date. The path "-" is standard output.
 absl::Status WriteRecords(const std::string& path, const BenchOrigin& origin,
                           const std::vector<BenchRecord>& records);
 

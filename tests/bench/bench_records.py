@@ -1,4 +1,4 @@
-"""Records of measured figures, in the schema of README.md, for all benchmark scripts."""
+"""Makes, writes and checks records of measured figures, in the schema of README.md, for all benchmark scripts."""
 
 import datetime
 import json
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def cpu_name() -> str:
-    """The processor and the number of cores that this process may use."""
+    """Returns the processor and the number of cores that this process may use."""
     model = "unknown CPU"
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -23,7 +23,7 @@ def cpu_name() -> str:
 
 
 def gpu_names() -> str:
-    """The GPUs with their clocks and driver; empty without a GPU."""
+    """Returns the GPUs with their clocks and driver, or an empty string without a GPU."""
     query = "--query-gpu=name,clocks.max.sm,clocks.max.mem,driver_version"
     try:
         text = subprocess.run(
@@ -49,7 +49,7 @@ def machine(with_gpu: bool = False) -> str:
 
 
 def commit() -> str:
-    """HEAD of git, with -dirty if files differ; "unknown" without git."""
+    """Returns HEAD of git, with -dirty if files differ, or "unknown" without git."""
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
@@ -66,11 +66,11 @@ def commit() -> str:
     return f"{head}-dirty" if dirty else head
 
 
-ORIGIN = {"machine": "", "commit": ""}  # of all records of a run; main sets it
+ORIGIN = {"machine": "", "commit": ""}  # the same for all records of a run; main sets it
 
 
 def record(what: str, figure: float, unit: str, **more: object) -> dict:
-    """A record with default fields, which `more` overrides."""
+    """Returns a record with default fields, which `more` overrides."""
     return {
         "what": what,
         "machine": ORIGIN["machine"],
@@ -95,7 +95,7 @@ def record_of_rounds(
     baseline: tuple[str, list[float]] | None = None,
     note: str = "",
 ) -> dict:
-    """A record with the median of some rounds, and of a baseline that was measured in turn with it."""
+    """Returns a record with the median of `figures`, and that of a baseline measured in turn with them."""
     figure = statistics.median(figures)
     entry = record(
         what,
@@ -115,7 +115,7 @@ def record_of_rounds(
 def write(records: list[dict], out: pathlib.Path | None) -> None:
     text = json.dumps(records, indent=1) + "\n"
     if out:
-        # The rename makes sure that a process that is killed leaves complete records.
+        # The rename makes sure that the file is complete even if the process is killed.
         beside = out.with_name(out.name + ".part")
         beside.write_text(text)
         beside.replace(out)
@@ -128,13 +128,13 @@ TARGET = re.compile(r"(?:target|wanted) at (?P<bound>most|least) (?:\S+ = )?(?P<
 
 
 def target_of(entry: dict) -> tuple[str, str] | None:
-    """The bound in a record's note: ("most" or "least", the limit). None without a bound."""
+    """Returns the bound in a record's note as ("most" or "least", the limit), or None without a bound."""
     match = TARGET.search(entry["note"])
     return (match["bound"], match["limit"]) if match else None
 
 
 def misses(entry: dict) -> bool:
-    """Whether the ratio, or the figure if there is no baseline, is beyond the target in the note."""
+    """Returns whether the ratio, or the figure if there is no baseline, misses the target in the note."""
     target = target_of(entry)
     if target is None:
         return False
@@ -146,7 +146,7 @@ def misses(entry: dict) -> bool:
 def report_misses(records: list[dict]) -> bool:
     """Prints the records that miss their target and returns whether there are any.
 
-    A record may also be marked with "missed"; the mark is removed.
+    A record also counts as missed if its field "missed" is true. This field is removed.
     """
     found = False
     for entry in records:

@@ -44,7 +44,7 @@ class HeapBuffer final : public StagingBuffer {
 
 constexpr int64_t kRowsOfTask = 32;  // 256 KiB
 
-/// Answers each batch from its own thread, as every engine does, and reads the rows if requested.
+/// Completes each batch on its own thread, like every engine, and reads the rows if requested.
 class NullEngine final : public ScoringEngine {
  public:
   explicit NullEngine(const NullHeadOptions& options)
@@ -168,10 +168,10 @@ class NullHead final : public ServedHead {
 
  private:
   NullEngine engine_;
-  std::unique_ptr<Batcher> batcher_;  // stops before its engine
+  std::unique_ptr<Batcher> batcher_;  // declared after engine_, so it stops first
 };
 
-/// Copies the slices of a message to memory that this thread keeps.
+/// Copies the slices of a message to memory that this thread reuses.
 void Copy(const grpc::ByteBuffer& message) {
   thread_local std::vector<uint8_t> memory;
   if (memory.size() < message.Length()) memory.resize(message.Length());
@@ -187,7 +187,7 @@ class EchoReactor final : public grpc::ServerGenericBidiReactor {
 
   void OnReadDone(bool is_ok) override {
     if (!is_ok) {
-      Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no message"));
+      Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the call has no message"));
       return;
     }
     if (copies_) Copy(buffer_);
@@ -217,7 +217,7 @@ class EchoService final : public grpc::CallbackGenericService {
 
 constexpr char kThisProgram[] = "/proc/self/exe";
 
-/// Reads up to a newline. Returns an empty text at the end of the file.
+/// Returns the text up to the next newline, or an empty string at the end of the file.
 std::string ReadLine(int file) {
   std::string line;
   for (char c = 0; read(file, &c, 1) == 1 && c != '\n';) line += c;
@@ -255,7 +255,7 @@ absl::StatusOr<std::unique_ptr<ServerChild>> ServerChild::Start(const std::strin
   int input[2];
   int output[2];
   if (pipe2(input, O_CLOEXEC) != 0 || pipe2(output, O_CLOEXEC) != 0) {
-    return absl::ErrnoToStatus(errno, "pipe");
+    return absl::ErrnoToStatus(errno, "cannot create a pipe");
   }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);

@@ -14,14 +14,16 @@
 #include "server/base/served_head.h"
 #include "server/metrics/metrics.h"
 
-// Servers that the transport benches load.
+// Servers to which the transport benches send load.
 namespace logprobd::testing {
 
 /// Options of the head that MakeNullHead creates.
 struct NullHeadOptions {
-  /// True: the engine reads every byte of the hidden rows, and a row's logprob is its RowChecksum.
+  /// If true, the engine reads every byte of the hidden rows and returns each row's RowChecksum as
+  /// its logprob.
   bool reads = false;
-  /// Threads that read in addition to the engine's own. One thread reads about 5 GB/s, a GPU 55.
+  /// Number of threads that read in addition to the engine's own thread. One thread reads about
+  /// 5 GB/s, and a GPU reads about 55 GB/s.
   int32_t reading_threads = 7;
 };
 
@@ -44,9 +46,9 @@ class OneHead final : public HeadRegistry {
   const std::shared_ptr<ServedHead> head_;
 };
 
-/// A gRPC server that answers any unary call with 8 bytes, which is the lowest possible cost of a
-/// round trip. With `copies` it first copies each message to contiguous memory, which is the lowest
-/// possible cost of a bulk transfer.
+/// A gRPC server that responds to any unary call with 8 bytes, which shows the lowest possible cost
+/// of a round trip. If `copies` is true, it first copies each message to contiguous memory, which
+/// shows the lowest possible cost of a bulk transfer.
 class EchoServer {
  public:
   explicit EchoServer(bool copies = false);
@@ -62,7 +64,7 @@ class EchoServer {
 /// as `program --serve KIND`, which calls ServeUntilClosed.
 class ServerChild {
  public:
-  /// Starts the process and waits for its address. INTERNAL when it ends without one.
+  /// Starts the process and waits for its address. Returns INTERNAL if it ends without one.
   static absl::StatusOr<std::unique_ptr<ServerChild>> Start(const std::string& kind);
   /// Closes the standard input of the process and waits for its end.
   ~ServerChild();
@@ -70,7 +72,7 @@ class ServerChild {
   ServerChild& operator=(const ServerChild&) = delete;
 
   const std::string& address() const { return address_; }
-  /// User and system time of all its threads so far, in seconds.
+  /// Returns the user and system time of all threads of the process so far, in seconds.
   double CpuSeconds() const;
 
  private:
@@ -81,7 +83,8 @@ class ServerChild {
   std::string address_;
 };
 
-/// Runs in the child: reports the address to the parent and returns when the parent is done.
+/// Reports the address to the parent process and returns when the parent closes the standard input.
+/// Runs in the child process.
 void ServeUntilClosed(const std::string& address);
 
 }  // namespace logprobd::testing

@@ -1,9 +1,9 @@
-// Times the CPU kernels and the GEMM of oneDNN on one head, on command.
+// Measures the time of the CPU kernels and of oneDNN's GEMM on one head.
 //
-// Reads one word per line from standard input (ours, onednn_bf16, onednn_f32_out, onednn_f32,
-// memory) and answers with one line of JSON, so that a script can alternate rounds with other
-// processes. The weight of oneDNN, like ours, is brought into its preferred layout outside the
-// measured time.
+// Reads one command per line from standard input (ours, onednn_bf16, onednn_f32_out, onednn_f32 or
+// memory) and prints one line of JSON for each, so that a script can alternate rounds with other
+// processes. Our weight and oneDNN's are converted to their preferred layouts outside the measured
+// time.
 
 #include <chrono>
 #include <cstdint>
@@ -51,7 +51,8 @@ int64_t StatusBytes(const std::string& field) {
 
 void ResetPeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-/// Makes about normal bf16 values times `scale` quickly, by drawing from a small table.
+/// Returns approximately normal bf16 values, multiplied by `scale`. Draws them from a small table,
+/// which is fast.
 HostMemory RandomBf16(int64_t count, float scale, uint64_t seed) {
   std::vector<float> table = testing::NormalValues(1 << 14, seed);
   for (float& value : table) value *= scale;
@@ -67,7 +68,7 @@ HostMemory RandomBf16(int64_t count, float scale, uint64_t seed) {
   return memory;
 }
 
-/// A batch on our CPU kernels.
+/// Scores a batch with our CPU kernels.
 class OursRun {
  public:
   OursRun(const Shape& shape, const std::byte* hidden, const std::byte* weight)
@@ -129,7 +130,7 @@ class OursRun {
   int64_t extra_bytes_ = 0;
 };
 
-/// The product [rows, hidden] x [hidden, vocab] by oneDNN, which writes all logits.
+/// Computes the product [rows, hidden] x [hidden, vocab] with oneDNN, which writes all logits.
 class OneDnnRun {
  public:
   using Type = dnnl::memory::data_type;

@@ -8,13 +8,13 @@
     e2e_bench.py --device cpu --quick                   a dry run of every section in about two minutes
 
 A round measures the contenders in turn, among them the engine alone (engine_bench), on a random head of a
-real size, which is written first. Loads are sent by `logprobctl bench`. Figures are medians over the rounds.
-Each section has a time limit, and its figures are printed and written when it ends, so that a section that
-fails or hangs costs no other. A section that this machine cannot measure is left out with the reason. SIGTERM
-and Ctrl-C end the run early.
+realistic size, which is written first. `logprobctl bench` sends the loads. Figures are medians over the rounds.
+Each section has a time limit, and its figures are printed and written when it ends, so that the others are still
+measured if it fails or hangs. A section that this machine cannot measure is left out, and the reason is printed.
+SIGTERM and Ctrl-C end the run early.
 
 Exits with 1 if a figure misses its target, and with 3 if a section failed or was left out for lack of time.
-Results and table are written in any case.
+The results are written and the table is printed in any case.
 
 Needs logprobd, logprobctl and engine_bench in --bin-dir; Python with grpcio, grpcio-tools and numpy; for the
 baselines also torch, safetensors and, for torch.compile, a C compiler.
@@ -64,7 +64,9 @@ def names(text: str) -> list[str]:
     known = [*TRANSPORTS, *SECTIONS]
     for name in chosen:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not a section; the sections are {', '.join(known)}"
+            )
     return chosen
 
 
@@ -89,7 +91,7 @@ def arguments() -> argparse.Namespace:
         "--only",
         type=names,
         default=[*TRANSPORTS, *SECTIONS],
-        help=f"sections in the order to run: {', '.join([*TRANSPORTS, *SECTIONS])}; default: all",
+        help=f"sections in the order in which to run: {', '.join([*TRANSPORTS, *SECTIONS])}; default: all",
     )
     parser.add_argument("--quick", action="store_true", help="use a small head and short rounds")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
@@ -100,7 +102,9 @@ def arguments() -> argparse.Namespace:
         help="number of whole heads, each on its own GPU; default: 1",
     )
     parser.add_argument(
-        "--hidden", type=sizes, help="hidden sizes; transports use all, other sections the first"
+        "--hidden",
+        type=sizes,
+        help="hidden sizes; transports use all of them, other sections use the first",
     )
     parser.add_argument("--vocab", type=int, help="vocabulary size; default: 151936")
     parser.add_argument("--batch-rows", type=int, help="rows of a batch; default: 8192")
@@ -120,7 +124,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds",
         type=int,
-        help="maximum number of rounds; a section stops earlier when its time is over; default: 5",
+        help="maximum number of rounds; a section stops earlier at its time limit; default: 5",
     )
     parser.add_argument("--seconds", type=float, help="seconds of a load in a round; default: 3")
     parser.add_argument(
@@ -136,7 +140,7 @@ def arguments() -> argparse.Namespace:
         "--minutes",
         type=float,
         default=8.0,
-        help="start no round after this time, and end within one more minute; default: 8",
+        help="minutes after which no round starts; the run ends within one more minute; default: 8",
     )
     parser.add_argument(
         "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
@@ -182,7 +186,7 @@ def table(records: list[dict]) -> str:
 
 
 def sections_of(chosen: list[str], hidden_sizes: list[int]) -> dict[str, Section]:
-    """Sections by name, in the order of `chosen`. All transports are one section per hidden size."""
+    """Returns sections by name, in the order of `chosen`. All transports form one section per hidden size."""
     sections: dict[str, Section] = {}
     transports = [name for name in TRANSPORTS if name in chosen]
     for name in chosen:
@@ -202,12 +206,12 @@ def sections_of(chosen: list[str], hidden_sizes: list[int]) -> dict[str, Section
 def run_sections(
     fixture: Fixture, sections: dict[str, Section], write: Callable[[], None]
 ) -> dict[str, str]:
-    """Measures section by section. Returns the incomplete sections with the reason."""
+    """Measures the sections one after another. Returns the incomplete sections with the reasons."""
     failed: dict[str, str] = {}
     for name, section in sections.items():
         left = fixture.deadline - time.monotonic()
         if left <= 0:
-            failed[name] = "the time is over"
+            failed[name] = "the time limit of the run is reached"
             say(f"{name} is left out: {failed[name]}")
             continue
         say(f"{name} ...")
@@ -217,7 +221,7 @@ def run_sections(
                 section.measure(fixture)
         except Skipped as reason:
             say(f"{name} is left out: {reason}")
-        except Exception as error:  # the other sections are measured all the same
+        except Exception as error:  # the other sections are still measured
             traceback.print_exc()
             failed[name] = f"{type(error).__name__}: {error}"
         finally:
@@ -229,7 +233,7 @@ def run_sections(
 
 
 def end_on_sigterm() -> None:
-    """Handles SIGTERM like Ctrl-C, so that no server stays behind and holds GPU memory."""
+    """Handles SIGTERM like Ctrl-C, so that no server keeps running and holds GPU memory."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

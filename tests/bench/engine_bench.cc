@@ -1,13 +1,13 @@
-// The engine of a model's head without a server, which is the baseline of the service: e2e_bench.py
-// keeps it loaded and requests one round at a time.
+// Measures the engine of a model's head without a server, which is the baseline of the service.
+// e2e_bench.py keeps the head loaded in this program and requests one round at a time.
 //
 //   engine_bench --model DIR [--device auto|cpu|cuda] [--gpus 0,1] [--replicas 2]
 //
-// Reads commands from standard input and answers each with a line of JSON:
-//   throughput ROWS SECONDS  scores batches of ROWS rows, host memory to host memory, with as many
-//       in flight as the engine takes, for about SECONDS. The answer has rows_per_second,
-//       batch_seconds (between batches of one replica) and batches.
-//   latency ROWS COUNT  scores COUNT batches of ROWS rows, one at a time. The answer has p50, p90,
+// Reads commands from standard input and prints a line of JSON for each:
+//   throughput ROWS SECONDS  scores batches of ROWS rows for about SECONDS, from host memory to
+//       host memory, with as many batches in flight as the engine accepts. The result has
+//       rows_per_second, batch_seconds (between batches of one replica) and batches.
+//   latency ROWS COUNT  scores COUNT batches of ROWS rows, one at a time. The result has p50, p90,
 //       p99 and mean from Start to the callback, and the mean of each stage, in seconds.
 
 #include <CLI/CLI.hpp>
@@ -41,8 +41,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kDistinctElements = int64_t{1} << 22;
 
-/// Makes standard normal bf16 rows (4 Mi elements, repeated) with targets spread over the
-/// vocabulary.
+/// Returns standard normal bf16 rows (4 Mi elements, repeated) with random targets.
 EngineCase MakeRows(const HeadInfo& head, int64_t num_rows) {
   EngineCase inputs;
   inputs.hidden_size = head.hidden_size;
@@ -64,7 +63,7 @@ EngineCase MakeRows(const HeadInfo& head, int64_t num_rows) {
   return inputs;
 }
 
-/// The engines of one head, one per replica, and the batches of each requested size.
+/// Measures the engines of one head, one per replica, and keeps the batches of each requested size.
 class EngineBench {
  public:
   static absl::StatusOr<std::unique_ptr<EngineBench>> Create(const std::string& model,
@@ -156,7 +155,7 @@ absl::StatusOr<Json> Answer(EngineBench& bench, const std::string& line) {
   int64_t rows = 0;
   double amount = 0;
   if (!(words >> command >> rows >> amount) || amount <= 0) {
-    return absl::InvalidArgumentError("expected: throughput|latency ROWS SECONDS|COUNT");
+    return absl::InvalidArgumentError("expected: throughput ROWS SECONDS or latency ROWS COUNT");
   }
   if (command == "throughput") return bench.Throughput(rows, amount);
   if (command == "latency") return bench.Latency(rows, static_cast<int>(amount));
@@ -182,11 +181,11 @@ int Serve(const std::string& model, const EngineOptions& options) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // The deadlock detection of Abseil takes a process-wide lock on every lock; see
+  // Abseil's deadlock detection takes a process-wide lock whenever a mutex is locked; see
   // server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   CLI::App app(
-      "Measures the engine of a model's head without a server, on commands from standard input.");
+      "Measures the engine of a head without a server. Reads commands from standard input.");
   std::string model;
   logprobd::EngineOptions options;
   app.add_option("--model", model, "Hugging Face folder or .safetensors file")->required();
@@ -197,7 +196,7 @@ int main(int argc, char** argv) {
                                                   {"cuda", logprobd::Device::kCuda}}));
   app.add_option("--gpus", options.gpus, "CUDA devices, for example 0,1")->delimiter(',');
   app.add_option("--replicas", options.replicas,
-                 "Number of whole heads; 0 chooses as the server does");
+                 "Number of whole heads; with 0 the number is chosen as in the server");
   app.add_option("--batch-rows", options.batch_rows_max, "Maximum number of rows in a batch")
       ->capture_default_str();
   app.add_option("--cpu-threads", options.cpu_threads,

@@ -14,8 +14,8 @@
 namespace logprobd::testing {
 namespace {
 
-/// Scores batches, with all of `batches` in flight, until `num_left` reaches 0; each batch takes
-/// one of it. Returns when all have ended.
+/// Scores batches, with all of `batches` in flight, and decrements `num_left` for each until it
+/// reaches 0. Returns when all batches have ended.
 absl::Status ScoreWhileLeft(ScoringEngine& engine, EngineBatches& batches,
                             std::atomic<int>& num_left) {
   absl::Mutex mutex;

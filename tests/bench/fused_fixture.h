@@ -23,24 +23,25 @@ class FusedFixture {
     /// Number of heads that calls use in turn, so that a small call does not find its weight in a
     /// cache.
     int64_t num_heads = 1;
-    /// Standard deviation of the logits of standard normal rows; that of the weight is this divided
-    /// by sqrt(hidden_size).
+    /// Standard deviation of the logits of standard normal rows. The weight has this standard
+    /// deviation divided by sqrt(hidden_size).
     double logit_stddev = 3;
-    double weight_mean = 0;  ///< In standard deviations of the weight.
+    double weight_mean = 0;  ///< Mean of the weight, in standard deviations of the weight.
     uint64_t seed = 1;
   };
-  /// The outputs in addition to logprob and entropy, and the type of the rows.
+  /// The outputs of a call in addition to logprob and entropy, and the type of its rows.
   struct Ask {
     bool argmax = false;
     bool sum_p_squared = false;
     bool entropy_temperature = false;
-    /// Type of the rows. fp32 and fp16 rows are split into bf16 values before each launch, which
-    /// takes as many rows as in the engine for any num_splits.
+    /// Type of the rows. fp32 and fp16 rows are split into bf16 values before each launch. The
+    /// number of rows of a launch is that of the engine for any num_splits.
     kernels::Dtype dtype = kernels::Dtype::kBf16;
-    int32_t num_splits = kernels::kHiddenSplits;  ///< For fp32 and fp16 rows.
+    int32_t num_splits = kernels::kHiddenSplits;  ///< Number of splits of fp32 and fp16 rows.
     bool corrected = false;                       ///< Corrects the truncation of the tensor cores.
     int32_t top_k = 0;                            ///< 0 to kListMax.
-    bool candidates = false;  ///< kListMax ids per row, spread over the vocabulary.
+    /// Scores kListMax candidates per row, with ids that are spread over the vocabulary.
+    bool candidates = false;
     bool combine = true;
   };
 
@@ -51,14 +52,15 @@ class FusedFixture {
   /// Enqueues the scoring of `num_rows` rows, in as many launches as the workspace requires.
   absl::Status Score(int64_t num_rows, const Ask& ask, cudaStream_t stream);
 
-  /// Number of rows of one launch in the engine.
+  /// Returns the number of rows of one launch, which is that of the engine.
   int64_t RowsOfLaunch(const Ask& ask) const;
-  /// The rows of a dtype, [rows_max, hidden_size], standard normal until a caller writes others.
-  /// fp16 rows share memory with fp32 rows and must be written first.
+  /// Returns the rows of a dtype, [rows_max, hidden_size], which are standard normal until a caller
+  /// writes others. fp16 rows share memory with fp32 rows, so a caller must write them before use.
   std::byte* Rows(kernels::Dtype dtype) const;
-  /// Targets [rows_max], spread over the vocabulary until a caller writes others.
+  /// Returns the targets [rows_max], which are spread over the vocabulary until a caller writes
+  /// others.
   int32_t* targets() const { return reinterpret_cast<int32_t*>(targets_.get()); }
-  /// Scores [rows_max] of the last call.
+  /// These return the scores [rows_max] of the last call.
   const float* logprob() const { return Floats(kLogprob); }
   const float* entropy() const { return Floats(kEntropy); }
   /// Returns the head of the next call and moves on to the one after it.
@@ -66,7 +68,7 @@ class FusedFixture {
   int64_t weight_bytes() const;
 
  private:
-  /// Arrays in `floats_`, AllRows() each.
+  /// Arrays in `floats_`, each with AllRows() elements.
   enum FloatArray {
     kLog2Scale,
     kCorrectedScale,
@@ -80,7 +82,7 @@ class FusedFixture {
   /// Rows in the form that the fused kernel takes.
   struct PreparedRows {
     const std::byte* data;
-    int64_t stride;  ///< Elements.
+    int64_t stride;  ///< Distance between rows, in elements.
     int32_t num_splits;
   };
 
@@ -95,7 +97,7 @@ class FusedFixture {
   float* Floats(FloatArray array) const {
     return reinterpret_cast<float*>(floats_.get()) + array * AllRows();
   }
-  /// Returns rows [row, row + num_rows), and splits them on `stream` if necessary.
+  /// Splits rows [row, row + num_rows) on `stream` if necessary, and returns them.
   absl::StatusOr<PreparedRows> PrepareRows(int64_t row, int64_t num_rows, const Ask& ask,
                                            cudaStream_t stream);
   /// Scores the lists of a block whose partials have been combined.
@@ -107,10 +109,11 @@ class FusedFixture {
   const Sizes sizes_;
   const WorkspacePlan plan_;
   int64_t turn_ = 0;
-  DeviceBuffer hidden_;   ///< [AllRows(), hidden_size] in bf16.
-  DeviceBuffer source_;   ///< [rows_max, hidden_size] in fp32 or fp16.
-  DeviceBuffer splits_;   ///< Splits of the rows of one launch, with spare rows.
-  DeviceBuffer lists_;    ///< Four arrays of [rows_max, kListMax]: ids, logprobs; rows, ids.
+  DeviceBuffer hidden_;  ///< [AllRows(), hidden_size] in bf16.
+  DeviceBuffer source_;  ///< [rows_max, hidden_size] in fp32 or fp16.
+  DeviceBuffer splits_;  ///< Splits of the rows of one launch, with spare rows.
+  /// Four arrays of [rows_max, kListMax]: ids and logprobs of results, rows and ids of candidates.
+  DeviceBuffer lists_;
   DeviceBuffer weights_;  ///< [num_heads, tiles * 192, hidden_size]
   DeviceBuffer arena_;
   DeviceBuffer floats_;

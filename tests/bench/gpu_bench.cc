@@ -8,7 +8,8 @@
 namespace logprobd::testing {
 namespace {
 
-/// Returns the version of the kernel module: the first word of its file such as 580.82.07.
+/// Returns the version of the kernel module, which is the first word of its version file that looks
+/// like 580.82.07.
 std::string DriverVersion() {
   std::ifstream file("/proc/driver/nvidia/version");
   for (std::string word; file >> word;) {

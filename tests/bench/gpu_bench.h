@@ -11,15 +11,15 @@
 
 namespace logprobd::testing {
 
-/// Describes the first GPU with the properties that determine its speed, as "NVIDIA H200, 132 SMs,
-/// up to 1980 MHz, memory 3201 MHz, driver 580.82.07, CUDA 13.0"; "no GPU: ..." with the reason if
-/// there is none.
+/// Returns the name of the first GPU and the properties that determine its speed, for example
+/// "NVIDIA H200, 132 SMs, up to 1980 MHz, memory 3201 MHz, driver 580.82.07, CUDA 13.0". If there
+/// is no GPU, returns "no GPU: " and the reason.
 std::string GpuMachineName();
 
 /// Work that can be enqueued on a stream any number of times.
 using Work = std::function<absl::Status(cudaStream_t)>;
 
-/// Times work on a stream of its own with events.
+/// Measures the time of work with events on a separate stream.
 class Timer {
  public:
   static absl::StatusOr<Timer> Create() {

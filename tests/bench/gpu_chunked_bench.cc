@@ -1,11 +1,12 @@
-// Measures the chunked path and the cuBLASLt GEMM that writes bf16 logits in one process, on hidden
-// rows in device memory, with events around each and rounds in random order.
+// Measures the chunked path and the cuBLASLt GEMM that writes bf16 logits with events, in one
+// process and on hidden rows in device memory. Each round runs them in random order. Then measures
+// the engine from host memory to host memory on both paths.
 //
 //   gpu_chunked_bench [--out FILE] [--commit ID] [--rounds 9] [--rows 1024,4096,8192,16384]
 //                     [--shapes BLOCK_ROWS:LOGITS_MIB:ALGORITHM,...]
 //
-// Without --shapes it measures the block shape of the server. With it, it prints one line per shape
-// and writes no JSON.
+// Without --shapes the program measures the block shape of the server. With --shapes it prints one
+// line per shape and number of rows, does not measure the engine, and writes no JSON.
 
 #include <cuda_runtime_api.h>
 
@@ -41,7 +42,7 @@ namespace {
 
 constexpr int64_t kVocabSize = 151'936;
 constexpr int64_t kHiddenSize = 4'096;
-/// Each timed part runs at least this long, after a third of this time untimed.
+/// Each timed part runs for about this time, after untimed runs for about a third of it.
 constexpr double kPartSeconds = 0.06;
 
 struct Flags {
@@ -50,7 +51,7 @@ struct Flags {
   std::vector<std::string> shapes;
 };
 
-/// The data of the measurement: the head, hidden rows, targets and scales, and room for scores.
+/// The head, hidden rows, targets, scales and score buffers of the measurement.
 struct Fixture {
   std::shared_ptr<const CudaHead> head;
   DeviceBuffer hidden;
@@ -91,7 +92,7 @@ absl::StatusOr<Fixture> MakeFixture(int64_t rows_max) {
   return fixture;
 }
 
-/// Scores `rows` rows with the chunked path, block after block as in the engine.
+/// Scores `rows` rows with the chunked path, block by block as in the engine.
 absl::Status ScoreRows(CudaScorer& scorer, const Fixture& fixture, int64_t rows,
                        cudaStream_t stream) {
   const int64_t block_rows = scorer.plan().BlockRows(kernels::Dtype::kBf16);
@@ -147,8 +148,8 @@ BenchRecord Record(const std::string& what, const std::vector<double>& ours,
   return record;
 }
 
-/// Measures the engine from pinned host memory to scores in host memory: small batches one at a
-/// time (latency), large batches also with two in flight (throughput).
+/// Measures the engine from pinned host memory to scores in host memory. Small batches run one at a
+/// time (latency), and large batches also run with two in flight (throughput).
 absl::Status MeasureEngine(const Flags& flags, GpuKernel kernel,
                            std::vector<BenchRecord>& records) {
   const LargeHead head(kVocabSize, kHiddenSize, 3.0);

@@ -1,12 +1,13 @@
-// Measures the errors of the fused kernel's logprobs and entropies, with its combine step, against
-// double precision on the exact inputs, with and without the correction of the tensor cores'
-// truncation (kernels/common/logit_transform.h) that the engine applies.
+// Measures the errors of the logprobs and entropies that the fused kernel and its combine step
+// compute, against double precision on the same inputs. Each case runs with and without the
+// correction of the tensor cores' truncation (kernels/common/logit_transform.h), which the engine
+// applies.
 //
 //   gpu_errors_bench [--out FILE] [--commit ID] [--rounds 1] [--rows 256]
 //
-// Each round has other random data; figures are medians over the rounds. The target of every second
-// row is its most likely id, that of the others is random. Exits with 1 if a figure misses its
-// target.
+// Each round uses different random data, and figures are medians over the rounds. The target id of
+// every second row is the row's most likely id, and the other target ids are random. The program
+// exits with 1 if a figure exceeds its limit.
 
 #include <cuda_runtime_api.h>
 
@@ -40,7 +41,7 @@ namespace logprobd::testing {
 namespace {
 
 constexpr int64_t kVocabSize = 151'936;
-/// Factor of the limits for fp32 rows.
+/// Factor by which the limits are larger for fp32 rows.
 constexpr double kF32Slack = 1.5;
 
 struct Flags {
@@ -48,7 +49,7 @@ struct Flags {
   int rows = 256;
 };
 
-/// Targets for the errors. A figure without a value has no target.
+/// Upper limits of the errors. An error without a value has no limit.
 struct Limits {
   std::optional<double> logprob_max;
   std::optional<double> logprob_p99;
@@ -77,8 +78,8 @@ struct Case {
   double logit_stddev = 3;
   Dtype dtype = Dtype::kBf16;  ///< Type of the rows.
   RowKind kind = RowKind::kNormal;
-  bool near_weight = false;  ///< Rows point along rows of the weight; `kind` is not used.
-  double weight_mean = 0;    ///< In standard deviations of the weight.
+  bool near_weight = false;  ///< The rows point along rows of the weight, and `kind` is unused.
+  double weight_mean = 0;    ///< Mean of the weight, in standard deviations of the weight.
 };
 
 std::vector<Case> AllCases() {
@@ -194,7 +195,8 @@ absl::Status WriteRows(const Case& c, int64_t num_rows, uint64_t seed, FusedFixt
   return absl::OkStatus();
 }
 
-/// The scores of every row in double, and mean and deviation of the logits.
+/// The target and the scores of every row in double precision, and the mean and standard deviation
+/// of all logits.
 struct Truth {
   std::vector<int32_t> targets;
   std::vector<double> logprob;
@@ -245,11 +247,11 @@ absl::StatusOr<Truth> ComputeTruth(const Case& c, int64_t num_rows, uint64_t see
 struct Errors {
   double logprob_max = 0;
   double logprob_p99 = 0;
-  double logprob_mean = 0;  ///< Signed.
+  double logprob_mean = 0;  ///< Mean of the signed errors.
   double entropy_max = 0;
 };
 
-/// Returns INTERNAL if a score is NaN or out of its range.
+/// Returns the errors of the scores, or INTERNAL if a score is NaN or out of its range.
 absl::StatusOr<Errors> ErrorsOf(const std::vector<float>& logprob,
                                 const std::vector<float>& entropy, const Truth& truth) {
   const auto log_vocab = static_cast<float>(std::log(static_cast<double>(kVocabSize)));
@@ -359,8 +361,8 @@ absl::Status MeasureCase(const Flags& flags, const Case& c, Results& results) {
   return absl::OkStatus();
 }
 
-/// Returns the number of figures that miss their target. Figures measured before a failure are
-/// written.
+/// Returns the number of figures that exceed their limit. If a case fails, the figures of the cases
+/// before it are still written.
 absl::StatusOr<int> Run(const Flags& flags) {
   Results results;
   absl::Status status;
@@ -378,7 +380,7 @@ absl::StatusOr<int> Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   logprobd::testing::Flags flags;
-  CLI::App app("Errors of the fused kernel against double precision.");
+  CLI::App app("Measures the errors of the fused kernel against double precision.");
   logprobd::testing::AddBenchFlags(app, flags.common);
   app.add_option("--rows", flags.rows, "Number of rows of each case")
       ->check(CLI::Range(1, 1'000'000))

@@ -1,11 +1,11 @@
 // Measures the fused kernel with its combine step, the cuBLASLt GEMM that writes bf16 logits (the
-// fastest of eight algorithms), and a kernel that only reads the weight, in one process with rounds
-// in random order. Figures are medians.
+// fastest of eight algorithms), and a kernel that only reads the weight. All run in one process,
+// and each round runs them in random order. Figures are medians.
 //
 //   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part large|small|extras]
 //
-// Settled times follow untimed runs of the same work, so that the power limit is in force. Bursts
-// are two milliseconds of work after 25 ms of rest.
+// A settled time is measured after untimed runs of the same work, so that the power limit is in
+// force. A burst is two milliseconds of work after 25 ms of rest.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ constexpr double kSettleMilliseconds = 60;
 constexpr double kTimedMilliseconds = 50;
 constexpr double kBurstMilliseconds = 2;
 constexpr int kRestMicroseconds = 25'000;
-constexpr int kBursts = 4;  // per round, since a single one is short and noisy
+constexpr int kBursts = 4;  // bursts per round, since a single burst is short and noisy
 constexpr char kGemm[] = "cuBLASLt GEMM that writes bf16 logits";
 
 struct Flags {
@@ -45,14 +45,14 @@ struct Flags {
   std::string part = "large";
 };
 
-/// The measurements of one contender, one per round and burst.
+/// The measurements of one contender, with one element per round or per burst.
 struct Times {
   std::vector<double> settled;    ///< Milliseconds.
   std::vector<double> burst;      ///< Milliseconds.
   std::vector<double> megahertz;  ///< SM clock at the end of the settled part.
 };
 
-/// Measures settled times, bursts and the clock of contenders.
+/// Measures the settled times, the bursts and the SM clock of contenders.
 class Stopwatch {
  public:
   static absl::StatusOr<std::unique_ptr<Stopwatch>> Create() {
@@ -65,7 +65,7 @@ class Stopwatch {
 
   Timer& timer() { return *timer_; }
 
-  /// Measures all contenders in each round, in a new random order.
+  /// Measures all contenders in each of `rounds` rounds, each time in a new random order.
   absl::StatusOr<std::map<std::string, Times>> Measure(const std::map<std::string, Work>& works,
                                                        int rounds) {
     std::vector<std::string> order;
@@ -272,7 +272,8 @@ int main(int argc, char** argv) {
   logprobd::testing::Flags flags;
   CLI::App app("Compares the fused kernel with the GEMM and with reading the weight.");
   logprobd::testing::AddBenchFlags(app, flags.common);
-  app.add_option("--part", flags.part, "Part to measure: many rows, few rows, or further outputs")
+  app.add_option("--part", flags.part,
+                 "Part to measure: large (many rows), small (few rows) or extras (further outputs)")
       ->check(CLI::IsMember({"large", "small", "extras"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

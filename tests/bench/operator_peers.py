@@ -1,4 +1,4 @@
-"""The linear cross entropy of other packages that can be imported, for operator_bench.py."""
+"""Imports the linear cross entropy functions of other packages for operator_bench.py."""
 
 import importlib
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def _liger() -> Scores:
     return scores
 
 
-# verl returns both scores of each token, CCE the loss of each token, Liger (Triton) the mean loss.
+# verl returns both scores of each token, CCE returns the loss of each token, and Liger (Triton) returns the mean loss.
 PEERS = {
     "verl": _verl,
     "CCE, no entropy": _cce,

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Renders the tables of measured numbers in Markdown files from tests/bench/results.
 
-A table stands between two comments: `<!-- results: NAME... -->` and `<!-- /results -->`. NAME is the stem of
+Tables are written between two comments: `<!-- results: NAME... -->` and `<!-- /results -->`. NAME is the stem of
 a file in tests/bench/results. Each file gets its own tables below a caption with machine, date and commit.
-table_views.py says how the records of a file become rows and columns. There are two more kinds of blocks:
-`ratios` joins all its files in one table of times divided by that of the GEMM in the same run, and
+table_views.py defines how the records of a file become rows and columns. There are two more kinds of blocks:
+`ratios` joins all its files in one table of times, each divided by that of the GEMM in the same run, and
 `speedups` shows throughput by arrangement of GPUs. `where TEXT` after the names selects the records with TEXT
 in their `what`.
 
-`--check` writes nothing and exits with 1 if a file is out of date. A test runs it, so that no number in a
-document is typed by hand.
+With `--check` the program writes nothing and exits with 1 if a file is out of date. A test runs this check, so
+that no number in a document is typed by hand.
 """
 
 import argparse
@@ -36,12 +36,12 @@ PLAIN = View(
     ("figure", "spread", "baseline_name", "baseline", "ratio", "target", "note"),
     has_baseline=False,
 )
-# Remarks in a note that concern one baseline or the target.
+# Parts of a note that begin like this are not shown: they concern one baseline or the target.
 NOT_A_REMARK = ("wanted", "target", "best ", "a further", "baseline spread")
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent where that reads better."""
+    """Formats a number: as an integer from 1000 on, with three significant digits from 0.01 on, else as 1.2e-03."""
     if value == 0:
         return "0"
     magnitude = abs(value)
@@ -66,7 +66,7 @@ def load(name: str) -> list[dict]:
 
 
 def records_of(name: str, text: str) -> list[dict]:
-    """The records of a file that have `text` in their `what`."""
+    """Returns the records of a file that have `text` in their `what`."""
     records = [record for record in load(name) if text in record["what"]]
     if not records:
         raise SystemExit(f"{name}: no record has {text!r} in its `what`")
@@ -79,12 +79,12 @@ def remarks(record: dict) -> list[str]:
 
 
 def remarks_of_all(records: list[dict]) -> list[str]:
-    """The remarks that all records share."""
+    """Returns the remarks that all records share."""
     return [part for part in remarks(records[0]) if all(part in remarks(r) for r in records)]
 
 
 def target(record: dict) -> str:
-    """The bound of the record's figure or ratio, marked if it is missed."""
+    """Returns the bound of the record's figure or ratio, marked if it is missed."""
     found = target_of(record)
     if found is None:
         return ""
@@ -94,7 +94,7 @@ def target(record: dict) -> str:
 
 
 def field(record: dict, name: str | Note, common: list[str], with_unit: bool) -> str:
-    """The text of one cell."""
+    """Returns the text of one cell."""
     if isinstance(name, Note):
         match = re.search(name.pattern, record["note"])
         return " / ".join(group.strip() for group in match.groups() if group) if match else ""
@@ -117,7 +117,7 @@ def field(record: dict, name: str | Note, common: list[str], with_unit: bool) ->
 
 
 def heading(name: str | Note, column: str, unit: str, baselines: list[str]) -> str:
-    """The heading of a field; `column` is the name of its group of columns, which may be empty."""
+    """Returns the heading of a field. `column` is the name of its group of columns and may be empty."""
     column = SHORT.get(column, column)
     in_unit = f", {unit}" if unit else ""
     if isinstance(name, Note):
@@ -127,14 +127,14 @@ def heading(name: str | Note, column: str, unit: str, baselines: list[str]) -> s
     if name == "ratio" and not column and len(baselines) == 1:
         return f"ratio to {SHORT.get(baselines[0], baselines[0])}"
     if name == "baseline":
-        return f"{column or 'its figure'}{in_unit}"
+        return f"{column or 'baseline figure'}{in_unit}"
     if name == "ratio" and column:
         return column
     return {"spread": "lowest to highest", "baseline_name": "baseline"}.get(name, name)
 
 
 def markdown(header: list[str], rows: list[list[str]], num_labels: int) -> list[str]:
-    """A table without the value columns in which nothing stands."""
+    """Returns a table without the value columns that are empty in all rows."""
     used = [k for k in range(len(header)) if k < num_labels or any(row[k] for row in rows)]
     lines = [[header[k] for k in used], *([row[k] for k in used] for row in rows)]
     text = [f"| {' | '.join(line)} |" for line in lines]
@@ -156,7 +156,7 @@ class Selection:
             column = record["baseline"]["what"] if view.by_baseline else groups.pop("column", "")
             if view.columns and column not in view.columns:
                 continue
-            # The rows of a batch are the last part of a shape.
+            # T, the number of rows of a batch, is the last part of a shape.
             self.labels = sorted(groups, key=lambda label: label == "T")
             key = tuple(groups[label] for label in self.labels)
             self.rows.setdefault(key, {}).setdefault(column, []).append(record)
@@ -172,7 +172,7 @@ class Selection:
         return list(dict.fromkeys(r["baseline"]["what"] for r in self.records if r["baseline"]))
 
     def constant_labels(self) -> list[int]:
-        """The labels that are the same in all rows. One label is always left for the table."""
+        """Returns the labels that are the same in all rows, but always leaves one label for the table."""
         found = [k for k in range(len(self.labels)) if len({key[k] for key in self.rows}) == 1]
         return found[1:] if len(found) == len(self.labels) else found
 
@@ -183,7 +183,7 @@ def baseline_cell(name: str, group: list[dict], with_unit: bool) -> str:
 
 
 def pivot(view: View, records: list[dict], common: list[str]) -> list[str]:
-    """The records that `view` selects, as a table with a row for each set of labels."""
+    """Returns the records that `view` selects as a table with a row for each set of labels."""
     chosen = Selection(view, records)
     if not chosen.records:
         return []
@@ -214,7 +214,7 @@ def pivot(view: View, records: list[dict], common: list[str]) -> list[str]:
         shown = [key[k] for k in kept] + [
             baseline_cell(name, group, not unit) for name in shown_baselines
         ]
-        # Records with the same labels get a line each.
+        # Each of the records with the same labels gets a separate line.
         for depth in range(max(len(of_column) for of_column in row.values())):
             cells = []
             for column, name in fields:
@@ -234,7 +234,7 @@ def origins(records: list[dict]) -> str:
 
 
 def caption(name: str, records: list[dict]) -> str:
-    """Where and how a file was measured."""
+    """Returns a caption that says where and how a file was measured."""
     rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
     count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
     medians = f"; medians of {count} rounds" if rounds else ""
@@ -243,7 +243,7 @@ def caption(name: str, records: list[dict]) -> str:
 
 
 def tables_of(name: str, records: list[dict], views: tuple[View, ...]) -> list[str]:
-    """The tables of a file: those of its views, then the records that no view shows."""
+    """Returns the tables of a file: those of its views, then tables of the records that no view matches."""
     common = remarks_of_all(records)
     lines = [caption(name, records), ""]
     for view in views:
@@ -252,7 +252,7 @@ def tables_of(name: str, records: list[dict], views: tuple[View, ...]) -> list[s
     for has_baseline in (True, False):
         part = [r for r in rest if bool(r["baseline"]) == has_baseline]
         names = {r["baseline"]["what"] for r in part if has_baseline}
-        if len(names) == 1:  # then the heading names it
+        if len(names) == 1:  # the heading then names the baseline
             fields = tuple(name for name in PLAIN.fields if not name.startswith("baseline"))
             lines += pivot(PLAIN._replace(fields=fields, has_baseline=True), part, common)
         else:
@@ -261,7 +261,7 @@ def tables_of(name: str, records: list[dict], views: tuple[View, ...]) -> list[s
 
 
 def with_legend(lines: list[str]) -> str:
-    """The lines below a legend of the columns that they have."""
+    """Returns the lines below a legend that explains their columns."""
     heads = " ".join(line for line in lines if line.startswith("| "))
     legend = []
     if "| ratio" in heads:
@@ -274,7 +274,7 @@ def with_legend(lines: list[str]) -> str:
 
 
 def results(names: list[str], text: str = "") -> str:
-    """The tables of some result files, each below its caption."""
+    """Returns the tables of some result files, each below its caption."""
     return with_legend(
         [
             line
@@ -285,7 +285,7 @@ def results(names: list[str], text: str = "") -> str:
 
 
 def speedups(names: list[str], text: str = "") -> str:
-    """The tables of some result files with a column for each arrangement of GPUs."""
+    """Returns the tables of some result files, with a column for each arrangement of GPUs."""
     lines = []
     for name in names:
         records = records_of(name, text)
@@ -298,7 +298,7 @@ GEMM = "GEMM that writes bf16 logits"
 
 
 def ratios(names: list[str], text: str = "") -> str:
-    """A row for each shape of the first file, a column for each method: time over the GEMM's."""
+    """Returns a table of times over the GEMM's: a row for each shape of the first file, a column for each method."""
     methods: dict[str, dict[tuple[int, ...], str]] = {}
     shapes: list[tuple[int, ...]] = []
     captions: dict[str, list[str]] = {}

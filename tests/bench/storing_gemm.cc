@@ -71,8 +71,8 @@ absl::Status StoringGemm::ChooseFastest(Timer& timer) {
   double best = 1e30;
   cublasLtMatmulAlgo_t best_algorithm{};
   const Work run = [this](cudaStream_t stream) { return Run(stream); };
-  for (int turn = 0; turn < 2 * found;
-       ++turn) {  // the second turn counts, after the clock has settled
+  // Only the second run of each algorithm counts, because the clock has settled by then.
+  for (int turn = 0; turn < 2 * found; ++turn) {
     algorithm_ = results[static_cast<size_t>(turn % found)].algo;
     LOGPROBD_RETURN_IF_ERROR(Run(timer.stream()));
     LOGPROBD_ASSIGN_OR_RETURN(const double milliseconds, timer.Milliseconds(run, 2));

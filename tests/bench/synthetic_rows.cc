@@ -11,8 +11,9 @@ namespace {
 
 constexpr float kOutlierFactors[] = {20, 26, 32, 38, 44, 50};
 constexpr int64_t kNumOutliers = 6;
-/// Distance between outliers that are close together, and of the first one from its end.
+/// Number of channels between neighbouring outliers of kOutliersEarly and kOutliersLate.
 constexpr int64_t kOutlierStep = 11;
+/// Number of channels between the end of the row and the first of these outliers.
 constexpr int64_t kOutlierBegin = 2;
 constexpr int64_t kRank = 32;
 constexpr float kLowRankNoise = 0.05F;

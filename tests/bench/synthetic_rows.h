@@ -8,16 +8,16 @@ namespace logprobd::testing {
 /// Kinds of hidden rows: independent, with outlier channels, or correlated.
 enum class RowKind {
   kNormal,
-  kOutliersEarly,   ///< Six channels 20 to 50 times larger, among the first 60.
-  kOutliersLate,    ///< The same among the last 60 channels.
-  kOutliersSpread,  ///< The same, spread over the hidden size.
+  kOutliersEarly,   ///< Six of the first 60 channels are 20 to 50 times larger.
+  kOutliersLate,    ///< Six of the last 60 channels are 20 to 50 times larger.
+  kOutliersSpread,  ///< Six channels, spread over the hidden size, are 20 to 50 times larger.
   kLowRank,         ///< Sums of 32 random vectors with noise of a twentieth of their size.
   kOneSided,        ///< Magnitudes of normal values.
 };
 
 struct RowSizes {
   int64_t num_rows = 0;
-  int64_t hidden_size = 0;  ///< >= 128.
+  int64_t hidden_size = 0;  ///< At least 128.
 };
 
 /// Returns rows [num_rows, hidden_size] with a mean square of 1 (for kNormal, in expectation). The

@@ -1,8 +1,8 @@
-"""The layout of each result file's tables. render_tables.py explains the fields of a View.
+"""Defines the layout of each result file's tables, which render_tables.py renders.
 
-A pattern matches the whole `what` of a record. Its named groups become the label columns of a row; the group
-`column` becomes a column of its own for each value. The records of a file that no view matches stand in a
-plain table with a row for each record.
+A pattern matches the whole `what` of a record. Its named groups become the label columns of a row, except for
+the group `column`, each value of which becomes a separate column. The records of a file that no view matches
+are shown in a plain table with a row for each record.
 """
 
 from typing import NamedTuple
@@ -18,14 +18,14 @@ class Note(NamedTuple):
 class View(NamedTuple):
     """One table of a result file."""
 
-    title: str  # stands above the table
-    pattern: str  # matches all of `what`
+    title: str  # line above the table
+    pattern: str  # must match all of `what`
     fields: tuple[str | Note, ...] = ("figure", "spread", "ratio", "target")
-    has_baseline: bool = True  # a column with the figure of each baseline
-    by_baseline: bool = False  # a group of columns for each baseline of a row
-    columns: tuple[str, ...] = ()  # values of `column` in this order; default: all, as they come
-    is_sorted: bool = False  # rows by their numbers; default: as the records come
-    blank: str = ""  # stands for a label group that matched nothing
+    has_baseline: bool = True  # adds a column with the figure of each baseline
+    by_baseline: bool = False  # makes a group of columns for each baseline of a row
+    columns: tuple[str, ...] = ()  # values of `column` in this order; default: in order of records
+    is_sorted: bool = False  # sorts the rows by their numbers; default: the order of the records
+    blank: str = ""  # text for a label group that matched nothing
 
 
 SHAPE = r"H=(?P<H>\d+), V=(?P<V>\d+), T=(?P<T>\d+)"
@@ -244,7 +244,7 @@ SHARDS = (
         ARRANGED.format(group="arrangement"),
         (
             Note("copy in", r"copy in ([\d.]+)"),
-            Note("of it from other GPUs", r"from other GPUs ([\d.]+)"),
+            Note("copy in from other GPUs", r"from other GPUs ([\d.]+)"),
             Note("kernels", r"kernels ([\d.]+)"),
             Note("combine and exchange", r"exchange ([\d.]+)"),
             Note("copy out", r"copy out ([\d.]+)"),
@@ -336,7 +336,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "transport_load_8": TRANSPORT_LOAD,
 }
 
-# Names of columns and baselines that the tables shorten.
+# Short names of columns and baselines for the tables.
 SHORT = {
     "operator, logits kept": "logits kept",
     "operator, mean loss, gradients in the forward": "mean loss",
@@ -356,7 +356,7 @@ SHORT = {
     "fp32 rows as three bf16 splits, split included": "fp32 rows, 3 splits",
 }
 
-# Labels of older records in today's words.
+# Replacements for wording of older records that has changed since.
 TRANSLATIONS = (
     ("the three GEMMs, of 30 % of the rows", "three GEMMs of 30 % of the rows"),
     ("bf16 terms", "bf16 splits"),

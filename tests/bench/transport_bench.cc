@@ -1,12 +1,12 @@
-// Measures what a request costs around the engine: server, batcher and client in one process, over
-// loopback, with an engine that computes nothing.
+// Measures the cost of a request outside the engine. The server, the batcher and the client run in
+// one process and communicate over loopback, and the engine computes nothing.
 //
 //   transport_bench [--out FILE] [--commit ID] [--rounds 5] [--requests 100000]
 //
-// Round trips are those of a synchronous caller with one request at a time, in turn with a plain
-// gRPC call of the same size to a server that answers at once. Memory is the resident set of the
-// process over --requests requests. Throughput is that of one large call, split into messages of 8
-// MiB on 4 connections.
+// Round trips are measured with a synchronous caller that has one request in flight. They alternate
+// with plain gRPC calls of the same size to a server that responds at once. Memory is the resident
+// set of the process over --requests requests. Throughput is that of one large call, which is split
+// into messages of 8 MiB on 4 connections.
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
@@ -89,7 +89,7 @@ int64_t ResidentBytes() {
   return resident_pages * sysconf(_SC_PAGESIZE);
 }
 
-/// The callers: the C++ client library, a generated stub, and a plain gRPC call.
+/// Makes calls with the C++ client library, with a generated stub, and with plain gRPC.
 class Callers {
  public:
   Callers(const std::string& address, const std::string& echo_address)
@@ -245,13 +245,12 @@ absl::Status Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // The deadlock detection of Abseil takes a process-wide lock on every lock; see
-  // server/main.cc.
+  // Abseil's deadlock detection takes a process-wide lock for every lock; see server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;
-  CLI::App app("The cost of a request around the engine, over loopback.");
+  CLI::App app("Measures the cost of a request outside the engine, over loopback.");
   logprobd::testing::AddBenchFlags(app, flags.common);
-  app.add_option("--requests", flags.requests, "Requests over which memory is measured")
+  app.add_option("--requests", flags.requests, "Number of requests over which memory is measured")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

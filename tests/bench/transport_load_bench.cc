@@ -1,13 +1,13 @@
 // Measures how many bytes of hidden states per second reach an engine that only reads them, and the
-// CPU time of server and client per GB. The null engine answers with a checksum of every row, which
-// is compared with the row that was sent. The load comes from the load generator of logprobctl
+// CPU time of server and client per GB. This null engine returns a checksum of every row, which is
+// compared with that of the row that was sent. The load comes from the load generator of logprobctl
 // bench.
 //
 // The baseline is a bare gRPC server that copies each message to contiguous memory. Both servers
 // run in their own processes, receive messages of the same size over the same number of
-// connections, and take turns. Clients send the same rows again, or write new rows for each
-// message. Rows in memory shared with the server are compared with threads that only write rows to
-// the heap.
+// connections, and take turns. Clients either send the same rows in every message or write new rows
+// for each message. Rows in memory shared with the server are compared with threads that only write
+// rows to the heap.
 //
 //   transport_load_bench [--out FILE] [--commit ID] [--rounds 5] [--seconds 1] [--channels 4,8,16]
 
@@ -55,7 +55,7 @@ using client::RowPool;
 
 constexpr int64_t kHidden = 4'096;
 constexpr int64_t kRowBytes = kHidden * 2;
-constexpr int64_t kMessageRows = 1'020;  // with targets and lengths just below 8 MiB
+constexpr int64_t kMessageRows = 1'020;  // just below 8 MiB with targets and lengths
 constexpr int kMessagesPerChannel = 2;   // in flight
 constexpr int kWriters = 4;
 constexpr int kSharedInFlight = 16;
@@ -69,7 +69,7 @@ struct Flags {
   std::string serve;
 };
 
-/// A bare gRPC server, called without any protocol.
+/// Sends only the bytes of the rows, to a bare gRPC server.
 class BareGrpcTarget final : public client::LoadTarget {
  public:
   BareGrpcTarget(const std::string& address, int channels) {
@@ -114,7 +114,7 @@ class BareGrpcTarget final : public client::LoadTarget {
   std::atomic<size_t> next_ = 0;
 };
 
-/// Sends the rows nowhere: measures the threads that write them.
+/// Discards the rows, so that only the threads that write them are measured.
 class NoTarget final : public client::LoadTarget {
  public:
   void Send(const client::ScoreArgs& args, client::ScoreCallback done) override {
@@ -124,7 +124,7 @@ class NoTarget final : public client::LoadTarget {
   }
 };
 
-/// The rows of all messages, with the checksum that an engine must answer for each.
+/// The rows of all messages, with the checksum that an engine must return for each row.
 struct Rows {
   RowPool pool;
   std::vector<float> checksums;  ///< [pool.distinct_rows()]
@@ -151,7 +151,8 @@ double ClientCpuSeconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-/// Reads CPU times at both ends of the measurement and checks the checksums of answers with scores.
+/// Reads the CPU times at the start and the end of the measurement, and checks the checksums in
+/// results that have scores.
 class RoundObserver final : public client::LoadObserver {
  public:
   RoundObserver(const ServerChild& server, const Rows& rows) : server_(server), rows_(rows) {}
@@ -164,7 +165,8 @@ class RoundObserver final : public client::LoadObserver {
       const auto pool_row = static_cast<size_t>((first + row) % rows_.pool.distinct_rows());
       if (result.logprob[static_cast<size_t>(row)] == rows_.checksums[pool_row]) continue;
       absl::MutexLock lock(&mutex_);
-      failure_.Update(absl::DataLossError("the checksum of a row differs from the sent row's"));
+      failure_.Update(
+          absl::DataLossError("the checksum of a row differs from that of the row that was sent"));
       return;
     }
   }
@@ -193,10 +195,10 @@ class RoundObserver final : public client::LoadObserver {
 /// A target and its load, measured round by round.
 struct Contender {
   client::LoadTarget* target = nullptr;
-  client::RowMemory* memory = nullptr;  ///< For fresh rows.
+  client::RowMemory* memory = nullptr;  ///< Memory of fresh rows.
   const ServerChild* server = nullptr;  ///< Process whose CPU time is measured.
   LoadPlan plan;
-  std::vector<double> rates = {};       ///< GB/s of each round, 1e9 bytes.
+  std::vector<double> rates = {};       ///< GB/s of each round; 1 GB is 1e9 bytes.
   std::vector<double> server_cpu = {};  ///< Seconds per GB.
   std::vector<double> client_cpu = {};  ///< Seconds per GB.
 
@@ -211,7 +213,7 @@ struct Contender {
                                               plan));
     LOGPROBD_RETURN_IF_ERROR(measurement.measured.first_error);
     LOGPROBD_RETURN_IF_ERROR(observer.failure());
-    double total_rows = 0;  // also those of the window that does not count for the rate
+    double total_rows = 0;  // includes the window that does not count for the rate
     for (const client::WindowFigures& window : measurement.windows) {
       total_rows += window.rows_per_second * window.seconds;
     }
@@ -225,8 +227,9 @@ struct Contender {
   }
 };
 
-/// A closed loop whose first quarter does not count: four windows, of which the last three are the
-/// result, since they never lie within a billionth of their mean.
+/// Returns the plan of a closed loop whose first quarter does not count. The loop runs for all four
+/// windows, because windows never lie within a billionth of their mean, and the last three windows
+/// are the result.
 LoadPlan PlanOf(double seconds, int in_flight, int writers, bool fresh) {
   LoadPlan plan;
   plan.mix = {.sizes = {{.rows = kMessageRows}}};
@@ -239,8 +242,8 @@ LoadPlan PlanOf(double seconds, int in_flight, int writers, bool fresh) {
   return plan;
 }
 
-/// Adds the figures of the service with those of the sink as baseline. `target_ratio` is the least
-/// ratio of the speeds; 0: none.
+/// Adds the figures of the service, with those of the sink as the baseline. `target_ratio` is the
+/// minimum ratio of the speeds, or 0 if there is no target.
 void AddRecords(const std::string& what, const Contender& service, const Contender& sink,
                 double target_ratio, std::vector<BenchRecord>& records) {
   BenchRecord speed = RecordOf(what, "GB/s", service.rates);
@@ -256,7 +259,7 @@ void AddRecords(const std::string& what, const Contender& service, const Contend
   records.push_back(std::move(cost));
 }
 
-/// Runs the rounds; the order of the contenders reverses from one round to the next.
+/// Runs the rounds. The order of the contenders reverses from one round to the next.
 absl::Status RunRounds(int rounds, const Rows& rows, std::vector<Contender*> contenders) {
   for (int round = 0; round < rounds; ++round) {
     for (Contender* contender : contenders) LOGPROBD_RETURN_IF_ERROR(contender->RunRound(rows));
@@ -346,7 +349,7 @@ class ReadInPlace final : public HostPinning {
   bool pins() const override { return true; }
 };
 
-/// Runs in the child: serves the null head, or the sink.
+/// Serves the null head or the sink. The child process runs this function.
 absl::Status Serve(const std::string& kind) {
   if (kind == "sink") {
     const EchoServer server(/*copies=*/true);
@@ -389,14 +392,13 @@ absl::Status Run(const Flags& flags) {
 }  // namespace logprobd::testing
 
 int main(int argc, char** argv) {
-  // The deadlock detection of Abseil takes a process-wide lock on every lock; see
-  // server/main.cc.
+  // Abseil's deadlock detection takes a process-wide lock for every lock; see server/main.cc.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   logprobd::testing::Flags flags;
-  CLI::App app("Bytes per second to an engine that only reads them, and to a bare gRPC server.");
+  CLI::App app(
+      "Measures the throughput to an engine that only reads rows, and to a bare gRPC server.");
   logprobd::testing::AddBenchFlags(app, flags.common);
-  app.add_option("--seconds", flags.seconds, "Seconds that are measured per round")
-      ->capture_default_str();
+  app.add_option("--seconds", flags.seconds, "Measured seconds per round")->capture_default_str();
   app.add_option("--channels", flags.channels, "Numbers of connections, for example 4,8,16")
       ->delimiter(',')
       ->capture_default_str();

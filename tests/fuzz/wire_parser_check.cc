@@ -14,8 +14,8 @@
 namespace logprobd::testing {
 namespace {
 
-/// Whether `message` is an error for which ParseScoreRequest may refuse what Protobuf accepts, as
-/// wire_parser.h lists.
+/// Returns whether `message` is one of the errors, listed in wire_parser.h, for which
+/// ParseScoreRequest may refuse a message that Protobuf accepts.
 bool IsStricterRule(absl::string_view message) {
   for (const absl::string_view reason :
        {"given twice", ": wire type ", "must be less than 2^32", "must fit into 32 bits",
@@ -71,7 +71,7 @@ bool SameSlice(const std::optional<Ours>& ours, bool has, const Theirs& theirs) 
   return ours.has_value() == has && (!has || SameSlice(*ours, theirs));
 }
 
-/// Returns the name of the first field in which the two differ.
+/// Returns a description of the first field in which the two differ, or nullopt if none does.
 std::optional<std::string> Difference(const ScoreRequest& ours, const v1::ScoreRequest& theirs) {
   const std::pair<const char*, bool> fields[] = {
       {"request_id", ours.request_id == theirs.request_id()},
@@ -129,13 +129,13 @@ std::optional<std::string> WireParserDifference(absl::string_view bytes, uint32_
   const bool accepted = theirs.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
   if (ours.status.ok()) {
     return accepted ? Difference(ours.request, theirs)
-                    : std::optional<std::string>("accepted what Protobuf refuses");
+                    : std::optional<std::string>("accepted a message that Protobuf refuses");
   }
   if (ours.status.code() != absl::StatusCode::kInvalidArgument) {
     return absl::StrCat("not INVALID_ARGUMENT: ", ours.status.ToString());
   }
   if (accepted && !IsStricterRule(ours.status.message())) {
-    return absl::StrCat("refused what Protobuf accepts: ", ours.status.message());
+    return absl::StrCat("refused a message that Protobuf accepts: ", ours.status.message());
   }
   return std::nullopt;
 }

@@ -1,5 +1,5 @@
-// libFuzzer entry that compares ParseScoreRequest with Protobuf. The first byte decides how the
-// other bytes are cut into pieces.
+// libFuzzer entry that compares ParseScoreRequest with Protobuf. The first byte determines how
+// the other bytes are split into pieces.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

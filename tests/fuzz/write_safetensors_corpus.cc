@@ -1,4 +1,4 @@
-// Writes the cases of the unit tests as a corpus to start fuzzing from:
+// Writes the safetensors files of the unit tests as a seed corpus for the fuzzer:
 //   write_safetensors_corpus FOLDER
 
 #include <fstream>

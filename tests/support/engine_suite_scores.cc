@@ -1,5 +1,5 @@
-// Scores match the reference in double precision for all shapes, dtypes, ranges of logits,
-// transforms and temperatures.
+// Tests that scores match the reference in double precision for all shapes, dtypes, ranges of
+// logits, transforms and temperatures.
 
 #include <algorithm>
 #include <cmath>
@@ -75,7 +75,7 @@ TEST_P(EngineSuite, MatchesTheReferenceFromNarrowToWideLogits) {
 }
 
 TEST_P(EngineSuite, APeakedRowHasLogprobAndEntropyNearZero) {
-  // One column of the weight equals the hidden row, so its logit is far above all others.
+  // Row 555 of the weight equals the first hidden row, so its logit is far above all others.
   const auto base = MakeRandomHead({.vocab_size = 700, .hidden_size = 96});
   EngineCase inputs = MakeRandomCase(*base, 2);
   std::vector<std::byte> weight(base->weight(), base->weight() + base->info().weight_bytes);
@@ -111,7 +111,7 @@ TEST_P(EngineSuite, AFlatRowHasTheEntropyOfTheWholeVocabulary) {
   }
 }
 
-/// A head with hidden size 1: for the hidden row (1), the logits are the weights.
+/// Returns a head with hidden size 1. For the hidden row (1), the logits equal the weights.
 std::unique_ptr<InMemoryHead> HeadOfLogits(const std::vector<float>& logits) {
   HeadInfo info;
   info.hidden_size = 1;

@@ -64,7 +64,7 @@ class FakePinning final : public HostPinning {
 };
 
 /// Fakes GPU memory with memory of this process. A handle of 64 equal bytes names an allocation of
-/// `bytes` bytes that is filled with that byte; other handles are unknown. Use it from one thread.
+/// `bytes` bytes that is filled with that byte; other handles are unknown. Not thread-safe.
 class FakeDeviceMemory final : public DeviceMemory {
  public:
   explicit FakeDeviceMemory(size_t bytes) : bytes_(bytes) {}

@@ -21,7 +21,7 @@ bool FakeClock::AwaitUntil(absl::Mutex& mutex, const absl::Condition& condition,
   std::list<Waiter>::iterator self;
   {
     absl::MutexLock lock(&mutex_);
-    // `ready` sees a change of the time since the check above.
+    // `ready` detects a change of the time since the check above.
     self = waiters_.insert(waiters_.end(), Waiter{&mutex, until, &ready, false});
   }
   mutex.Await(ready);
@@ -81,7 +81,7 @@ bool FakeClock::AreAsleep(int count) const {
   if (static_cast<int>(waiters_.size()) < count) {
     return false;
   }
-  // TryLock as in WakeStaleWaiters: a thread that holds its mutex is not asleep.
+  // Uses TryLock like WakeStaleWaiters. A thread that holds its mutex is not asleep.
   return std::all_of(waiters_.begin(), waiters_.end(), [](const Waiter& waiter) {
     if (!waiter.mutex->TryLock()) {
       return false;

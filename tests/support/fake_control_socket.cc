@@ -46,7 +46,7 @@ void Send(int socket, const std::string& packet, int fd) {
     part->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(part), &fd, sizeof(fd));
   }
-  // The next read detects a client that has disconnected.
+  // An error is ignored, since the next read detects a client that has disconnected.
   static_cast<void>(sendmsg(socket, &message, MSG_NOSIGNAL));
 }
 
@@ -71,7 +71,7 @@ FakeControlSocket::FakeControlSocket(Options options)
 }
 
 FakeControlSocket::~FakeControlSocket() {
-  shutdown(listener_, SHUT_RDWR);  // wakes accept, which close does not
+  shutdown(listener_, SHUT_RDWR);  // wakes accept, unlike close
   accepting_.join();
   DropLeases();
   for (std::thread& server : servers_) server.join();
@@ -221,7 +221,7 @@ v1::LocalReply FakeControlSocket::Answer(const v1::LocalRequest& request, Lease*
   static_cast<void>(ftruncate(*fd, bytes));
   static_cast<void>(fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
   const auto size = static_cast<size_t>(bytes);
-  // Never unmapped: tests are short, and a request may still read it.
+  // The memory is never unmapped, because a request may still read it and tests are short.
   void* const memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, *fd, 0);
   const std::string id = absl::StrCat("region-", next_id_++);
   lease->regions[id] = absl::MakeSpan(static_cast<char*>(memory), size);

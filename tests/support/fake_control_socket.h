@@ -23,12 +23,13 @@ class FakeControlSocket {
  public:
   struct Options {
     bool shared_memory = true;
-    /// Content of all CUDA IPC allocations, for any handle; empty: CUDA IPC is not offered.
+    /// Content of all CUDA IPC allocations, for any handle. If it is empty, CUDA IPC is not
+    /// offered.
     std::string device_memory = {};
     int64_t region_bytes_max = int64_t{256} << 20;
     int64_t lease_bytes_max = int64_t{1} << 30;
     uint32_t lease_regions_max = 16;
-    /// Replaces every reply, if it is not empty.
+    /// Text that replaces every reply if it is not empty.
     std::string nonsense = {};
   };
 
@@ -38,18 +39,18 @@ class FakeControlSocket {
   /// Returns the access that ListHeads describes.
   v1::LocalAccess access() const;
 
-  /// Replaces the slice of a request by its bytes. Errors: NOT_FOUND, INVALID_ARGUMENT, or the
-  /// status of RefuseSlices.
+  /// Replaces the slice of a request by its bytes. Returns NOT_FOUND, INVALID_ARGUMENT or the
+  /// status of RefuseSlices on failure.
   grpc::Status Fill(v1::ScoreRequest* request) const;
 
   /// Ends every lease, like a restarting server.
   void DropLeases();
   /// Drops all regions and keeps the leases.
   void LoseRegions();
-  /// Refuses slices with this status from now on; OK accepts them again.
+  /// Refuses slices with `status` from now on. If `status` is OK, slices are accepted again.
   void RefuseSlices(grpc::Status status);
 
-  /// The client_id of each open lease.
+  /// Returns the client_id of each open lease.
   std::vector<std::string> clients() const;
   int64_t num_regions() const;
   /// Waits until no lease is open.

@@ -33,7 +33,7 @@ uint64_t MixFloat(uint64_t hash, float value) {
   return Mix(hash, bits);
 }
 
-/// A value in [0, 1) that float represents exactly.
+/// Returns a value in [0, 1) that float represents exactly.
 float UnitOf(uint64_t hash) { return static_cast<float>(hash >> 40) * 0x1p-24F; }
 
 bool HasNonfinite(absl::Span<const std::byte> row, Dtype dtype) {

@@ -18,23 +18,24 @@
 namespace logprobd::testing {
 
 /// The scores that FakeEngine gives a row. They depend only on the row's bytes, target and
-/// temperatures, so that a score of a wrong row shows. They are not those of any real head.
+/// temperatures, so that a test detects a score of a wrong row. They are not those of any real
+/// head.
 struct FakeScores {
   float logprob = 0;  ///< In (-16, 0).
   float entropy = 0;
   float lse = 0;
-  int32_t argmax_id = 0;  ///< First two bytes of the row, little endian, modulo the vocabulary.
+  int32_t argmax_id = 0;  ///< First two bytes of the row, little endian, modulo vocab_size.
   float argmax_logprob = 0;
   float sum_p_squared = 0;
   float max_logit = 0;
   float min_logit = 0;
-  bool nonfinite = false;  ///< An element of the row is NaN or Inf; the scores are NaN, ids -1.
+  bool nonfinite = false;  ///< True if the row contains NaN or Inf. Scores are then NaN, ids -1.
 };
 
 FakeScores FakeScoresOf(absl::Span<const std::byte> row, Dtype dtype, int32_t target,
                         float temperature, float entropy_temperature, int64_t vocab_size);
 
-/// Entry `rank` (from 0) of a row's top-k list: (argmax_id + rank) modulo the vocabulary.
+/// Returns entry `rank` (from 0) of a row's top-k list: (argmax_id + rank) modulo `vocab_size`.
 int32_t FakeTopKId(const FakeScores& scores, int32_t rank, int64_t vocab_size);
 float FakeTopKLogprob(const FakeScores& scores, int32_t rank);
 float FakeCandidateLogprob(const FakeScores& scores, int32_t id);
@@ -43,7 +44,7 @@ float FakeCandidateLogprob(const FakeScores& scores, int32_t id);
 struct RecordedBatch {
   Dtype dtype = Dtype::kBf16;
   int64_t num_rows = 0;
-  std::vector<std::byte> hidden;  ///< All rows, also those that lay in runs.
+  std::vector<std::byte> hidden;  ///< All rows, including those that were in runs.
   std::vector<HiddenRun> runs;
   std::vector<int32_t> targets;
   std::vector<float> temperatures;
@@ -68,17 +69,18 @@ class FakeEngine final : public ScoringEngine {
     Dtype dtype = Dtype::kBf16;
     uint64_t weights_version = 1;
     std::vector<ShardPlace> layout = {};
-    /// Added to every logprob, so that a test sees which engine has scored a row.
+    /// Value added to every logprob, so that a test can tell which engine scored a row.
     float logprob_offset = 0;
     MemoryPlan memory = {};
-    /// Bytes that AllocateStaging returns in total before it fails with RESOURCE_EXHAUSTED.
+    /// Number of bytes that AllocateStaging returns in total before it fails with
+    /// RESOURCE_EXHAUSTED.
     int64_t staging_bytes_max = int64_t{1} << 40;
     /// True if the engine reads rows in place. The memory of its "GPUs" is ordinary memory.
     bool reads_in_place = false;
     int64_t row_step = 1;
-    /// False in benchmarks: batches are not recorded.
+    /// True if batches are recorded. Benchmarks set it to false.
     bool record = true;
-    /// False in benchmarks: scores are not written.
+    /// True if scores are written. Benchmarks set it to false.
     bool score = true;
   };
 
@@ -111,14 +113,14 @@ class FakeEngine final : public ScoringEngine {
   /// Blocks until `count` batches are started, and returns the numbers of rows of the first
   /// `count`.
   std::vector<int64_t> WaitForBatches(int count) const;
-  /// Blocks until `count` started batches are not answered yet.
+  /// Blocks until at least `count` batches are started but not yet answered.
   void WaitUntilInFlight(int count) const;
   /// Blocks until no batch is in flight and every `done` has returned.
   void WaitUntilIdle() const;
 
-  std::vector<RecordedBatch> batches() const;  ///< The batches started so far.
+  std::vector<RecordedBatch> batches() const;  ///< Returns the batches started so far.
   int64_t num_batches() const;
-  int64_t rows_scored() const;  ///< Rows of the batches answered with OK.
+  int64_t rows_scored() const;  ///< Returns the number of rows of the batches answered with OK.
   int64_t staging_bytes() const;
 
  private:

@@ -38,7 +38,7 @@ ScoreResult FakeScores(const ScoreRequest& request) {
   result.ignored_rows =
       std::count(request.targets.begin(), request.targets.end(), request.ignore_index);
   result.weights_version = 3;
-  // Each column has numbers of its own, so that tests notice exchanged columns.
+  // Each column has different numbers, so that tests detect exchanged columns.
   ForEachOutputColumn([&](const auto& column) {
     if (column.shape == ColumnShape::kRow && column.IsReturned(outputs)) {
       auto& values = result.*column.values;

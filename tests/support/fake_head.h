@@ -37,17 +37,17 @@ class FakeHead final : public ServedHead {
   void SetReady(bool ready);
   /// Makes Verify wait until FinishVerify.
   void HoldVerify();
-  /// Blocks until a Verify waits.
+  /// Blocks until a call of Verify waits.
   void WaitForVerify() const;
-  /// Answers the waiting Verify: with a report when `status` is OK, else with `status`.
+  /// Answers the waiting Verify with a report if `status` is OK, otherwise with `status`.
   void FinishVerify(const absl::Status& status);
   /// Makes requests wait until Release.
   void Hold();
-  /// Answers the waiting requests, in reverse order when `reversed`, and later ones at once.
+  /// Answers the waiting requests, in reverse order if `reversed`, and answers later ones at once.
   void Release(bool reversed = false);
-  /// Makes every Submit fail with `status`; OK ends this.
+  /// Makes every Submit fail with `status`. If `status` is OK, Submit succeeds again.
   void RefuseWith(absl::Status status);
-  /// Answers every request with `status`; OK ends this.
+  /// Answers every request with `status`. If `status` is OK, requests get scores again.
   void AnswerWith(absl::Status status);
 
   /// Blocks until `count` requests have been submitted in total.

@@ -30,18 +30,18 @@ class FakeWeightsService final : public v1::Weights::Service {
 
   // Set these before the first call.
 
-  /// The progress messages of a load, in order.
+  /// Returns the progress messages that a load sends, in order.
   std::vector<v1::LoadWeightsProgress>& progress() { return progress_; }
-  /// The state that changes and List return.
+  /// Returns the state that Commit, Rollback, Discard and List return.
   v1::HeadWeightsState& state() { return state_; }
-  /// Ends every call with `status`; a load sends its messages first.
+  /// Makes every call end with `status`. A load sends its messages first.
   void FailWith(grpc::Status status) { status_ = std::move(status); }
   /// Keeps a load running after its messages until it is cancelled.
   void HoldLoads() { holds_loads_ = true; }
 
-  /// Each call's method and request, in short debug form: "Commit version: 2".
+  /// Returns each call's method and request in short debug form, such as "Commit version: 2".
   std::vector<std::string> calls() const;
-  /// Returns when a held load has been cancelled.
+  /// Blocks until a held load has been cancelled.
   void WaitForCancelled();
 
  private:
@@ -56,7 +56,7 @@ class FakeWeightsService final : public v1::Weights::Service {
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-/// A server of the service on a free loopback port.
+/// A server of FakeWeightsService on a free loopback port.
 class FakeWeightsServer {
  public:
   FakeWeightsServer();

@@ -5,7 +5,7 @@
 
 namespace logprobd::testing {
 
-/// Lowers the limit of open files for a scope, so that the process can open only `left` more.
+/// Lowers the limit on open files for a scope, so that the process can open only `left` more.
 class FewFiles {
  public:
   explicit FewFiles(int left) {

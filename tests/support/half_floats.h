@@ -7,14 +7,14 @@
 
 namespace logprobd::testing {
 
-/// Bits of the nearest bfloat16, ties to even. NaN stays NaN.
+/// Returns the bits of the nearest bfloat16, with ties to even. NaN stays NaN.
 inline uint16_t ToBf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40U);
   return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-/// Bits of the nearest IEEE half, ties to even, subnormals included. NaN stays NaN.
+/// Returns the bits of the nearest IEEE half, also if subnormal, with ties to even. NaN stays NaN.
 inline uint16_t ToF16(float value) {
   const auto sign = static_cast<uint16_t>(std::signbit(value) ? 0x8000U : 0U);
   const float magnitude = std::fabs(value);

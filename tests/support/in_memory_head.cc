@@ -14,7 +14,8 @@
 namespace logprobd::testing {
 namespace {
 
-/// SplitMix64. The distributions of the standard library differ between implementations.
+/// Returns the next value of SplitMix64. The distributions of the standard library are not used,
+/// because they differ between implementations.
 uint64_t NextRandom(uint64_t& state) {
   state += 0x9E3779B97F4A7C15U;
   uint64_t z = state;

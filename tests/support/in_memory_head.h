@@ -15,7 +15,7 @@ namespace logprobd::testing {
 /// Rounds `values` to nearest even and stores them as `dtype`, little-endian.
 std::vector<std::byte> EncodeFloats(absl::Span<const float> values, Dtype dtype);
 
-/// A head whose weight, [info.vocab_rows, info.hidden_size] of info.dtype, lies in memory.
+/// A head whose weight, [info.vocab_rows, info.hidden_size] of info.dtype, is in memory.
 class InMemoryHead : public HeadWeights {
  public:
   /// `weight` must have the size that `info` states; `bias` is empty or [info.vocab_rows].
@@ -42,7 +42,7 @@ class InMemoryHead : public HeadWeights {
 struct RandomHeadOptions {
   int64_t vocab_size = 192;
   int64_t hidden_size = 64;
-  /// Rows of the weight beyond vocab_size. They are filled with NaN, so that any use of them shows.
+  /// Number of weight rows beyond vocab_size. They are NaN, so that a test detects any use of them.
   int64_t padding_rows = 0;
   Dtype dtype = Dtype::kBf16;
   /// Standard deviation of the dot products with standard normal hidden rows.
@@ -55,7 +55,7 @@ struct RandomHeadOptions {
 
 std::unique_ptr<InMemoryHead> MakeRandomHead(const RandomHeadOptions& options);
 
-/// `count` standard normal values, the same on every machine for a given seed.
+/// Returns `count` standard normal values, the same on every machine for a given seed.
 std::vector<float> NormalValues(int64_t count, uint64_t seed);
 
 }  // namespace logprobd::testing

@@ -1,6 +1,6 @@
-// The HTTP side of a busy server with two heads on two GPUs, for tests on machines without a GPU.
-// Uses the real Metrics, status page and HTTP server with a fake of the driver's library and
-// simulated work. Prints its address and ends when its standard input is closed.
+// Runs the HTTP side of a busy server with two heads on two GPUs, for tests on machines without a
+// GPU. It uses the real Metrics, status page and HTTP server with a fake of the driver's library
+// and simulated work. It prints its address and ends when its standard input is closed.
 
 #include <poll.h>
 #include <unistd.h>
@@ -113,7 +113,8 @@ void Work(Metrics& metrics) {
 }
 
 int Run() {
-  // Uses CUDA's ordinals; the fake of the driver's library numbers the GPUs in reverse order.
+  // Metrics uses CUDA's ordinals. The fake of the driver's library numbers the GPUs in reverse
+  // order.
   Metrics metrics({.heads = {std::begin(kHeads), std::end(kHeads)},
                    .version = "1.2.3",
                    .commit = "a fixture",

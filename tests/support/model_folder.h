@@ -11,7 +11,7 @@
 
 namespace logprobd::testing {
 
-/// A tensor to write: its dtype as safetensors spells it, and its little-endian values.
+/// A tensor to write, with its dtype as safetensors spells it and its little-endian values.
 struct FileTensor {
   std::string name;
   std::string dtype;
@@ -32,13 +32,13 @@ FileTensor MakeRandomTensor(const std::string& name, Dtype dtype, const std::vec
 FileTensor MakeZeroTensor(const std::string& name, const std::string& dtype,
                           const std::vector<int64_t>& shape);
 
-/// The bytes of a safetensors file: length, header, and the data in the order of `tensors`.
+/// Returns the bytes of a safetensors file: length, header, and the data in the order of `tensors`.
 std::string SafetensorsBytes(const std::vector<FileTensor>& tensors);
 
-/// The bytes of a file with the header `json`, valid or not, followed by `data`.
+/// Returns the bytes of a file with the header `json`, valid or not, followed by `data`.
 std::string SafetensorsBytesOf(absl::string_view json, absl::string_view data);
 
-/// The value of the element of type `dtype` at `bytes`.
+/// Returns the value of the element of type `dtype` at `bytes`.
 float ElementAt(const std::byte* bytes, Dtype dtype);
 
 /// A temporary model folder, which the destructor removes.
@@ -52,7 +52,7 @@ class ModelFolder {
   const std::string& path() const { return path_; }
   std::string PathOf(const std::string& file_name) const;
 
-  /// Writes any file. Creates the folders in its name.
+  /// Writes any file and creates the folders in its name.
   void WriteFile(const std::string& file_name, absl::string_view content) const;
   void WriteConfig(absl::string_view json) const { WriteFile("config.json", json); }
 

@@ -116,7 +116,7 @@ void AddEntryCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"FractionalDimension", Tensor("U8", "1.0", "0,1", 1), "not an integer"});
   cases.push_back({"ExponentInADimension", Tensor("U8", "1e0", "0,1", 1), "not an integer"});
   cases.push_back(
-      {"DimensionBeyondTheSchema", Tensor("U8", "281474976710656", "0,1", 1), "beyond 2^48 - 1"});
+      {"DimensionBeyondTheSchema", Tensor("U8", "281474976710656", "0,1", 1), "exceeds 2^48 - 1"});
   cases.push_back({"HugeDimension", Tensor("U8", "99999999999999999999999999", "0,1", 1),
                    "not an integer below 2^64"});
   cases.push_back({"ProductThatOverflows", Tensor("U8", "4294967296,4294967296", "0,0"),
@@ -149,8 +149,8 @@ void AddOffsetCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"FractionalOffset", Tensor("U8", "1", "0,1.0", 1), "not an integer"});
   cases.push_back({"ExponentInAnOffset", Tensor("U8", "1000000000", "0,1e9", 1), "not an integer"});
   cases.push_back({"HugeOffset", Tensor("U8", "1", "0,18446744073709551616", 1), "not an integer"});
-  cases.push_back(
-      {"OffsetBeyondTheSchema", Tensor("U8", "1", "0,18446744073709551615", 1), "beyond 2^48 - 1"});
+  cases.push_back({"OffsetBeyondTheSchema", Tensor("U8", "1", "0,18446744073709551615", 1),
+                   "exceeds 2^48 - 1"});
   cases.push_back({"OneOffset", Tensor("U8", "0", "0", 0), "must have 2 numbers"});
   cases.push_back({"ThreeOffsets", Tensor("U8", "0", "0,0,0", 0), "more than 2 numbers"});
   cases.push_back(

@@ -5,14 +5,14 @@
 
 namespace logprobd::testing {
 
-/// A safetensors file and the complaint of a strict reader about it.
+/// A safetensors file and the error message that a strict reader gives for it.
 struct SafetensorsCase {
   std::string name;  ///< Letters only, since it is part of the names of tests and files.
   std::string bytes;
-  std::string complaint;  ///< Part of the reader's message; empty for a valid file.
+  std::string complaint;  ///< Part of the reader's error message, empty for a valid file.
 };
 
-/// One invalid file for each rule of the format, and valid files that are unusual.
+/// Returns one invalid file for each rule of the format, and valid files that are unusual.
 std::vector<SafetensorsCase> SafetensorsCases();
 
 }  // namespace logprobd::testing

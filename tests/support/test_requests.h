@@ -44,13 +44,13 @@ ScoreRequest MakeRequest(const RequestSpec& spec);
 /// Returns MakeRequest with `rows` rows and default properties.
 ScoreRequest RequestOfRows(int64_t rows);
 
-/// Returns the answer that a server on a FakeEngine must give, computed row by row from the
+/// Returns the answer that a server with a FakeEngine must give, computed row by row from the
 /// request.
 ScoreResult ExpectedResult(const ScoreRequest& request, int64_t vocab_size = 1'000,
                            uint64_t weights_version = 1);
 
-/// Returns the names of the fields whose bits differ, separated by commas; empty when none differ.
-/// Stages are not compared.
+/// Returns the names of the fields whose bits differ, separated by commas, or an empty string if
+/// none differ. Does not compare stages.
 std::string Differences(const ScoreResult& actual, const ScoreResult& expected);
 
 }  // namespace logprobd::testing

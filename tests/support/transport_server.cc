@@ -43,7 +43,7 @@ std::string TransportServer::address() const { return absl::StrCat("127.0.0.1:",
 
 std::shared_ptr<grpc::Channel> TransportServer::NewChannel() const {
   grpc::ChannelArguments arguments;
-  // Without this argument channels to one address share a connection, and one test could break it
+  // Without this argument, channels to one address share a connection, and one test could break it
   // for another.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);

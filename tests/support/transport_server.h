@@ -51,7 +51,7 @@ std::string BytesOf(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// Returns the values in `bytes`; incomplete trailing values are dropped.
+/// Returns the values in `bytes`. Drops an incomplete value at the end.
 template <typename T>
 std::vector<T> ValuesOf(absl::string_view bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));

@@ -40,14 +40,14 @@ SWAP_ROUNDS_MAX = 3
 class ClientCore:
     """A client of one logprobd server, or of several that hold the same heads.
 
-    With several servers, each request goes to the ready server with the fewest unanswered bytes of
-    this client, so a slower server gets less work, and a large call uses all servers at once. When
-    a server drains, fails or cannot be reached, its requests are sent to another server without
-    delay. It gets requests again after a pause that grows with each failure, once its health
-    service says SERVING. A server that refuses because of load gets no requests for the time that
-    it asks for. While calls are made, the client checks the health and the heads of each server
-    every 10 s. Raises HeadMismatch if the servers' heads differ (vocabulary, hidden size, dtype,
-    scale, soft cap, bias).
+    With several servers, each request is sent to the ready server with the fewest unanswered bytes
+    of this client, so a slower server gets less work and a large call uses all servers at once.
+    When a server drains, fails or cannot be reached, its requests are sent to another server
+    without delay. It gets requests again after a pause that grows with each failure, once its
+    health service says SERVING. A server that refuses because of load gets no requests for the time
+    that it asks for. While calls are made, the client checks the health and the heads of each
+    server every 10 s. Raises HeadMismatch if the servers' heads differ (vocabulary, hidden size,
+    dtype, scale, soft cap, bias).
 
     All rows of a call are scored by one version of the weights: the pinned version, or the first
     one that answers. A chunk that was scored by another version is sent again to a server that

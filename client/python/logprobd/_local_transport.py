@@ -96,7 +96,7 @@ class LocalTransport:
         """The placement of most rows of the latest call."""
         self._access: _wire.LocalAccess | None = None
         self._is_offered = False
-        self._driver: Driver | NotShareable | None = None  # None: not created yet
+        self._driver: Driver | NotShareable | None = None  # None until it is created
         self._reset()
         _live.add(self)
 

@@ -1,4 +1,4 @@
-"""The service compared with a Python server that calls torch (baseline_server.py), on one device."""
+"""Compares the service with a Python server that calls torch (baseline_server.py), on one device."""
 
 import contextlib
 import functools
@@ -12,19 +12,19 @@ from server_process import ServerProcess
 
 SMALL_ROWS = 16
 SMALL_CLIENTS = 64
-SMALL_PROCESSES = 4  # in one process a single gRPC thread at a time handles all events
+SMALL_PROCESSES = 4  # in one process, only one gRPC thread at a time handles events
 BULK_IN_FLIGHT = 4
-COMPILES_WITHIN_S = 150  # for the first request of a shape with torch.compile
+COMPILES_WITHIN_S = 150  # time limit of the first request of a shape with torch.compile
 BULK_TARGET = 3
 SMALL_TARGET = 20
-BUDGET_S = 35  # for each size of request
+BUDGET_S = 35  # time for each size of request
 SERVICE = "Service"
 SHARED = "Service, shared memory"  # the default of clients on the same host
 NAMES = {"eager": "Python gRPC and torch", "compiled": "Python gRPC and torch.compile"}
 
 
 def measure(fixture: Fixture) -> None:
-    """A server that fails is left out; the others are still measured."""
+    """Measures the service and the baselines. A server that fails is left out; the others are still measured."""
     hidden = fixture.hidden_sizes[0]
     failures: list[str] = []
     with contextlib.ExitStack() as servers:
@@ -54,7 +54,7 @@ def measure(fixture: Fixture) -> None:
         if addresses:
             compare_bulk(fixture, hidden, service.grpc, addresses, loader, failures)
             compare_small(fixture, hidden, service.grpc, addresses, failures)
-        if failures:  # raised in the context, so that the logs of the servers are shown
+        if failures:  # raised inside the context, so that the logs of the servers are shown
             raise RuntimeError("; ".join(failures))
 
 
@@ -71,7 +71,7 @@ def start(
 
 
 def add_memory(fixture: Fixture, hidden: int, name: str, before: float | None) -> None:
-    """Records the GPU memory that a server took since `before`: its peak, since no server gives memory back."""
+    """Records by how much GPU memory grew from `before`. This is the peak of a server, since none frees memory."""
     after = gpu_memory_mib()
     if before is not None and after is not None:
         what = f"{name}, {fixture.shape(hidden)}: GPU memory under bulk load"
@@ -81,7 +81,7 @@ def add_memory(fixture: Fixture, hidden: int, name: str, before: float | None) -
 def bulk_rate(
     fixture: Fixture, address: str, hidden: int, loader: str = "logprobctl", timeout_s: float = 30
 ) -> float:
-    """Rows per second in requests of a whole batch, sent by logprobctl or each in one message."""
+    """Returns rows per second of requests of a whole batch, split by logprobctl or sent in one message each."""
     if loader == "logprobctl":
         plan = LoadPlan(
             rows=fixture.batch_rows,
@@ -99,7 +99,7 @@ def bulk_rate(
 
 
 def faster_loader(fixture: Fixture, address: str, hidden: int) -> str:
-    """How the baseline is faster: with messages of 8 MiB from logprobctl, or with whole requests."""
+    """Returns the faster loader of the baseline: logprobctl with messages of 8 MiB, or whole requests."""
     rates = {name: bulk_rate(fixture, address, hidden, name) for name in ("logprobctl", "whole")}
     say("  baseline by loader: " + ", ".join(f"{name} {r:,.0f}" for name, r in rates.items()))
     return max(rates, key=lambda name: rates[name])

@@ -1,4 +1,4 @@
-"""The fixture of a run: programs, models, sizes and time limits that its sections share."""
+"""The fixture of a run: the programs, models, sizes and time limits that its sections share."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from e2e.processes import BaselineProcess, EngineBench, running
 from e2e.synthetic_head import write_head
 from server_process import ServerProcess
 
-GRACE_S = 30  # for evaluating and cleaning up after a limit
+GRACE_S = 30  # time for evaluating and cleaning up after a time limit has passed
 
 
 class Skipped(RuntimeError):
@@ -28,13 +28,13 @@ class Fixture:
     device: str  # "cpu" or "cuda"
     hidden_sizes: list[int]
     vocab: int
-    batch_rows: int  # rows of a batch, in the server and the engine alone, and of a bulk request
+    batch_rows: int  # rows of a batch in the server and in the engine alone, and of a bulk request
     rounds: int
     seconds: float  # duration of one load in one round
     replicas: int = 1
     baselines: tuple[str, ...] = ("eager", "compiled")
     in_flight: int = 8  # bulk requests in flight per replica
-    deadline: float = float("inf")  # of the whole run, in monotonic time
+    deadline: float = float("inf")  # end of the whole run, in monotonic time
     smaller_batches: str = ""  # flags of a server with smaller batches
     records: list[dict] = dataclasses.field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Fixture:
         self.load = LoadTool(self.binaries)
 
     def model(self, hidden: int, seed: int = 1) -> pathlib.Path:
-        """The folder of a head of that size, which is written at its first use."""
+        """Returns the folder of a head of that size, which is written at its first use."""
         folder = self.work / f"head-{hidden}-{seed}"
         if not folder.exists():
             started = time.monotonic()
@@ -59,14 +59,14 @@ class Fixture:
         return options
 
     def engine(self, hidden: int) -> EngineBench:
-        """The engine without a server, with the options of the server's engine."""
+        """Returns the engine without a server, with the options of the server's engine."""
         options = ["--device", self.device, *self._engine_options()]
         return EngineBench(self.binaries, "--model", str(self.model(hidden)), *options)
 
     def server(
         self, hidden: int, *options: str
     ) -> contextlib.AbstractContextManager[ServerProcess]:
-        """A running server. `options` of the section override the usual ones."""
+        """Returns a context with a running server. `options` override the default ones."""
         usual = ["--model", str(self.model(hidden)), *self._engine_options()]
         if "--batch-rows" in options:
             begin = usual.index("--batch-rows")
@@ -77,7 +77,7 @@ class Fixture:
     def baseline(
         self, hidden: int, *options: str
     ) -> contextlib.AbstractContextManager[ServerProcess]:
-        """A running baseline_server.py."""
+        """Returns a context with a running baseline_server.py."""
         server = BaselineProcess(self.model(hidden), self.device, *options)
         return running(server, "baseline_server")
 
@@ -86,16 +86,16 @@ class Fixture:
         return f"H={hidden}, V={self.vocab}{replicas}"
 
     def rounds_within(self, seconds: float) -> Iterator[int]:
-        """Numbers of rounds. No round starts after `seconds`, except the first."""
+        """Yields the numbers of the rounds. No round except the first starts after `seconds`."""
         end = self.end_of(seconds)
         for number in range(self.rounds):
             if number and time.monotonic() > end:
-                say(f"  stopped after {number} rounds: their time is over")
+                say(f"  stopped after {number} rounds: the time limit is reached")
                 return
             yield number
 
     def end_of(self, seconds: float) -> float:
-        """The end of `seconds` from now, or of the whole run if that is earlier."""
+        """Returns the end of `seconds` from now, or of the whole run if that is earlier."""
         return min(time.monotonic() + seconds, self.deadline)
 
 
@@ -105,12 +105,12 @@ class OutOfTime(Exception):
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raises OutOfTime once `seconds` have passed. Call it on the main thread."""
+    """Raises OutOfTime once `seconds` have passed. Must be called on the main thread."""
 
     def interrupt(*_: object) -> None:
-        # The alarm rings again, since keeping the measurements so far must end too.
+        # The timer is started again, since storing the measurements so far has a time limit too.
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
-        raise OutOfTime(f"not done in {seconds:.0f} s")
+        raise OutOfTime(f"did not finish within {seconds:.0f} s")
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     timer = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
@@ -127,7 +127,7 @@ def say(text: str) -> None:
 
 
 def checked(load: Load, what: str) -> Load:
-    """Returns the load if every request was answered, else raises."""
+    """Returns the load if every request was answered, otherwise raises RuntimeError."""
     if load.errors or not load.requests:
         answered = f"{load.requests} requests were answered, {load.errors} failed"
         raise RuntimeError(f"{what}: {answered}: {load.first_error}")
@@ -139,9 +139,9 @@ def in_turn(
     rounds: Iterator[int],
     failures: list[str] | None = None,
 ) -> dict[str, list[float]]:
-    """Measures every contender once per round; the order reverses from one round to the next.
+    """Measures every contender once per round. The order is reversed from one round to the next.
 
-    A contender that fails is added to `failures` and left out of later rounds; without `failures` the error
+    A contender that fails is added to `failures` and left out of later rounds. Without `failures` the error
     is raised. When the time of the section ends, the figures of earlier rounds are kept.
     """
     figures: dict[str, list[float]] = {name: [] for name in contenders}
@@ -160,7 +160,7 @@ def in_turn(
         except OutOfTime:
             if number == 0:
                 raise
-            say(f"  stopped in round {number + 1}: the section's time is over")
+            say(f"  stopped in round {number + 1}: the section's time limit is reached")
             break
         parts = (f"{name} {figures[name][-1]:,.4g}" for name in names)
         say(f"  round {number + 1}: {', '.join(parts)}")
@@ -168,7 +168,7 @@ def in_turn(
 
 
 def same_rounds(others: list[float], figures: list[float]) -> list[float]:
-    """The part of `others` from the rounds of `figures`, which may have ended earlier."""
+    """Returns the figures of `others` from the rounds that `figures` has, which may be fewer."""
     return others[: len(figures)]
 
 

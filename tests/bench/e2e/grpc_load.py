@@ -1,7 +1,7 @@
-"""Client processes in Python that send one request again and again and record every answer.
+"""Client processes in Python that send one request repeatedly and record every response.
 
-They do what `logprobctl bench` does not: send a request of any size in one message, and record the version, the
-bits and the time of each answer, which the hot swap needs.
+Unlike `logprobctl bench`, they send a request of any size in one message, and they record the version, a checksum
+and the time of each response, which the hot-swap section needs.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ import numpy as np
 import scoring_rpc
 from google.protobuf.message import DecodeError
 
-# A child forked from a process in which gRPC runs would hang.
+# A child process that is forked while gRPC runs in the parent would hang.
 SPAWN = multiprocessing.get_context("spawn")
 CALL_TIMEOUT_S = 30
 STARTS_WITHIN_S = 120
@@ -77,7 +77,7 @@ def call(scoring: scoring_rpc.Scoring, message: bytes) -> Answer:
 def client_process(
     address: str, requests: Requests, inflight: int, ready, go, stop, answers
 ) -> None:
-    """Runs `inflight` threads from `go` until `stop`, each on its own connection."""
+    """Sends requests from `go` until `stop` on `inflight` threads, each with its own connection."""
     message = requests.message()
     all_answers: list[Answer] = []
 
@@ -118,7 +118,7 @@ class Clients:
                 process.start()
             for _ in range(self._count):
                 if not self._ready.acquire(timeout=STARTS_WITHIN_S):
-                    raise RuntimeError(f"clients were not ready in {STARTS_WITHIN_S} s")
+                    raise RuntimeError(f"the clients were not ready within {STARTS_WITHIN_S} s")
         except BaseException:
             self.__exit__()
             raise
@@ -133,7 +133,7 @@ class Clients:
             for _ in self.processes:
                 answers += self._answers.get(timeout=CALL_TIMEOUT_S + 5)
         except queue.Empty:
-            raise RuntimeError("a client process ended without its answers") from None
+            raise RuntimeError("a client process ended without returning its answers") from None
         return sorted(answers, key=lambda answer: answer.ended)
 
     def __exit__(self, *_: object) -> None:
@@ -149,7 +149,7 @@ class Clients:
 def rows_per_second(
     address: str, requests: Requests, *, seconds: float, processes: int, inflight: int
 ) -> float:
-    """Rows per second of successful calls, between the first and the last answer."""
+    """Returns the rows per second of successful calls, between the first and the last response."""
     with Clients(address, requests, processes=processes, inflight=inflight) as clients:
         time.sleep(seconds)
         answers = [answer for answer in clients.finish() if answer.code == 0]

@@ -1,4 +1,4 @@
-"""`logprobctl bench` and `logprobctl weights` as tools: the one place that knows their flags and JSON."""
+"""Runs `logprobctl bench` and `logprobctl weights`. Only this module knows their flags and JSON."""
 
 import contextlib
 import dataclasses
@@ -8,13 +8,13 @@ import socket
 import subprocess
 from collections.abc import Iterator
 
-# Names of the transports: the value of --transport, and the name in a report.
+# Two names of each transport: the value of --transport, and the name in a report.
 TRANSPORTS = {"tcp": ("tcp", "tcp"), "shm": ("shm", "shm"), "ipc": ("cuda-ipc", "cuda_ipc")}
-WINDOWS = 12  # of a load
+WINDOWS = 12  # number of windows of a load
 # With fewer answers between the first and the last window, the mean of the whole run is more accurate.
 STEADY_REQUESTS_MIN = 20
 RETRIES = 8  # the client's default; for loads whose latency is not measured
-ENDS_WITHIN_S = 30  # allowed beyond the time that the load itself may take
+ENDS_WITHIN_S = 30  # allowed in addition to the time limit of the load itself
 HEAD = "default"
 WEIGHTS_END_WITHIN_S = 120
 
@@ -25,7 +25,7 @@ class LoadError(RuntimeError):
 
 @dataclasses.dataclass
 class Load:
-    """The measurements of one load; times in seconds."""
+    """The measurements of one load. Times are in seconds."""
 
     rows_per_second: (
         float  # without the first and the last window, in which the pipeline fills and drains
@@ -44,7 +44,7 @@ class Load:
 class LoadPlan:
     """A closed loop of `concurrency` requests, or an open loop of `rate` requests per second."""
 
-    rows: int | str  # per request; or a mix such as 1:80,256:20
+    rows: int | str  # rows per request, or a mix such as 1:80,256:20
     seconds: float
     concurrency: int = 1
     rate: float = 0
@@ -53,8 +53,8 @@ class LoadPlan:
     stream: bool = False
     fresh: bool = False  # writes new rows for each request
     warmup: int = 4
-    retries: int = 0  # of a request that is refused or whose connection breaks
-    timeout_s: float = 30  # of a request
+    retries: int = 0  # retries of a request that is refused or whose connection breaks
+    timeout_s: float = 30  # per request
     busy_poll_s: float = 0  # time for which a caller polls for its answer before it sleeps
 
     def flags(self) -> list[str]:
@@ -93,7 +93,7 @@ class LoadTool:
 
     @contextlib.contextmanager
     def running(self, address: str, plan: LoadPlan) -> Iterator:
-        """Runs a load in the background; the value waits for its end and returns the Load."""
+        """Runs a load in the background. Yields a function that waits for its end and returns the Load."""
         process = subprocess.Popen(
             [self.binary, "bench", "--json", "--address", address, *plan.flags()],
             stdin=subprocess.DEVNULL,
@@ -108,7 +108,7 @@ class LoadTool:
             try:
                 out, err = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
-                raise LoadError(f"logprobctl did not end in {limit:.0f} s") from None
+                raise LoadError(f"logprobctl did not end within {limit:.0f} s") from None
             return parse(out, err, plan.transport)
 
         try:
@@ -120,7 +120,7 @@ class LoadTool:
 
 
 def steady_rate(result: dict) -> float:
-    """Rows per second between the first and the last window; of the whole run if that has few answers."""
+    """Returns rows per second between the first and the last window, or of the whole run if it has few requests."""
     windows = result["windows"][1:-1]
     if sum(window["requests"] for window in windows) < STEADY_REQUESTS_MIN:
         return result["rows_per_second"]
@@ -129,14 +129,14 @@ def steady_rate(result: dict) -> float:
 
 
 def parse(out: str, err: str, transport: str) -> Load:
-    """The report of a load over `transport`. LoadError without a report or with another transport."""
+    """Returns the report of a load. Raises LoadError without a report or if `transport` was not used."""
     try:
         result = json.loads(out)["results"][0]
     except (ValueError, KeyError, IndexError):
         raise LoadError(err.strip() or out.strip() or "logprobctl printed no report") from None
     requested, used = TRANSPORTS[transport][1], result["transport"]
     if used not in (requested, None):
-        raise LoadError(f"{requested} was requested, but rows travelled by {used}")
+        raise LoadError(f"{requested} was requested, but rows were sent over {used}")
     return Load(
         rows_per_second=steady_rate(result),
         requests=int(result["requests"]),
@@ -151,7 +151,7 @@ def parse(out: str, err: str, transport: str) -> Load:
 
 
 class WeightsTool:
-    """Loads and commits versions of the only head of a server, over its admin listener."""
+    """Loads and commits versions of the only head of a server, through its admin listener."""
 
     def __init__(self, binaries: pathlib.Path, admin: str) -> None:
         self.binary = binaries / "logprobctl"
@@ -170,7 +170,7 @@ class WeightsTool:
         return done.stdout
 
     def load(self, version: int, folder: pathlib.Path) -> None:
-        """Loads a version next to the live one; returns when it can be committed."""
+        """Loads a version in addition to the live one and returns when it can be committed."""
         self._run("load", "--head", HEAD, "--version", str(version), str(folder))
 
     def commit(self) -> None:
@@ -183,12 +183,12 @@ class WeightsTool:
 
 
 def server_flags(admin: str, root: pathlib.Path) -> list[str]:
-    """Flags of a server that may load weights from folders below `root`."""
+    """Returns the flags of a server that may load weights from folders below `root`."""
     return ["--admin", admin, "--weights-root", str(root)]
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now."""
+    """Returns a port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -27,7 +27,7 @@ def _nvidia_smi(query: str) -> str | None:
 
 
 def gpu_memory_mib() -> float | None:
-    """Memory in use on all GPUs, as the driver reports it; None without a GPU."""
+    """Returns the memory in use on all GPUs, as the driver reports it, or None without a GPU."""
     text = _nvidia_smi("--query-gpu=memory.used")
     try:
         return None if not text else sum(float(line) for line in text.splitlines())
@@ -36,7 +36,7 @@ def gpu_memory_mib() -> float | None:
 
 
 def gpu_memory_of_mib(pid: int) -> float | None:
-    """Memory of one process on all GPUs; None if the driver does not report it."""
+    """Returns the memory of one process on all GPUs, or None if the driver does not report it."""
     text = _nvidia_smi("--query-compute-apps=pid,used_memory") or ""
     try:
         rows = [line.split(",") for line in text.splitlines()]
@@ -48,8 +48,8 @@ def gpu_memory_of_mib(pid: int) -> float | None:
 
 @contextlib.contextmanager
 def running(server: ServerProcess, name: str) -> Iterator[ServerProcess]:
-    """Starts the server and stops it at the end of the context, also if it does not start. Prints the end of
-    its log if something fails."""
+    """Starts the server and stops it at the end of the context, even if it does not start. Prints the last
+    lines of its log if something fails."""
     try:
         yield server.start()
     except BaseException:
@@ -61,7 +61,7 @@ def running(server: ServerProcess, name: str) -> Iterator[ServerProcess]:
 
 
 class EngineBench:
-    """engine_bench with a loaded head, which measures on command. Use as a context."""
+    """Runs engine_bench with a loaded head, which measures on request. Must be used as a context manager."""
 
     def __init__(self, binaries: pathlib.Path, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -73,7 +73,7 @@ class EngineBench:
         self.info = self._read(ENGINE_STARTS_WITHIN_S)
 
     def _read(self, within_s: float) -> dict:
-        """Reads the next line, which answers one command."""
+        """Reads the next line, which is the result of one command."""
         assert self.process.stdout
         if not select.select([self.process.stdout], [], [], within_s)[0]:
             self.process.kill()
@@ -81,7 +81,7 @@ class EngineBench:
             raise RuntimeError(f"engine_bench printed nothing for {within_s:.0f} s")
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"engine_bench ended with {self.process.wait()}")
+            raise RuntimeError(f"engine_bench ended with exit code {self.process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
             raise RuntimeError(f"engine_bench: {answer['error']}")
@@ -93,7 +93,9 @@ class EngineBench:
             self.process.stdin.write(command + "\n")
             self.process.stdin.flush()
         except OSError:
-            raise RuntimeError(f"engine_bench ended with {self.process.wait(10)}") from None
+            raise RuntimeError(
+                f"engine_bench ended with exit code {self.process.wait(10)}"
+            ) from None
         return self._read(seconds + ENGINE_ANSWERS_WITHIN_S)
 
     def throughput(self, rows: int, seconds: float) -> dict:
@@ -117,7 +119,7 @@ class EngineBench:
 
 
 class BaselineProcess(ServerProcess):
-    """baseline_server.py, run by this Python."""
+    """Runs baseline_server.py with the Python of this process."""
 
     def __init__(self, model: pathlib.Path, device: str, *options: str) -> None:
         # torch.compile for several shapes takes minutes on a loaded machine.

@@ -3,8 +3,9 @@
 
     python_load.py ADDRESS shm|cuda-ipc ROWS SECONDS IN_FLIGHT
 
-The rows are there before the measurement, like a trainer's. `logprobctl bench` does the same with the C++ client.
-Prints one line of JSON with rows_per_second, between the first and the last answer, and the used transport.
+The rows are in this memory before the measurement starts, like a trainer's. `logprobctl bench` does the same with
+the C++ client. Prints one line of JSON with rows_per_second, between the first and the last response, and the
+transport that was used.
 """
 
 import json
@@ -20,7 +21,7 @@ import numpy as np
 
 
 def make_rows(client: logprobd.Client, transport: str, rows: int):
-    """Standard normal bf16 rows in the memory that the transport reads, and score's arguments for their type."""
+    """Returns standard normal bf16 rows in memory that the transport reads, and the arguments of score for them."""
     hidden_size = client.info().hidden_size
     values = np.random.default_rng(3).standard_normal(
         min(rows * hidden_size, 1 << 22), dtype=np.float32
@@ -36,7 +37,7 @@ def make_rows(client: logprobd.Client, transport: str, rows: int):
 
 
 def measure(address: str, transport: str, rows: int, seconds: float, in_flight: int) -> dict:
-    # Each call is one request, since a message that only names its rows has no limit.
+    # Each call sends one request. Messages that only refer to their rows have no size limit.
     client = logprobd.Client(
         address, channels=in_flight, transport=transport, chunk_rows=rows, chunk_bytes=1 << 30
     )

@@ -1,8 +1,8 @@
 """Hot swaps of the weights under full load: failed requests, mixed versions and the longest stall.
 
-Two heads take turns as versions 2, 3, 4 and so on. Every client sends the same request, so that each
-answer must have exactly the bits of the head of its version. That takes the clients of grpc_load.py, since
-`logprobctl bench` records neither the bits nor the time of each answer.
+Two heads take turns as versions 2, 3, 4 and so on. Every client sends the same request, so each response must
+be bit-identical to those that the head of its version gives without load. The clients are those of grpc_load.py,
+since `logprobctl bench` records neither a checksum nor the time of each response.
 """
 
 import collections
@@ -17,11 +17,11 @@ from e2e.logprobctl import WeightsTool, free_port, server_flags
 from scoring_rpc import Scoring
 
 SWAPS = 100
-SAY_EVERY = 10  # swaps
-BUDGET_S = 300  # reading, hashing and copying a head of 1 GB takes one or two seconds
+SAY_EVERY = 10  # number of swaps between two messages
+BUDGET_S = 300  # reading, hashing and copying a head of 1 GB takes one to two seconds
 STALL_BATCHES = 2
 CLIENT_PROCESSES = 4
-IN_FLIGHT = 8  # per process: four batches in total
+IN_FLIGHT = 8  # requests per process; all processes together have four batches in flight
 MESSAGES_OF_BATCH = 8  # requests that make up a batch
 
 
@@ -30,7 +30,7 @@ class Verdict:
     """The evaluation of the answers during the swaps."""
 
     failed: int
-    mixed: int  # answers without the bits of the version that they name
+    mixed: int  # answers that are not bit-identical to those of their version
     stall: float  # longest time without an answer, in seconds
     usual: float  # median time between groups of answers, in seconds
     rows_per_second: float  # between the first and the last answer
@@ -41,7 +41,7 @@ def judge(answers: list[Answer], crc_of: list[int], rows: int = 1) -> Verdict:
     odd versions, then of even ones."""
     good = [answer for answer in answers if answer.code == 0]
     gaps = [b.ended - a.ended for a, b in itertools.pairwise(good)]
-    # Answers of one batch arrive together. Gaps above a tenth of the longest separate batches.
+    # Answers of one batch arrive together. A gap longer than a tenth of the longest gap is one between batches.
     longest = max(gaps, default=0.0)
     between = sorted(gap for gap in gaps if gap > longest / 10)
     return Verdict(
@@ -76,12 +76,12 @@ def measure(fixture: Fixture) -> None:
         if not verdict.rows_per_second:
             raise RuntimeError(f"{verdict.failed} of {len(answers)} requests failed")
         add(fixture, hidden, verdict, answers, took, alone)
-        if failures:  # raised in the context, so that the log of the server is shown
+        if failures:  # raised inside the context, so that the log of the server is shown
             raise RuntimeError("; ".join(failures))
 
 
 def bits_of_both(address: str, requests: Requests, weights: WeightsTool, heads: list) -> list[int]:
-    """Checksums of the answers of odd and even versions without other load. Leaves version 3 live."""
+    """Returns the checksums of answers of odd and even versions without load. Leaves version 3 live."""
     message = requests.message()
     answers = []
     with Scoring(address) as scoring:
@@ -91,21 +91,25 @@ def bits_of_both(address: str, requests: Requests, weights: WeightsTool, heads: 
             weights.commit()
             answers.append(call(scoring, message))
     if any(answer.code for answer in answers):
-        raise RuntimeError(f"gRPC statuses before the load: {[a.code for a in answers]}, not 0")
+        raise RuntimeError(
+            f"calls before the load failed: their gRPC codes are {[a.code for a in answers]}"
+        )
     crcs = [answer.crc for answer in answers]
     if crcs[0] == crcs[1] or crcs[0] != crcs[2]:
-        raise RuntimeError("versions 1 and 3 must give the same answers, and version 2 others")
+        raise RuntimeError(
+            "versions 1 and 3 must give the same scores, and version 2 must give others"
+        )
     return crcs[:2]
 
 
 def swap_many(weights: WeightsTool, heads: list, end: float, failures: list[str]) -> list[float]:
     """Loads and commits SWAPS versions from 4 on, until `end` or a failure, which is added to `failures`.
-    Returns the seconds that each took."""
+    Returns the seconds that each version took."""
     took: list[float] = []
     try:
         for version in range(4, 4 + SWAPS):
             if time.monotonic() > end:
-                say(f"  stopped after {len(took)} swaps: their time is over")
+                say(f"  stopped after {len(took)} swaps: the time limit is reached")
                 break
             started = time.monotonic()
             weights.load(version, heads[(version + 1) % 2])

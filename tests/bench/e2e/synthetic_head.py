@@ -1,4 +1,4 @@
-"""Model folders with a random head of a real size, written in one or two seconds."""
+"""Writes model folders with a random head of a realistic size within one or two seconds."""
 
 import concurrent.futures
 import json
@@ -12,7 +12,7 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
-    """The bits of fp32 values as bf16, rounded to nearest even."""
+    """Returns the bits of fp32 values after rounding to bf16, to nearest even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -20,9 +20,9 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
 def write_head(
     folder: pathlib.Path, *, vocab: int, hidden: int, logit_stddev: float = 3.0, seed: int = 1
 ) -> pathlib.Path:
-    """Writes a bf16 lm_head whose logits have that standard deviation for standard normal hidden rows.
+    """Writes a bf16 lm_head whose logits have the standard deviation `logit_stddev` for standard normal rows.
 
-    Creates the folder, whose files end up in the page cache. The same seed gives the same head.
+    Creates the folder and returns it. Its files are then in the page cache. The same seed gives the same head.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {

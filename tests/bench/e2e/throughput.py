@@ -1,4 +1,4 @@
-"""Rows per second end to end over each transport, compared with the engine alone."""
+"""Measures rows per second end to end over each transport, compared with the engine alone."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from e2e.logprobctl import RETRIES, TRANSPORTS, LoadPlan
 TARGETS = {"tcp": 0.95, "shm": 0.97, "ipc": 0.98}
 TCP_CHANNELS = (8, 16)
 SHARED_BYTES_PER_REPLICA = 4 << 30
-BUDGET_S = 70  # for all transports of one hidden size
+BUDGET_S = 70  # time for all transports of one hidden size
 PYTHON_ENDS_WITHIN_S = 60  # in addition to the measured time; torch takes seconds to start
 
 
@@ -29,7 +29,7 @@ class Contender:
 
 
 def measurable(fixture: Fixture, transports: list[str]) -> list[str]:
-    """The transports that this machine has."""
+    """Returns the transports that this machine supports."""
     if "ipc" in transports and fixture.device != "cuda":
         say("ipc is left out: it needs a GPU")
         return [name for name in transports if name != "ipc"]
@@ -39,7 +39,7 @@ def measurable(fixture: Fixture, transports: list[str]) -> list[str]:
 def contenders_of(
     fixture: Fixture, address: str, transports: list[str], in_flight: int
 ) -> list[Contender]:
-    """The contenders. Shared memory and CUDA IPC are measured with the C++ and the Python client."""
+    """Returns the contenders. Shared memory and CUDA IPC are measured with the C++ and the Python client."""
     found = []
     if "tcp" in transports:
         for channels in TCP_CHANNELS:
@@ -58,7 +58,7 @@ def contenders_of(
 def measure(fixture: Fixture, transports: list[str], hidden: int) -> None:
     transports = measurable(fixture, transports)
     if not transports:
-        raise Skipped("this machine has none of the transports")
+        raise Skipped("this machine supports none of the transports")
     options = []
     if transports != ["tcp"]:
         options += ["--local", str(fixture.work / f"socket-{hidden}")]
@@ -69,7 +69,7 @@ def measure(fixture: Fixture, transports: list[str], hidden: int) -> None:
     with fixture.engine(hidden) as engine, fixture.server(hidden, *options) as server:
 
         def engine_rate() -> float:
-            # The same duration as the loads, since a GPU is faster in its first second, before its power
+            # This takes as long as a load, since a GPU is faster in its first second, before its power
             # limit applies.
             return engine.throughput(fixture.batch_rows, fixture.seconds)["rows_per_second"]
 
@@ -79,12 +79,12 @@ def measure(fixture: Fixture, transports: list[str], hidden: int) -> None:
         for contender in found:
             if figures["engine"] and figures[contender.name]:
                 add(fixture, hidden, contender, figures, in_flight)
-        if failures:  # raised in the context, so that the log of the server is shown
+        if failures:  # raised inside the context, so that the log of the server is shown
             raise RuntimeError("; ".join(failures))
 
 
 def add(fixture: Fixture, hidden: int, contender: Contender, figures: dict, in_flight: int) -> None:
-    # TCP has no target where rows are cheap to score or two GPUs are fed.
+    # TCP has no target where rows are cheap to score or where several GPUs share the load.
     has_target = contender.transport != "tcp" or (hidden >= 4096 and fixture.replicas == 1)
     note = f"requests of {fixture.batch_rows} rows, {in_flight} in flight"
     if has_target:
@@ -103,7 +103,7 @@ def add(fixture: Fixture, hidden: int, contender: Contender, figures: dict, in_f
 def cli_rate(
     fixture: Fixture, address: str, transport: str, in_flight: int, channels: int
 ) -> float:
-    """Throughput of one logprobctl process, whose rows lie on its heap or in a GPU's memory."""
+    """Returns the throughput of one logprobctl process, whose rows are on its heap or in GPU memory."""
     plan = LoadPlan(
         rows=fixture.batch_rows,
         seconds=fixture.seconds,
@@ -117,7 +117,7 @@ def cli_rate(
 
 
 def python_rate(fixture: Fixture, address: str, transport: str, in_flight: int) -> float:
-    """Throughput of one Python client process, whose rows lie in the memory that the server reads."""
+    """Returns the throughput of one Python client process, whose rows are in memory that the server reads."""
     script = pathlib.Path(__file__).with_name("python_load.py")
     name, reported = TRANSPORTS[transport]
     arguments = [address, name, str(fixture.batch_rows), f"{fixture.seconds:g}", str(in_flight)]
@@ -129,10 +129,10 @@ def python_rate(fixture: Fixture, address: str, transport: str, in_flight: int) 
             timeout=fixture.seconds + PYTHON_ENDS_WITHIN_S,
         )
     except subprocess.TimeoutExpired as late:
-        raise RuntimeError(f"python_load did not end in {late.timeout:.0f} s") from None
+        raise RuntimeError(f"python_load did not end within {late.timeout:.0f} s") from None
     if done.returncode != 0:
         raise RuntimeError(f"{transport}: {done.stderr.strip()[-1000:]}")
     answer = json.loads(done.stdout)
     if answer["transport"] != reported:
-        raise RuntimeError(f"{reported} was requested, {answer['transport']} was used")
+        raise RuntimeError(f"{reported} was requested, but {answer['transport']} was used")
     return answer["rows_per_second"]

@@ -1,4 +1,4 @@
-"""A real browser without a window, for pages of the server."""
+"""Runs a real browser without a window, for tests of the server's pages."""
 
 import shutil
 import struct
@@ -6,14 +6,14 @@ import zlib
 
 from selenium import webdriver
 
-# What lies beyond the right edge of the window, as a person would have to scroll for it.
+# Returns the elements beyond the right edge of the window, which a user would have to scroll to.
 OVERFLOWING = """
 const width = document.documentElement.clientWidth;
 return [...document.querySelectorAll('body, body *')]
   .filter(e => e.getClientRects().length && e.getBoundingClientRect().right > width + 0.5)
   .map(e => e.tagName + ': ' + e.textContent.slice(0, 40));
 """
-# The contrast of each text with what is painted behind it, by WCAG's formula; the lowest first.
+# Returns the contrast of each text with its background by WCAG's formula, lowest first.
 CONTRASTS = """
 const rgb = text => text.match(/[\\d.]+/g).map(Number);
 const linear = c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
@@ -38,14 +38,16 @@ return [...document.querySelectorAll('body *')]
 
 
 class Browser:
-    """Debian's chromium. Use as a context."""
+    """Debian's chromium. Use it as a context manager."""
 
     def __enter__(self) -> "Browser":
         program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-        assert program and driver, "install the packages chromium and chromium-driver"
+        assert program and driver, (
+            "chromium or chromedriver is missing: install the packages chromium and chromium-driver"
+        )
         options = webdriver.ChromeOptions()
         options.binary_location = program
-        # Tests run as root too, where its sandbox does not work; it sees our pages alone.
+        # Tests also run as root, where the sandbox does not work. The browser opens only our own pages.
         for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"):
             options.add_argument(argument)
         options.add_argument("--disable-dev-shm-usage")
@@ -57,7 +59,7 @@ class Browser:
         self.driver.quit()
 
     def open(self, url: str, width: int, *, is_dark: bool = False) -> None:
-        """Shows a page in a window so wide; what an earlier page wrote to the console is forgotten."""
+        """Shows a page in a window of this width. Drops what an earlier page wrote to the console."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -66,32 +68,32 @@ class Browser:
         self.driver.get(url)
 
     def run(self, script: str):
-        """What a function body of JavaScript returns in the page."""
+        """Returns the result of a JavaScript function body that runs in the page."""
         return self.driver.execute_script(script)
 
     def text(self, selector: str = "body") -> str:
-        """The text of the first match as it is rendered."""
+        """Returns the rendered text of the first match."""
         return self.run(f"return document.querySelector({selector!r}).innerText")
 
     def texts(self, selector: str) -> list[str]:
-        """The rendered text of each match."""
+        """Returns the rendered text of each match."""
         return self.run(
             f"return [...document.querySelectorAll({selector!r})].map(e => e.innerText)"
         )
 
     def widths(self, selector: str) -> list[float]:
-        """Widths of the matches in pixels, as painted."""
+        """Returns the rendered widths of the matches in pixels."""
         return self.run(
             f"return [...document.querySelectorAll({selector!r})]"
             ".map(e => e.getBoundingClientRect().width)"
         )
 
     def console(self) -> list[dict]:
-        """What the page wrote to the console, with the browser's own complaints."""
+        """Returns what the page wrote to the console, including the browser's own messages."""
         return self.driver.get_log("browser")
 
     def picture(self) -> tuple[int, int, int]:
-        """A screenshot's width, height, and number of different lines of pixels."""
+        """Returns a screenshot's width, height, and number of different lines of pixels."""
         png = self.driver.get_screenshot_as_png()
         width, height = struct.unpack(">II", png[16:24])
         data, at = b"", 8

@@ -1,4 +1,4 @@
-"""A client of the control socket with plain sockets, independent of our client library."""
+"""A client of the control socket that uses plain sockets and is independent of our client library."""
 
 import mmap
 import os
@@ -9,7 +9,7 @@ from scoring_rpc import messages
 
 
 class Region:
-    """A region as its client maps it."""
+    """A region that its client has mapped."""
 
     def __init__(self, message, file: int) -> None:
         self.id = message.id
@@ -22,7 +22,7 @@ class Region:
 
 
 class ControlSocket:
-    """A lease; ends when it is closed."""
+    """A lease that ends when it is closed."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -30,9 +30,9 @@ class ControlSocket:
         self.socket.connect(path)
 
     def receive(self):
-        """The next reply and its file descriptors; None when the server has closed."""
+        """Returns the next reply, or None if the server has closed the connection, and its file descriptors."""
         data, files, _, _ = socket.recv_fds(self.socket, 8192, 4)
-        if not data and self._has_ended():  # else a reply with no field set
+        if not data and self._has_ended():  # otherwise it is a reply with no field set
             return None, files
         return messages("local").LocalReply.FromString(data), files
 

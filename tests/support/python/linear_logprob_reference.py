@@ -1,4 +1,4 @@
-"""The reference for linear_logprob: logits materialised in fp64, gradients by autograd."""
+"""The reference for linear_logprob, with logits materialised in fp64 and gradients by autograd."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator on the default device, where tests create their tensors."""
+    """Returns a generator on the default device, where tests create their tensors."""
     return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 class Scores(NamedTuple):
-    """Scores shaped like the targets, in fp64; argmax in int64. Zero for ignored rows."""
+    """Scores shaped like the targets, in fp64, with argmax in int64. They are zero for ignored rows."""
 
     logprob: Tensor
     entropy: Tensor
@@ -31,7 +31,7 @@ def reference_logits(
     softcap: float | None = None,
     vocab_valid: int | None = None,
 ) -> Tensor:
-    """x = cap(scale * (h . w) + bias) / temperature, [..., vocab_valid]."""
+    """Returns x = cap(scale * (h . w) + bias) / temperature, [..., vocab_valid]."""
     logits = scale * (hidden.double() @ weight.double().T)
     if bias is not None:
         logits = logits + bias.double()
@@ -55,10 +55,10 @@ def reference(
     vocab_valid: int | None = None,
     mean_logit_weights: Tensor | None = None,
 ) -> Scores:
-    """The expected results of linear_logprob for a whole head, differentiable.
+    """Returns the expected, differentiable results of linear_logprob for a whole head.
 
     Ignored rows are removed before anything is computed, so that no value in them, not even a NaN, affects a
-    result or a gradient. For ids outside the vocabulary gather raises an error.
+    result or a gradient. For ids outside the vocabulary, gather raises an error.
     """
     is_valid = target != ignore_index
     if isinstance(temperature, Tensor):
@@ -94,5 +94,5 @@ def reference(
 
 
 def requested(scores) -> list[Tensor]:
-    """The fields of the operator's result that were requested."""
+    """Returns the fields of the operator's result that were requested."""
     return [score for score in scores if score is not None]

@@ -1,4 +1,4 @@
-"""Runs metrics_fixture.cc: the HTTP side of a server with two heads on two GPUs, without GPUs."""
+"""Runs metrics_fixture.cc, the HTTP side of a server with two heads on two simulated GPUs."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""All that clients do to a server, at once and until told to stop: what its metrics are to show."""
+"""Sends all kinds of requests to a server at once until it is stopped, so that all metrics change."""
 
 import threading
 
@@ -6,12 +6,12 @@ import grpc
 import numpy as np
 from scoring_rpc import Scoring, request
 
-HIDDEN = 256  # of the fixture slow_model
+HIDDEN = 256  # must match the fixture slow_model
 IGNORED = -100
 
 
 class MixedLoad:
-    """Good, bad, late and cancelled requests, from a few threads. Use as a context."""
+    """Sends valid, invalid, late and cancelled requests from five threads. Use it as a context manager."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -40,7 +40,7 @@ class MixedLoad:
         scoring.score(request(rows=100, hidden_size=HIDDEN))
 
     def _stream(self, scoring: Scoring) -> None:
-        """Chunks with a row that is ignored and one that is not finite."""
+        """Sends chunks with a row that is ignored and one that is not finite."""
         rows = 50
         targets = np.arange(rows, dtype=np.int32)
         targets[3] = IGNORED
@@ -53,7 +53,7 @@ class MixedLoad:
             pass
 
     def _leave(self, scoring: Scoring) -> None:
-        """More than can be scored in time, and a client that goes away."""
+        """Sends a request that cannot be scored in time, and one that the client cancels."""
         data = request(rows=2000, hidden_size=HIDDEN).SerializeToString()
         late = scoring.score_future(data, timeout=0.05)
         cancelled = scoring.score_future(data)

@@ -1,4 +1,4 @@
-"""Model folders for tests, and the double-precision truth of their heads."""
+"""Model folders for tests, and the double-precision reference scores of their heads."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> Non
 
 @dataclasses.dataclass
 class Scores:
-    """Scores of one row by the double reference."""
+    """Scores of one row by the double-precision reference."""
 
     logprob: float
     entropy: float
@@ -55,7 +55,7 @@ class ModelFolder:
         logit_stddev: float = 3.0,
         seed: int = 1,
     ) -> "ModelFolder":
-        """A tied head in one file, scaled so that logits of N(0, 1) hidden states have that spread."""
+        """Writes a tied head to one file. Logits of N(0, 1) hidden states have deviation `logit_stddev`."""
         random = np.random.default_rng(seed)
         weight = random.standard_normal((vocab, hidden), dtype=np.float32)
         weight = (weight * (logit_stddev / np.sqrt(hidden))).astype(DTYPES[dtype])
@@ -70,7 +70,7 @@ class ModelFolder:
         return cls(path, weight)
 
     def score(self, hidden_row: np.ndarray, target: int, temperature: float = 1.0) -> Scores:
-        """Scores one row in double on the exact stored values."""
+        """Returns the scores of one row, computed in double from the exact stored values."""
         logits = logits_of(self, hidden_row)
         return Scores(
             logprob=float(log_softmax(logits, temperature)[target]),

@@ -1,4 +1,4 @@
-"""Runs a real Prometheus for a test, on a free port, and asks it."""
+"""Runs a real Prometheus on a free port for a test and sends queries to it."""
 
 import json
 import math
@@ -16,7 +16,7 @@ READY = "Server is ready to receive web requests"
 
 
 class PrometheusServer:
-    """Scrapes `targets` (host:port, by job) four times a second with the given rules. Use as a context."""
+    """Scrapes `targets` (host:port, by job) four times a second with these rules. Use as a context manager."""
 
     def __init__(
         self, folder: pathlib.Path, targets: dict[str, list[str]], rules: pathlib.Path
@@ -28,7 +28,7 @@ class PrometheusServer:
             for job, addresses in targets.items()
         ]
         interval = {"scrape_interval": "250ms", "evaluation_interval": "250ms"}
-        # JSON is YAML.
+        # Valid JSON is also valid YAML.
         config = {"global": interval, "rule_files": [str(rules)], "scrape_configs": jobs}
         (folder / "prometheus.yml").write_text(json.dumps(config))
         self.command = [
@@ -46,7 +46,7 @@ class PrometheusServer:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._ready.wait(30), "not ready in 30 s:\n" + "".join(self.log)
+        assert self._ready.wait(30), "Prometheus was not ready within 30 s:\n" + "".join(self.log)
         log = "".join(self.log)
         assert self.process.poll() is None, log
         self.address = LISTENING.search(log)[1]
@@ -65,7 +65,7 @@ class PrometheusServer:
         self._ready.set()
 
     def get(self, path: str, **parameters: str) -> dict:
-        """The data of an API call."""
+        """Returns the data of an API call."""
         query = urllib.parse.urlencode(parameters)
         url = f"http://{self.address}/api/v1/{path}?{query}"
         try:
@@ -75,13 +75,16 @@ class PrometheusServer:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def values(self, expr: str) -> list[float]:
-        """The value of each series that `expr` gives now."""
+        """Returns the current value of each series that `expr` selects."""
         result = self.get("query", query=expr)
         assert result["resultType"] == "vector", (expr, result)
         return [float(series["value"][1]) for series in result["result"]]
 
     def wait_for_values(self, expr: str, seconds: float, *, above_zero: bool) -> list[float]:
-        """Its values once there are some, all finite and, if asked for, one above zero; else the last ones."""
+        """Returns the values once there are some, all are finite and, if `above_zero`, one is above zero.
+
+        Returns the latest values after `seconds` at most.
+        """
         end = time.monotonic() + seconds
         while True:
             values = self.values(expr)

@@ -1,4 +1,4 @@
-"""Calls of the Weights service with Protobuf's own classes, independent of our client library."""
+"""Calls the Weights service with Protobuf's own classes, independently of our client library."""
 
 import grpc
 from scoring_rpc import messages
@@ -13,7 +13,7 @@ class Weights:
         )
 
     def load_call(self, path, timeout: float = 60, **fields):
-        """The stream of a load's progress; each item a LoadWeightsProgress."""
+        """Returns the stream of a load's progress. Each item is a LoadWeightsProgress."""
         module = messages("weights")
         return self.channel.unary_stream(
             "/logprobd.v1.Weights/Load",
@@ -22,7 +22,7 @@ class Weights:
         )(module.LoadWeightsRequest(path=str(path), **fields), timeout=timeout)
 
     def load(self, path, **fields):
-        """The version that was loaded."""
+        """Returns the version that was loaded."""
         return list(self.load_call(path, **fields))[-1].done
 
     def _change(self, method: str, **fields):
@@ -43,7 +43,7 @@ class Weights:
         return self._change("Discard", **fields)
 
     def list(self):
-        """The state of the only head."""
+        """Returns the state of the only head."""
         module = messages("weights")
         data = self.channel.unary_unary("/logprobd.v1.Weights/List")(b"", timeout=60)
         (head,) = module.ListWeightsResponse.FromString(data).heads

@@ -1,4 +1,4 @@
-"""The baseline server is correct, so that a comparison with it means something."""
+"""Tests that the baseline server is correct, so that comparisons with it are meaningful."""
 
 import pathlib
 import sys
@@ -16,13 +16,13 @@ import scoring_rpc
 from model_folder import ModelFolder
 
 # The logits lie below 16 and are rounded to bf16, with an error d of at most 1/32 each. A logprob is a logit minus
-# the log of a sum, so its error is at most 2 d. That of an entropy is at most d * sum p |log p + H|, and this sum is
-# below 2 here.
+# the log of a sum, so its error is at most 2 d. The error of an entropy is at most d * sum p |log p + H|, and this sum
+# is below 2 here.
 TOLERANCE = 2 / 32
 
 
 def start(model: ModelFolder, *, compiled: bool) -> baseline_server.BaselineServer:
-    """A baseline server over the test's model, with chunks of 3 rows."""
+    """Returns a baseline server for the test's model, with chunks of 3 rows."""
     weight = baseline_server.load_weight(model.path, torch.device("cpu"))
     scorer = baseline_server.TorchScorer(weight, chunk_rows=3, compiled=compiled)
     return baseline_server.BaselineServer(scorer, "127.0.0.1:0")
@@ -37,7 +37,7 @@ def served(model: ModelFolder):
 
 
 def errors(scoring: scoring_rpc.Scoring, model: ModelFolder, rows: int) -> np.ndarray:
-    """Errors of logprob and entropy [2, rows] of random rows against the double reference."""
+    """Returns the errors of logprob and entropy, [2, rows], for random rows against the double reference."""
     random = np.random.default_rng(3)
     hidden = random.standard_normal((rows, 64)).astype(ml_dtypes.bfloat16)
     targets = random.integers(0, 1003, rows, dtype=np.int32)
@@ -68,7 +68,7 @@ def test_compiled_scores_match_the_double_reference(model: ModelFolder) -> None:
 @pytest.mark.parametrize(
     "fields, text",
     [
-        ({"hidden_size": 63}, "hidden_size 63 is not 64"),
+        ({"hidden_size": 63}, "hidden_size is 63, but the head has 64"),
         ({"targets": b"1234"}, "targets must be i32"),
         ({"targets": np.array([1003, 0], np.int32).tobytes()}, "targets must lie in"),
         ({"hidden": b"1234"}, "hidden must be dtype"),

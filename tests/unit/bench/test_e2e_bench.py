@@ -1,4 +1,4 @@
-"""The end-to-end benchmark: its evaluation of measurements, and dry runs."""
+"""Tests the evaluation of measurements in the end-to-end benchmark, and dry runs of it."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ def test_a_synthetic_head_gives_logits_with_the_requested_deviation(tmp_path: pa
 
 
 def answers(*entries: tuple[float, int, int, int]) -> list[Answer]:
-    """Answers from tuples of time of the answer, code, version and crc."""
+    """Returns answers made from tuples of time of the answer, code, version and crc."""
     return [Answer(ended - 0.5, ended, code, version, crc) for ended, code, version, crc in entries]
 
 
@@ -102,7 +102,7 @@ def test_figures_of_rounds_before_the_time_limit_are_kept() -> None:
 
 
 def result(**fields: object) -> dict:
-    """The fields of a report of logprobctl that are read."""
+    """Returns the fields of a logprobctl report that the benchmark reads."""
     usual = {
         "rows_per_second": 5.0,
         "requests": 3,
@@ -129,9 +129,9 @@ def test_a_load_with_failed_requests_is_an_error() -> None:
 
 
 def test_a_load_over_another_transport_is_an_error() -> None:
-    # A client on the host of the server shares memory if it can, which was once reported as TCP.
+    # Regression: a client on the server's host shares memory if it can, and this was reported as TCP.
     with pytest.raises(
-        logprobctl.LoadError, match="tcp was requested, but rows travelled by shm[+]tcp"
+        logprobctl.LoadError, match="tcp was requested, but rows were sent over shm[+]tcp"
     ):
         parsed(transport="shm+tcp")
 
@@ -157,7 +157,7 @@ def test_the_first_and_the_last_window_do_not_count() -> None:
 def test_a_time_limit_interrupts_and_leaves_an_outer_limit_in_force() -> None:
     begin = time.monotonic()
 
-    with pytest.raises(OutOfTime, match="not done in 3 s"), within(3):
+    with pytest.raises(OutOfTime, match="did not finish within 3 s"), within(3):
         with pytest.raises(OutOfTime), within(0.05):
             time.sleep(20)
         time.sleep(20)
@@ -194,7 +194,7 @@ def test_sections_after_one_that_fails_or_hangs_are_measured(
         lambda: written.append(len(here.records)),
     )
 
-    assert failed == {"one": "ValueError: a bug", "two": "OutOfTime: not done in 0 s"}
+    assert failed == {"one": "ValueError: a bug", "two": "OutOfTime: did not finish within 0 s"}
     assert written == [0, 0, 1]
 
 
@@ -215,14 +215,14 @@ def test_no_section_starts_after_the_deadline(
         here, {"late": e2e_bench.Section(lambda _: pytest.fail("started"), 60)}, lambda: None
     )
 
-    assert failed == {"late": "the time is over"}
+    assert failed == {"late": "the time limit of the run is reached"}
 
 
 def test_sections_run_in_the_requested_order() -> None:
     sections = e2e_bench.sections_of(["swap", "shm", "one-row", "tcp"], [4096, 2048])
 
     assert list(sections) == ["swap", "tcp, shm at H=4096", "tcp, shm at H=2048", "one-row"]
-    with pytest.raises(argparse.ArgumentTypeError, match="none of tcp, shm"):
+    with pytest.raises(argparse.ArgumentTypeError, match="sections are tcp, shm"):
         e2e_bench.names("tcp,udp")
 
 
@@ -260,7 +260,7 @@ def test_a_dry_run_measures_its_sections(binaries: pathlib.Path, tmp_path: pathl
         text=True,
     )
 
-    # 1: figures of a dry run may miss the targets of real ones. 3 would be a section that failed.
+    # Status 1 means that a figure misses its target, which may happen in a dry run. Status 3 means a failed section.
     assert done.returncode in (0, 1), done.stderr
     records = json.loads(out.read_text())
     whats = [entry["what"] for entry in records]

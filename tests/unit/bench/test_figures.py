@@ -1,4 +1,4 @@
-"""The tables that are rendered from results, and the targets of figures."""
+"""Tests the tables that are rendered from results, and the targets of figures."""
 
 import pathlib
 import sys
@@ -25,7 +25,7 @@ def record(figure: float, note: str, ratio: float | None = None) -> dict:
     [
         (record(2.4e-5, "64 rows; target at most 2e-05"), True),
         (record(1.9e-5, "64 rows; target at most 2e-05"), False),
-        (record(2.4e-5, "64 rows; wanted at most 2e-05"), True),  # the word of older records
+        (record(2.4e-5, "64 rows; wanted at most 2e-05"), True),  # older records use this word
         (record(0.3, "target at most 1.3; baseline spread 1 to 2 s", ratio=1.4), True),
         (record(3.0, "target at most 1.3; baseline spread 1 to 2 s", ratio=1.2), False),
         (record(3.0, "there is no target"), False),
@@ -66,7 +66,7 @@ def timed(what: str, ratio: float, baseline: str = "cuBLASLt GEMM that writes bf
 def rendered(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, list[dict]], comment: str
 ) -> list[str]:
-    """The lines of a block with this comment, over these result files."""
+    """Returns the lines of a block with this comment, rendered from these result files."""
     monkeypatch.setattr(render_tables, "load", files.__getitem__)
     kind = comment.split(":")[0]
     text = f"<!-- {comment} -->\nstale\n<!-- /{kind} -->\n"
@@ -84,8 +84,8 @@ def test_ratios_to_the_gemm_of_several_files_stand_in_one_table(monkeypatch) -> 
         ],
         "ours": [
             timed("GPU fused, H=64, V=9, T=1024", 1.01),
-            timed("GPU fused, H=64, V=9, T=4096", 1.03),  # no shape of the first file
-            timed("GPU fused, H=64, V=9, T=1024, and argmax", 1.3),  # not the same work
+            timed("GPU fused, H=64, V=9, T=4096", 1.03),  # this shape is not in the first file
+            timed("GPU fused, H=64, V=9, T=1024, and argmax", 1.3),  # the work differs
             timed("GPU engine, H=64, V=9, T=1024", 1.4) | {"baseline": None},
         ],
         "few": [
@@ -177,7 +177,7 @@ def test_every_record_of_every_result_file_is_shown() -> None:
         for entry in render_tables.load(name):
             views_of = [v for v in views if render_tables.re.fullmatch(v.pattern, entry["what"])]
             shown = [v for v in views_of if render_tables.Selection(v, [entry]).records]
-            # The pattern of a view with chosen columns may match what another view shows.
+            # The pattern of a view with selected columns may match records that another view shows.
             assert shown or not views_of or name in ("gpu_fused_extras",), entry["what"]
 
 

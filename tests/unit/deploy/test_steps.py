@@ -1,4 +1,4 @@
-"""The steps of the set-up scripts, and what quickstart.sh refuses before it begins."""
+"""Steps of the set-up scripts end correctly, and quickstart.sh refuses a port that is in use."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def test_an_ended_script_ends_the_command_of_its_step(tmp_path: pathlib.Path) -> None:
-    # Ctrl-C left apt-get or ninja running.
+    # Regression: Ctrl-C left apt-get or ninja running.
     started = tmp_path / "started"
     os.mkfifo(started)
     script = f"""set -euo pipefail
@@ -41,7 +41,7 @@ def test_a_failed_step_ends_the_script_with_the_logs_end(tmp_path: pathlib.Path)
 
 
 def test_quickstart_goes_on_where_there_is_no_toolkit() -> None:
-    # Asking nvcc for its version ended the build step of a bare Debian.
+    # Regression: without nvcc on a bare Debian, asking for its version ended the build step.
     text = (ROOT / "deploy" / "quickstart.sh").read_text()
     function = text[text.index("toolkit_version() {") :].split("\n}\n")[0] + "\n}\n"
     script = "set -euo pipefail\n" + function + "nvcc() { return 127; }\n"
@@ -52,7 +52,7 @@ def test_quickstart_goes_on_where_there_is_no_toolkit() -> None:
 
 
 def test_quickstart_refuses_a_port_that_another_server_holds() -> None:
-    # It took that server for its own, scored against it, and reported success.
+    # Regression: the script took that server for its own, scored with it, and reported success.
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = subprocess.run(

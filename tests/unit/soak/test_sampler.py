@@ -1,4 +1,4 @@
-"""The CSV file of the sampler."""
+"""Tests of the CSV file that the sampler writes."""
 
 import os
 import pathlib

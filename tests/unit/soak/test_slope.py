@@ -1,4 +1,4 @@
-"""The check of the soak for growth. Series are in MiB with one sample per second."""
+"""Tests of the check for growth in the soak. Series are in MiB with one sample per second."""
 
 import pathlib
 import sys
@@ -19,7 +19,7 @@ def judged(values: np.ndarray) -> slope.Slope:
 
 
 def noise(scale: float = 0.5, seed: int = 2, correlation: float = 0.9) -> np.ndarray:
-    """Correlated noise, like that of memory."""
+    """Returns correlated noise in MiB, like that of a memory measurement."""
     random = np.random.default_rng(seed)
     values = np.zeros(SECONDS)
     for i in range(1, SECONDS):
@@ -41,7 +41,7 @@ def test_a_leak_within_noise_grows(seed: int) -> None:
 def test_the_interval_nearly_always_contains_the_true_slope() -> None:
     fitted = [judged(200 + noise(seed=seed) + np.linspace(0, 10, SECONDS)) for seed in range(30)]
 
-    # The interval holds in 97 of 100 simulated runs; fewer than 26 of 30 have a probability of 1 in 500.
+    # The interval contains the slope in 97 of 100 simulated runs; fewer than 26 of 30 have a probability of 1 in 500.
     assert sum(each.low <= 10 / SECONDS <= each.high for each in fitted) >= 26
 
 

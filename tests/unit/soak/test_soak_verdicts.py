@@ -1,4 +1,4 @@
-"""The verdict of the soak on samples, calls and swaps."""
+"""Tests of the verdict of the soak on samples, calls and swaps."""
 
 import os
 import pathlib
@@ -70,7 +70,7 @@ def test_a_leak_library_next_to_the_programs_is_used(tmp_path: pathlib.Path, mon
 
 
 def load_with(outcomes: dict[str, dict[str, int]]) -> client_mix.MixedLoad:
-    """A load with these counts of calls, whose processes are not started."""
+    """Returns a load with these counts of calls. Its processes are not started."""
     load = client_mix.MixedLoad(
         pathlib.Path("bin"), "127.0.0.1:1", hidden=8, vocab=9, rows=4, processes=1
     )

@@ -13,7 +13,7 @@
 
 namespace logprobd::client {
 
-/// A folder of the running test's own, removed at its end.
+/// A temporary folder for one test. The destructor removes it.
 class TempFolder {
  public:
   TempFolder() {
@@ -41,13 +41,13 @@ class TempFolder {
   std::string path_;
 };
 
-/// The memory of `values`.
+/// Returns the bytes of `values` in memory.
 template <typename T>
 std::string BytesOf(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// A version 1 .npy file.
+/// Returns the bytes of a version 1 .npy file.
 inline std::string Npy(const std::string& header, const std::string& data) {
   std::string file("\x93NUMPY\x01\x00", 8);
   file.push_back(static_cast<char>(header.size() & 0xFF));
@@ -63,7 +63,7 @@ inline std::string NpyHeader(const std::string& descr, const std::string& shape)
   return header;
 }
 
-/// A safetensors file of this header.
+/// Returns the bytes of a safetensors file with this header.
 inline std::string Safetensors(const std::string& header, const std::string& data) {
   const uint64_t header_bytes = header.size();
   std::string file(sizeof(header_bytes), '\0');

@@ -32,7 +32,7 @@ class BalanceTest : public ::testing::Test {
     return {.solo = solo, .now = [this] { return now_; }, .unit_random = [] { return 1.0; }};
   }
 
-  /// Checks every server with success.
+  /// Reports a successful check for every server that is due for one.
   void CheckAll(Balance& balance) {
     for (const std::string& address : balance.TakeDueChecks(Balance::Due::kAll)) {
       balance.Checked(address, ServerInfo{.heads = {HeadOf()}}, now_);

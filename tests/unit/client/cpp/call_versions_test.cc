@@ -62,10 +62,10 @@ TEST_F(CallVersionsTest, GivesUpAVersionThatIsGoneFromAllServers) {
   EXPECT_TRUE(Keeps(versions, "a", 1, 0));
   EXPECT_FALSE(Keeps(versions, "a", 2, 0));
 
-  EXPECT_TRUE(Keeps(versions, "b", 2, 0));  // the call goes on with version 2
+  EXPECT_TRUE(Keeps(versions, "b", 2, 0));  // the call continues with version 2
 
   EXPECT_FALSE(
-      Keeps(versions, "a", 1, 0));  // sent before the restart: says nothing about the server
+      Keeps(versions, "a", 1, 0));  // sent before the restart, so it says nothing about the server
   EXPECT_THAT(versions.preference().excluded, IsEmpty());
   EXPECT_EQ(balance_.states()[0].weights_versions.at("h"), 2U);
   EXPECT_TRUE(Keeps(versions, "a", 2, versions.epoch()));

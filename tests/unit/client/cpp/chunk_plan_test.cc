@@ -64,9 +64,9 @@ TEST(ChunkPlanTest, CutsAtTheTargetRequestSize) {
   EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 150), Pair(150, 300)));
 }
 
-// Regression: with all fields counted, 8 MiB held 1,023 rows of 8 KiB. A call of 8,192 rows then
-// needed nine requests, one more than are in flight, so concurrent calls ended together and left
-// the server idle.
+// Regression: all fields counted towards the size, so 8 MiB held 1,023 rows of 8 KiB. A call of
+// 8,192 rows then needed nine requests, one more than are in flight, so concurrent calls ended
+// together and left the server idle.
 TEST(ChunkPlanTest, ARequestHoldsAllRowsThatFitItsTargetSize) {
   const ScoreCase c(1'024);
 
@@ -76,7 +76,7 @@ TEST(ChunkPlanTest, ARequestHoldsAllRowsThatFitItsTargetSize) {
               ElementsAre(Pair(0, 256), Pair(256, 512), Pair(512, 768), Pair(768, 1'024)));
 }
 
-// Regression: the size of segments and candidates left a last request of a few rows.
+// Regression: the size of segments and candidates caused a last request of only a few rows.
 TEST(ChunkPlanTest, SegmentsAndCandidatesLeaveNoShortLastChunk) {
   ScoreCase c(1'024);
   c.segment_offsets = {0, 1'024};

@@ -1,4 +1,4 @@
-// The client against a server that shares memory with it.
+// Tests the client with a server that shares memory with it.
 
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-/// A chunk of 1,000 rows has 16 KB, so in auto mode it would travel in its message.
+/// A chunk of 1,000 rows has 16 KB, so in auto mode its rows would be sent inside the request.
 constexpr TransportChoice kShm = TransportChoice::kSharedMemory;
 
 class ClientSameHostTest : public ::testing::Test {
@@ -151,7 +151,7 @@ TEST_F(ClientSameHostTest, ScoresABufferWithoutACopy) {
   const absl::StatusOr<ScoreResult> result = client->Score(c.args);
 
   ExpectScoresOf(c, result);
-  EXPECT_EQ(result->transport, Transport::kSharedMemory);  // chunks of 16,000 bytes too
+  EXPECT_EQ(result->transport, Transport::kSharedMemory);  // even for chunks of 16,000 bytes
   EXPECT_EQ(control_.num_regions(), 1);
 }
 
@@ -261,7 +261,7 @@ class ClientDeviceRowsTest : public ClientSameHostTest {
     case_.args.device_rows = DeviceRows{.offset = 32, .bytes = 3'000 * 16};
   }
 
-  /// The rows of the case, after 32 other bytes.
+  /// Returns the rows of the case, after 32 other bytes.
   static std::string Memory() {
     const ScoreCase c(3'000);
     std::string memory(32 + c.hidden.size(), '\0');

@@ -1,4 +1,4 @@
-// A client over several real servers.
+// Tests a client of several servers over gRPC.
 
 #include <algorithm>
 #include <memory>
@@ -40,7 +40,7 @@ class ClientServersTest : public ::testing::Test {
     return *std::move(client);
   }
 
-  /// Connects, and returns when the check of every server has succeeded.
+  /// Connects, and returns the client once the check of every server has succeeded.
   std::unique_ptr<Client> ConnectToAll(Client::Options options = {}) {
     std::unique_ptr<Client> client = Connect(std::move(options));
     // On a busy machine the checks may take longer than the first call waits.
@@ -96,7 +96,7 @@ TEST_F(ClientServersTest, GivesASlowServerLess) {
   ScoreCase c(8'000);
   b_.service().Hold();
   const std::unique_ptr<Client> client = ConnectToAll({.max_inflight = 2});
-  // The held server is released when the other one has answered everything it could get.
+  // The held server is released once the other one has answered every request it could get.
   c.args.on_progress = [&](int64_t rows_done) {
     if (rows_done >= 7'000) b_.service().Release();
   };
@@ -356,7 +356,7 @@ TEST_F(ClientServersTest, UsesAServerThatComesBackWhileTheOtherOneIsStuck) {
   ExpectScoresOf(c, result);
 }
 
-/// Both records of a name, on one port: 127.0.0.1 and 127.0.0.2.
+/// Tests a name with two records, 127.0.0.1 and 127.0.0.2, on one port.
 class NameTest : public ::testing::Test {
  protected:
   RpcReply AskHealth(RpcTransport& transport) {

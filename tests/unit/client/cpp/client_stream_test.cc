@@ -1,4 +1,4 @@
-// A Client whose requests travel over ScoreStream, against a server over loopback.
+// Tests a Client that sends its requests over ScoreStream to a server on the loopback interface.
 
 #include <memory>
 #include <string>
@@ -85,7 +85,7 @@ TEST_F(BulkStreamTest, StopsAtItsDeadline) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("within the timeout of 50ms"));
 }
 
-/// A service that stops reading once it holds a request, and the stream that it blocks.
+/// Makes the service stop reading once it holds a request, which blocks the client's stream.
 class StuckStreamTest : public BulkStreamTest {
  protected:
   StuckStreamTest() {
@@ -102,16 +102,16 @@ class StuckStreamTest : public BulkStreamTest {
     service().WaitForHeld(1);
   }
 
-  /// 40 chunks, 32 MB: twice as much as flow control allows in flight.
+  /// Number of rows in 40 chunks of 32 MB in total, twice as much as flow control allows in flight.
   static constexpr int64_t kStuckRows = 40 * 40'000;
 
   const ScoreCase small_{10};
   absl::Status first_;
   absl::Notification first_ended_;
-  std::unique_ptr<Client> client_;  // destroyed first: its calls refer to the members above
+  std::unique_ptr<Client> client_;  // destroyed first, since its calls refer to the members above
 };
 
-// Regression: the other chunks of its stream ended with CANCELLED.
+// Regression: the other chunks of the stream ended with CANCELLED.
 TEST_F(StuckStreamTest, AChunkThatExpiresBehindAStuckOneFailsAlone) {
   const ScoreCase large(kStuckRows);
   absl::Status stuck;
@@ -131,7 +131,7 @@ TEST_F(StuckStreamTest, AChunkThatExpiresBehindAStuckOneFailsAlone) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_TRUE(first_.ok()) << first_;
   EXPECT_TRUE(stuck.ok()) << stuck;
-  EXPECT_EQ(service().requests().size(), 2U + 40U);  // without the late one
+  EXPECT_EQ(service().requests().size(), 2U + 40U);  // the late chunk is not among them
 }
 
 TEST_F(StuckStreamTest, AStuckChunkThatExpiresFailsAlone) {

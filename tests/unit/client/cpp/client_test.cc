@@ -177,7 +177,7 @@ TEST_F(ClientTest, StopsAtItsDeadline) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("timeout of 50ms"));
 }
 
-/// The threads on which progress was reported.
+/// Returns the threads on which progress was reported.
 std::vector<std::thread::id> ThreadsOf(Client& client, ScoreCase c) {
   std::vector<std::thread::id> threads;
   c.args.on_progress = [&](int64_t) { threads.push_back(std::this_thread::get_id()); };
@@ -391,7 +391,7 @@ TEST(ClientOptionsTest, NamesTheBadOption) {
 }
 
 TEST(UnreachableTest, SaysWhereNobodyAnswered) {
-  // Port 1 of the loopback address: nothing listens there.
+  // No server listens on port 1 of the loopback address.
   const auto client = Client::Create({.address = "127.0.0.1:1",
                                       .retries = 1,
                                       .backoff_initial = absl::Milliseconds(1),
@@ -442,7 +442,8 @@ TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
   close(listener);
 }
 
-// Regression: an attempt to connect was given up after 100 ms, too short for a slow network.
+// Regression: an attempt to connect was given up after 100 ms, which is too short for a slow
+// network.
 TEST(UnreachableTest, GivesAConnectionTime) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};

@@ -10,7 +10,7 @@
 
 namespace logprobd::client {
 
-/// Streams without a network: a test reads the written messages and sends answers. Not thread-safe.
+/// Opens streams without a network. A test reads the messages and sends answers. Not thread-safe.
 class FakeStreams final : public StreamOpener {
  public:
   struct Stream final : MessageStream {
@@ -27,7 +27,7 @@ class FakeStreams final : public StreamOpener {
     void Cancel() override { is_cancelled = true; }
     int64_t written() const override { return static_cast<int64_t>(messages.size()) - unwritten; }
 
-    /// Ends the stream. Call once.
+    /// Ends the stream. Must be called at most once.
     void End(const absl::Status& status) {
       messages.clear();
       auto ended = std::move(events.ended);  // leaves events.ended empty
@@ -36,7 +36,7 @@ class FakeStreams final : public StreamOpener {
 
     StreamEvents events;
     std::vector<grpc::ByteBuffer> messages;
-    int64_t unwritten = 0;  ///< Number of the latest messages that the connection has not taken.
+    int64_t unwritten = 0;  ///< Number of messages at the end that the connection has not taken.
     std::vector<int64_t> withdrawn;
     bool is_started = false;
     bool is_closed = false;

@@ -15,7 +15,7 @@
 
 namespace logprobd::client {
 
-/// An RpcTransport without a network: a test answers the calls and fires the timers. Not
+/// An RpcTransport without a network. A test answers the calls and fires the timers. Not
 /// thread-safe.
 class FakeTransport final : public RpcTransport {
  public:

@@ -218,7 +218,7 @@ TEST_F(LocalTransportTest, TriesADeviceAgainAfterTooManyMappingsOrMemoryThatCoul
   }
 }
 
-// Regression: every later call was UNAVAILABLE.
+// Regression: every later call failed with UNAVAILABLE.
 TEST_F(LocalTransportTest, ABadHandleFailsItsCallAloneWhereDevicesAreChosen) {
   ScoreCase c(kLargeRows);
   c.args.device_rows = OnDevice(c);
@@ -230,7 +230,7 @@ TEST_F(LocalTransportTest, ABadHandleFailsItsCallAloneWhereDevicesAreChosen) {
   EXPECT_EQ(MustPlace(*local, c).transport, Transport::kCudaIpc);
 }
 
-// Regression: the error advised to change weights_version.
+// Regression: the error advised the caller to change weights_version.
 TEST_F(LocalTransportTest, ARefusalOfTheChosenTransportIsUnavailable) {
   ScoreCase c(kLargeRows);
   c.args.device_rows = OnDevice(c);

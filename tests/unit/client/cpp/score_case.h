@@ -10,7 +10,7 @@
 
 namespace logprobd::client {
 
-/// The memory and the arguments of a call of `rows` rows of 8 bf16 elements; all rows differ.
+/// The memory and the arguments of a call with `rows` rows of 8 bf16 elements. All rows differ.
 struct ScoreCase {
   explicit ScoreCase(int64_t rows) : hidden(static_cast<size_t>(rows) * 16) {
     for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<std::byte>(i * 7 % 251);
@@ -22,7 +22,7 @@ struct ScoreCase {
     args.targets = targets;
   }
 
-  /// The logprob that FakeScoringService returns for the row.
+  /// Returns the logprob that FakeScoringService gives the row.
   float logprob(int64_t row) const {
     return testing::FakeLogprob(reinterpret_cast<const char*>(hidden.data()) + row * 16, 16,
                                 targets[static_cast<size_t>(row)]);

@@ -36,7 +36,7 @@ Message Parse(grpc::ByteBuffer bytes) {
 
 class StreamTransportTest : public ::testing::Test {
  protected:
-  /// Sends a request named `name`. Returns the index of its outcome.
+  /// Sends a request named `name` and returns the index of its outcome.
   size_t Send(const std::string& name, absl::Time deadline = absl::InfiniteFuture()) {
     v1::ScoreRequest request;
     request.set_request_id(name);
@@ -223,7 +223,7 @@ TEST_F(StreamTransportTest, EndsACallAtItsDeadlineAndKeepsTheStream) {
 
   inner_.now += absl::Seconds(1);
   inner_.FireTimer();
-  Answer(Rows(1), 1);  // too late, and not an error
+  Answer(Rows(1), 1);  // comes too late, which is not an error
   Answer(Rows(1), 2);
 
   EXPECT_EQ(replies_[0]->status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -241,7 +241,8 @@ TEST_F(StreamTransportTest, GivesUpAStreamThatDoesNotTakeAChunkInTime) {
   EXPECT_TRUE(stream().is_cancelled);
 }
 
-// Regression: its expiry ended the stream, and the other chunks of it with CANCELLED.
+// Regression: the expiry of the chunk ended its stream, and the stream's other chunks ended with
+// CANCELLED.
 TEST_F(StreamTransportTest, WithdrawsAChunkThatExpiresBeforeItIsSent) {
   Send("under way");
   Send("late", inner_.now + absl::Seconds(1));
@@ -275,7 +276,7 @@ TEST_F(StreamTransportTest, AWithdrawnChunkFreesItsRoomInTheWindow) {
   EXPECT_EQ(Sent(2).request_id(), "waits");
 }
 
-// Regression: they ended with CANCELLED, which is not retried.
+// Regression: the other chunks ended with CANCELLED, which is not retried.
 TEST_F(StreamTransportTest, SendsTheOthersAgainWhenAChunkIsStuckHalfWay) {
   Send("answered soon");
   Send("stuck", inner_.now + absl::Seconds(1));
@@ -285,7 +286,7 @@ TEST_F(StreamTransportTest, SendsTheOthersAgainWhenAChunkIsStuckHalfWay) {
   inner_.now += absl::Seconds(1);
   inner_.FireTimer();
   ASSERT_EQ(opener_.streams.size(), 2U);
-  Answer(Rows(9), 1);  // from the stream that was given up
+  Answer(Rows(9), 1);  // comes from the stream that was given up
   stream().End(absl::CancelledError(""));
 
   EXPECT_EQ(replies_[1]->status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -314,7 +315,7 @@ TEST_F(StreamTransportTest, WithdrawsTheUnsentChunksOfACancelledScope) {
   EXPECT_THAT(stream().withdrawn, ElementsAre(1));
   EXPECT_FALSE(stream().is_cancelled);
   inner_.now += absl::Seconds(1);
-  inner_.FireTimer();  // the connection has not taken it by its deadline
+  inner_.FireTimer();  // the connection has not taken "under way" by its deadline
   EXPECT_TRUE(stream().is_cancelled);
   EXPECT_EQ(Sent(0, /*on_stream=*/1).request_id(), "theirs");
 }

@@ -1,4 +1,4 @@
-"""Fixtures of the Python client's tests: fake servers, clients of them, rows to score."""
+"""Fixtures of the Python client's tests: fake servers, their clients, and rows to score."""
 
 import contextlib
 import sys
@@ -39,14 +39,14 @@ def client(server):
 
 @pytest.fixture
 def small_chunks(server):
-    """A client that cuts every call into requests of at most 3 rows."""
+    """Provides a client that splits every call into requests of at most 3 rows."""
     with logprobd.Client(server.address, timeout=20, chunk_rows=3, max_inflight=4) as client:
         yield client
 
 
 @pytest.fixture
 def rows():
-    """10 rows of float32 hidden states and their targets."""
+    """Returns 10 rows of float32 hidden states and their targets."""
     draw = np.random.default_rng(7)
     hidden = draw.standard_normal((10, HIDDEN_SIZE)).astype(np.float32)
     return hidden, draw.integers(0, VOCAB_SIZE, 10)
@@ -54,7 +54,7 @@ def rows():
 
 @pytest.fixture
 def servers():
-    """Three servers of the same head."""
+    """Provides three servers of the same head."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(fake()) for _ in range(3)]
 

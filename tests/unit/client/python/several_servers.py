@@ -1,4 +1,4 @@
-"""Fake servers of one head, and both clients behind one interface, for tests over several servers."""
+"""Fake servers of one head, and both clients behind one interface, for tests with several servers."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ class Sync:
 
 
 class Aio(Sync):
-    """AsyncClient with blocking methods: each runs to its end on the client's own event loop."""
+    """AsyncClient with blocking methods. Each runs to its end on the client's own event loop."""
 
     def __init__(self, *args, **settings):
         self.loop = asyncio.new_event_loop()

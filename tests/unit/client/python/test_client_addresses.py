@@ -1,4 +1,4 @@
-"""Valid addresses, and when DNS names are resolved."""
+"""Tests which addresses are valid and when DNS names are resolved."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""AsyncClient does what Client does."""
+"""Tests that AsyncClient does what Client does."""
 
 import asyncio
 import gc
@@ -198,7 +198,7 @@ def test_a_client_serves_one_loop_after_another(server, rows):
 
 
 def test_connections_of_a_loop_that_ended_are_closed(server, rows):
-    # Regression: they stayed open until the process ended.
+    # Regression: the connections stayed open until the process ended.
     client = AsyncClient(server.address, timeout=20)
     kept = len(_aio_pool._inherited)
     asyncio.run(client.score(*rows))
@@ -231,7 +231,7 @@ def test_close_cancels_what_is_in_flight(server, rows):
 
 
 def test_a_server_that_reads_nothing_holds_up_no_other():
-    # Regression: the client waited for the write to it and handled neither results nor deadlines.
+    # Regression: the client waited for its write to that server and handled no results or deadlines.
     batch = np.ones((4096, 512), np.float32), np.ones(4096, int)  # 8 MiB
     released, answered = threading.Event(), []
 

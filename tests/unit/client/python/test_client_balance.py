@@ -1,4 +1,4 @@
-"""The choice of servers and the pauses of failed ones, on a fake clock."""
+"""Tests the choice of servers and the pauses of failed servers, with a fake clock."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Cuts keep every limit, lose no row, and do not change sums."""
+"""Tests that splitting a call keeps every limit, loses no row, and does not change sums."""
 
 import numpy as np
 import pytest

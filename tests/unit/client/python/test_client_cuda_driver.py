@@ -1,4 +1,4 @@
-"""CudaDriver over a fake libcuda."""
+"""Tests CudaDriver with a fake libcuda."""
 
 import ctypes
 
@@ -11,7 +11,10 @@ BASE = 0x7F00_0000_0000
 
 
 class FakeCuda:
-    """The functions that CudaDriver calls; `fails` maps a name to its status."""
+    """The functions that CudaDriver calls.
+
+    `fails` maps a name to the status that it returns, or to None if the function does not exist.
+    """
 
     def __init__(self):
         self.fails = {}

@@ -1,6 +1,6 @@
-"""CUDA tensors passed as handles of their memory, with a driver and a GPU that are not real.
+"""Tests CUDA tensors that are passed as handles of their memory, with a fake driver and a fake GPU.
 
-A tensor on the CPU stands for one on a GPU: the fake driver knows where each "allocation" begins,
+A tensor on the CPU represents one on a GPU. The fake driver knows where each "allocation" begins,
 and the fake server reads a handle's bytes from there.
 """
 
@@ -23,7 +23,7 @@ UUID = b"GPU-0-----------"
 
 
 class FakeDriver:
-    """Each tensor's storage is an allocation whose handle is its address."""
+    """Treats each tensor's storage as an allocation whose handle is its address."""
 
     def __init__(self):
         self.events = []
@@ -248,7 +248,7 @@ def test_a_gpu_that_the_server_does_not_reach_is_remembered(
         Refusal("RESOURCE_EXHAUSTED", "cuda_ipc: 64 mappings are open"),
         Refusal(
             "INVALID_ARGUMENT", "cuda_ipc.handle: no memory"
-        ),  # regression: it disabled the GPU permanently
+        ),  # regression: this refusal disabled the GPU permanently
     ],
 )
 def test_a_temporary_refusal_is_tried_again_later(server, gpu, connect, rows, expected, refusal):

@@ -1,4 +1,4 @@
-"""Statuses are converted to typed errors that survive pickling."""
+"""Tests that statuses are converted to typed errors that survive pickling."""
 
 import pickle
 from dataclasses import fields
@@ -34,7 +34,7 @@ def test_each_code_has_its_class(code, error):
 
 
 def test_a_refused_placement_is_not_a_version_mismatch():
-    # Regression: it was a WeightsVersionMismatch that advised weights_version=0.
+    # Regression: the error was a WeightsVersionMismatch that advised weights_version=0.
     error = from_status("FAILED_PRECONDITION", "cuda_ipc: another GPU", address="host:1")
 
     assert type(error) is errors.Unavailable
@@ -56,7 +56,7 @@ def test_errors_extend_the_nearest_builtin():
         ("top_k: 500, must be in [0, 128]", ("top_k", None)),
         ("hidden: the logits of row 4 hold NaN or Inf (2 rows do)", ("hidden", 4)),
         ("Something else", (None, None)),
-        # Regression: any first word was taken for a field.
+        # Regression: the first word was always treated as a field.
         ("the message is cut short", (None, None)),
     ],
 )

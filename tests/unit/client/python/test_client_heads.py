@@ -1,4 +1,4 @@
-"""The cache of head infos, changes of heads during calls, and answers of the wrong shape."""
+"""Tests the cache of head infos, changes of heads during calls, and answers of a wrong shape."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The control socket: leases, regions, and the reasons when they are not available."""
+"""Tests the control socket: leases, regions, and the reasons why they are not available."""
 
 import dataclasses
 import gc
@@ -108,12 +108,12 @@ def test_a_garbage_collected_lease_returns_all_regions(control):
 
 
 def wait_until(condition):
-    """Waits until the fake's threads have noticed the end of a connection."""
+    """Waits until `condition` is true, since the fake's threads notice a closed connection late."""
     for _ in range(1000):
         if condition():
             return
         threading.Event().wait(0.01)
-    raise AssertionError("not in 10 s")
+    raise AssertionError("the condition did not become true within 10 s")
 
 
 def test_another_hosts_server_is_recognised_by_its_boot_id(control):
@@ -151,7 +151,7 @@ def test_a_socket_without_a_listener_is_reported(control, tmp_path):
         Lease(dataclasses.replace(control.access(), control_path=path))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can open every file")
 def test_another_users_socket_is_reported(control, tmp_path):
     tmp_path.chmod(0)
     path = str(tmp_path / "control.sock")

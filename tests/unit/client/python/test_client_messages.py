@@ -1,4 +1,4 @@
-"""Messages that tell a newcomer what to change."""
+"""Tests the messages that tell a new user what to change."""
 
 import inspect
 import logging
@@ -17,7 +17,7 @@ ONCE = RetryPolicy(attempts_max=2, base_seconds=0.01)
 
 @pytest.fixture
 def http_address():
-    """A server that answers every connection with HTTP/1, as the --http port does."""
+    """Runs a server that answers every connection with HTTP/1, like the --http port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve():

@@ -1,4 +1,4 @@
-"""The helpers pair each state with the token that follows it."""
+"""Tests that the helpers pair each state with the token that follows it."""
 
 import numpy as np
 import pytest

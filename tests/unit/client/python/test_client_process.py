@@ -1,4 +1,4 @@
-"""Clients in threads, in forked children, pickled; nothing starts at import."""
+"""Clients work in threads, in child processes and after pickling, and an import starts nothing."""
 
 import multiprocessing
 import os
@@ -32,7 +32,7 @@ def _score_in_child(client, rows, connection):
 
 
 # The FakeServer's threads live in this process: a child forked from it could inherit a lock that
-# one of them holds. So a process that holds only a client does the forking.
+# one of them holds. Therefore the process that forks holds only a client.
 FORK = """
 import os, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""When requests are retried, when a call gives up, and its error."""
+"""Tests of when a request is retried, when a call gives up, and which error it raises."""
 
 import asyncio
 import math
@@ -53,7 +53,7 @@ def test_waits_have_full_jitter():
 
 
 def test_a_hint_is_the_shortest_wait_and_a_negative_one_forbids_a_retry():
-    # Regression: the hint replaced the growing waits, so refused clients returned together each time.
+    # Regression: the hint replaced the growing wait, so refused clients retried at the same time.
     policy = RetryPolicy(base_seconds=0.1, cap_seconds=1.0)
     error = Overloaded("x", retry_after=4.0)
 
@@ -194,7 +194,7 @@ def test_a_slow_server_is_a_deadline_error(server, rows, chunk_rows):
 
 
 def test_a_call_may_have_no_time_limit(server, rows):
-    # Regression: the call ended at once, because gRPC took the deadline for one in the past.
+    # Regression: the call ended at once, because gRPC read the deadline as a time in the past.
     with Client(server.address, timeout=math.inf) as client:
         assert client.score(*rows).logprob.shape == (10,)
         assert len(list(client.score_stream([rows]))) == 1
@@ -245,7 +245,7 @@ def test_wait_ready_says_why_nothing_answers():
 
 
 def test_wait_ready_does_not_wait_for_another_kind_of_server():
-    # Regression: it asked until its timeout.
+    # Regression: wait_ready retried until its timeout.
     other = grpc.server(futures.ThreadPoolExecutor(1))
     port = other.add_insecure_port("127.0.0.1:0")
     other.start()
@@ -277,7 +277,7 @@ def test_a_message_above_the_servers_limit_says_so(rows):
         FakeServer(hidden_size=16, message_bytes_max=300) as server,
         Client(server.address) as client,
     ):
-        server.message_bytes_max = 0  # so that the client does not know
+        server.message_bytes_max = 0  # so that the client does not learn the limit
         with pytest.raises(InvalidArgument, match="chunk_bytes"):
             client.score(*rows)
 

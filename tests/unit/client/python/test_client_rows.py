@@ -118,7 +118,7 @@ def test_device_rows_are_contiguous_aligned_and_of_the_type_that_is_sent():
     whole, part = hidden_rows(tensor), hidden_rows(tensor.reshape(2, 2, 15)[:, 1:], "bf16")
 
     assert whole.device_rows(slice(0, 2)).data_ptr() == tensor.data_ptr()
-    moved = whole.device_rows(slice(1, 3))  # a row of 60 bytes: not a multiple of 16
+    moved = whole.device_rows(slice(1, 3))  # a row has 60 bytes, not a multiple of 16
     assert moved.data_ptr() % 16 == 0
     assert torch.equal(moved, tensor[1:3])
     assert torch.equal(whole.device_rows(np.array([0, 3])), tensor[[0, 3]])

@@ -1,4 +1,4 @@
-"""Results of score: values, shapes and kinds, which do not depend on how the call is cut."""
+"""Results of score have the right values, shapes and types, however the call is split into requests."""
 
 import ml_dtypes
 import numpy as np
@@ -383,7 +383,8 @@ def test_large_calls_are_cut_to_the_default_chunks(server, rows):
     with Client(server.address, timeout=20) as client:
         client.score(np.zeros((1200, 4096), np.float16), np.zeros(1200, int))
 
-    # 4 MiB hold 510 rows of 8 KiB and the other fields: three requests of equal length.
+    # 4 MiB hold 510 rows of 8 KiB and the other fields, so the call is split into three requests of
+    # equal length.
     assert [request.rows for request in server.requests] == [400, 400, 400]
     assert max(request.message_bytes for request in server.requests) <= 4 << 20
 
@@ -401,7 +402,7 @@ def test_a_single_row_gives_scalars_in_torch_as_in_numpy(client, rows):
     "argument", [{"request_id": 5}, {"head": 5}, {"entropy_temperature": "x"}], ids=str
 )
 def test_an_argument_of_the_wrong_type_is_named(client, rows, argument):
-    # Regression: they raised AttributeError and a plain ValueError.
+    # Regression: such arguments raised AttributeError or a plain ValueError.
     with pytest.raises(InvalidArgument) as caught:
         client.score(*rows, **argument)
 

@@ -1,4 +1,4 @@
-"""Clients over several servers: one version in a call, the same heads."""
+"""Clients of several servers use one version of the weights per call and require equal heads."""
 
 import pytest
 from logprobd import (
@@ -40,9 +40,8 @@ def test_versions_are_not_mixed_in_a_call(connect, many_rows):
             results = [client.score(*many_rows) for _ in range(4)]
 
     assert {result.weights_versions for result in results} == {(1,), (2,)}
-    assert (
-        sum(counts([one, two])) == 4 * 40
-    )  # no chunk was sent twice, because the versions were known
+    # The client knew the versions, so it sent no chunk twice.
+    assert sum(counts([one, two])) == 4 * 40
 
 
 def test_an_answer_of_another_version_is_asked_again_where_the_first_is_held(connect, many_rows):
@@ -92,10 +91,8 @@ def test_a_pinned_version_is_found_where_it_is_held(connect, rows):
     with fake() as one, fake(weights_version=2) as two:
         with connect([one.address, two.address]) as client:
             client.info()
-            one.weights_version, two.weights_version = (
-                3,
-                4,
-            )  # the versions that the client knows are outdated
+            # The versions that the client knows are now outdated.
+            one.weights_version, two.weights_version = 3, 4
             for version in (3, 4, 3, 4):
                 assert client.score(*rows, weights_version=version).weights_version == version
             (streamed,) = client.stream([rows], weights_version=4)

@@ -1,4 +1,4 @@
-"""Clients over several servers: balance, draining, failures, names."""
+"""Clients of several servers balance their load and handle draining, failures and DNS names."""
 
 import asyncio
 import functools
@@ -242,7 +242,7 @@ def test_wait_ready_waits_for_one_of_several(connect, servers):
 
 @pytest.fixture
 def records(monkeypatch):
-    """The records of the name "scorer.test", which a test may change."""
+    """Returns the list of hosts that the name "scorer.test" resolves to, which a test may change."""
     hosts = []
     genuine = socket.getaddrinfo
 
@@ -296,7 +296,7 @@ def test_an_unknown_name_is_an_error_that_names_it(connect, records, rows):
 
 @pytest.fixture
 def slow_records(monkeypatch):
-    """The name "scorer.test" has the record 127.0.0.1 once this is set."""
+    """Returns an event: look-ups of "scorer.test" wait for it and then give 127.0.0.1."""
     released = threading.Event()
     genuine = socket.getaddrinfo
 
@@ -321,7 +321,7 @@ def test_a_slow_look_up_does_not_outlast_the_deadline(connect, slow_records, row
 
 
 def test_calls_wait_for_the_look_up_that_another_one_began(slow_records, rows):
-    # Regression: they failed at once, because no server was known.
+    # Regression: these calls failed at once, because no server was known.
     once = RetryPolicy(attempts_max=1)
     with fake() as server, ThreadPoolExecutor(3) as threads:
         address = f"dns:///scorer.test:{server.port}"

@@ -146,7 +146,7 @@ def test_a_proxy_in_the_environment_does_not_break_loopback(server, rows, monkey
 
 
 def test_a_host_that_vanished_is_noticed():
-    # Regression: its requests waited until the timeout of their call.
+    # Regression: requests to such a host waited until the timeout of their call.
     options = dict(settings("scorer:1").channel_options("scorer:1", 0))
 
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 40_000

@@ -1,4 +1,4 @@
-"""A call keeps to one version of the weights; windows and retries of a call over servers."""
+"""A call uses one version of the weights, has a window for each server, and retries its chunks."""
 
 import time
 
@@ -51,11 +51,8 @@ def test_servers_believed_to_hold_the_version_are_preferred():
 
     assert addresses(versions.choose([a, b, c], now)) == ["a", "c"]
     assert addresses(versions.choose([b], now)) == ["b"]  # the known version is outdated
-    assert addresses(versions.choose([a, b, c], now + 60)) == [
-        "a",
-        "b",
-        "c",
-    ]  # the known versions are outdated
+    # After 60 s the known versions are outdated.
+    assert addresses(versions.choose([a, b, c], now + 60)) == ["a", "b", "c"]
 
 
 def test_a_version_that_is_gone_from_all_servers_is_given_up():
@@ -65,9 +62,10 @@ def test_a_version_that_is_gone_from_all_servers_is_given_up():
     assert versions.keeps(a, 1, 0)
     assert not versions.keeps(a, 2, 0)
 
-    assert versions.keeps(b, 2, 0)  # the call goes on with version 2
+    assert versions.keeps(b, 2, 0)  # the call continues with version 2
 
-    assert not versions.keeps(a, 1, 0)  # sent before the restart: says nothing about the server
+    # This response was sent before the restart, so it says nothing about the server.
+    assert not versions.keeps(a, 1, 0)
     assert addresses(versions.choose([a, b], time.monotonic())) == ["a", "b"]
     assert versions.keeps(a, 2, versions.epoch)
 
@@ -224,6 +222,6 @@ def test_a_call_without_ready_servers_is_stranded_and_counts_attempts():
 
     for _ in range(7):
         book.nobody_is_ready(Unavailable("all gone"))
-        book._waiting.append(book._again.pop()[2])  # its wait has passed
+        book._waiting.append(book._again.pop()[2])  # the wait of the chunk has passed
     with pytest.raises(Unavailable, match="all gone"):
         book.nobody_is_ready(Unavailable("all gone"))

@@ -1,4 +1,4 @@
-"""The hand-written encoding compared with protobuf's."""
+"""The hand-written encoding gives the bytes and values of protobuf's encoding."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The committed dashboard is what the panels say, and any Grafana can take it."""
+"""The committed dashboard is the one that the panels define, and any Grafana can import it."""
 
 import json
 import pathlib
@@ -111,7 +111,7 @@ def test_a_panel_keeps_to_the_variables(panel) -> None:
         assert set(re.findall(r"\$(\w+)", expr)) <= known
         for selector in re.findall(r"\b(?:logprobd_\w+|process_\w+|up)\{([^}]*)\}", expr):
             assert 'job=~"$job", instance=~"$instance"' in selector
-        # A rate over a fixed time shows nothing, or too much, when the range is zoomed.
+        # A rate over a fixed window shows nothing or too much when the user changes the time range.
         assert not re.search(r"rate\([^)]*\[\d", expr)
 
 

@@ -1,4 +1,4 @@
-"""Recording rules and alerts: valid, each alert with its cases and its entry in the runbook."""
+"""Recording rules and alerts are valid, and each alert has test cases and an entry in the runbook."""
 
 import pathlib
 import re
@@ -35,7 +35,7 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def cases() -> list[tuple[str, bool]]:
-    """The alert of each case, and whether it is to fire."""
+    """Returns the alert of each case and whether the case expects the alert to fire."""
     return [
         (check["alertname"], bool(check["exp_alerts"]))
         for path in CASES
@@ -78,7 +78,7 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(alert) -> None:
     assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith(".")
     assert rule["annotations"]["runbook_url"].endswith(f"/RUNBOOK.md#{alert.lower()}")
     entry = re.search(rf"^## {alert}\n(.*?)(?=^## |\Z)", RUNBOOK, re.DOTALL | re.MULTILINE)
-    assert entry, "no entry in RUNBOOK.md"
+    assert entry, "RUNBOOK.md has no entry for this alert"
     for part in ("Means", "Look at", "Do"):
         assert f"* **{part}**: " in entry[1], part
 

@@ -42,7 +42,7 @@ struct Splits {
 
 int64_t StrideOf(int64_t hidden_size) { return (hidden_size + 3) / 4 * 4 + 4; }
 
-/// Splits rows of fp32 or of bits of fp16, [rows, StrideOf(hidden_size)].
+/// Splits rows [rows, StrideOf(hidden_size)] of fp32 values or of the bits of fp16 values.
 template <typename T>
 Splits Split(const std::vector<T>& rows, int64_t hidden_size, int32_t num_splits) {
   const int64_t num_rows = static_cast<int64_t>(rows.size()) / StrideOf(hidden_size);
@@ -61,7 +61,7 @@ Splits Split(const std::vector<T>& rows, int64_t hidden_size, int32_t num_splits
   return {hidden_size, num_splits, out.Read()};
 }
 
-/// Makes values of both signs and magnitudes 2^-100 to 2^100; NaN after the end of a row.
+/// Makes values of both signs with magnitudes from 2^-100 to 2^100, and NaN after the end of a row.
 std::vector<float> MakeRows(int64_t hidden_size) {
   std::vector<float> rows(static_cast<size_t>(kRows * StrideOf(hidden_size)),
                           std::numeric_limits<float>::quiet_NaN());
@@ -83,7 +83,7 @@ float At(const std::vector<float>& rows, int64_t hidden_size, int64_t row, int64
 
 class Bf16SplitTest : public testing::GpuTest {};
 
-// Sizes at the edges of pairs, of the alignment of a split and of a block's threads.
+// Sizes around multiples of a pair, of a split's alignment and of the number of threads of a block.
 constexpr int64_t kHiddenSizes[] = {1, 2, 63, 64, 65, 511, 512, 513, 896};
 
 TEST_F(Bf16SplitTest, OneSplitIsTheNearestBf16) {
@@ -183,7 +183,7 @@ TEST_F(Bf16SplitTest, NanAndInfinityStayNotFinite) {
   std::vector<float> row(static_cast<size_t>(StrideOf(kHidden)), 1.0F);
   row[0] = std::numeric_limits<float>::quiet_NaN();
   row[1] = std::numeric_limits<float>::infinity();
-  row[2] = -std::numeric_limits<float>::max();  // beyond bf16's largest
+  row[2] = -std::numeric_limits<float>::max();  // larger in magnitude than every bf16
   for (const int32_t num_splits : {1, 2, 3}) {
     const Splits splits = Split(row, kHidden, num_splits);
     for (int64_t k = 0; k < 3; ++k) EXPECT_FALSE(std::isfinite(splits.Sum(0, k))) << k;

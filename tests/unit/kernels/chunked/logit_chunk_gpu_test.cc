@@ -19,11 +19,11 @@ namespace {
 using logprobd::testing::DeviceArray;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-/// Tolerance of a tile's sum: 192 terms of at most 1 in fp32 (chains of 24, then 4 joins), each
-/// with an error of 2 ulp.
+/// Tolerance of a tile's sum. The kernel adds 192 fp32 terms in chains of 24, followed by 4 joins;
+/// each term is at most 1 and has an error of 2 ulp.
 constexpr double kSumTolerance = 192 * 4 * 1.2e-7;
-/// Tolerance of W: a term is up to 0.53 (at y - k = -1.44) and inherits the error of y - k, |y|
-/// 2^-24.
+/// Tolerance of a tile's weighted sum. The magnitude of a term is at most 0.53 (at y - k = -1.44),
+/// and the term inherits the error of y - k, which is |y| * 2^-24.
 constexpr double kWeightedTolerance = 2 * kSumTolerance;
 
 struct StatsOutput {
@@ -174,7 +174,7 @@ TEST_F(TileStatsTest, TheCutIntoChunksDoesNotChangeTheBits) {
 }
 
 TEST_F(TileStatsTest, PartialsOfAShardStartWithItsFirstTile) {
-  for (const int64_t num_rows : {7, 600}) {  // partials by row, and by tile
+  for (const int64_t num_rows : {7, 600}) {  // row-major and tile-major partials
     const StatsCase c = MakeCase(num_rows, 5'000, 3.0F);
     const StatsOutput whole = RunStats(c, true, true, true, c.num_tiles());
     for (const int64_t begin : {1, 13, 26}) {

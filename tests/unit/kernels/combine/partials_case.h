@@ -10,8 +10,8 @@
 #include "kernels/common/logit_key.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
-// Partials of rows that tests of the combining kernels cut into shards, and the scores that one
-// kernel computes from all of them.
+// Partials of rows, which the tests of the combining kernels split into shards, and the scores that
+// one kernel computes from all partials.
 namespace logprobd::kernels::partials_case {
 
 using logprobd::testing::DeviceArray;
@@ -19,16 +19,16 @@ using logprobd::testing::DeviceArray;
 inline constexpr int64_t kTiles = 29;
 inline constexpr int64_t kVocab = kTiles * kTileColumns - 5;
 inline constexpr size_t kFloatOutputs = 7;
-/// Tile counts of shards: uneven, some shards with one tile; 29 tiles in total.
+/// Boundaries of the shards in tiles. The 29 tiles are split unevenly; some shards have one tile.
 inline const std::vector<std::vector<int64_t>> kCuts = {
     {0, 29}, {0, 28, 29}, {0, 1, 17, 29}, {0, 3, 4, 11, 28, 29}};
 
-/// Inputs of all shards together.
+/// Inputs of all shards.
 struct PartialsCase {
   int64_t num_rows = 0;
   std::vector<TileSums> sums;          ///< [num_rows, kTiles]
-  std::vector<TileSums> entropy_sums;  ///< The same.
-  std::vector<uint64_t> max_keys;      ///< [num_rows], as all below.
+  std::vector<TileSums> entropy_sums;  ///< [num_rows, kTiles]
+  std::vector<uint64_t> max_keys;      ///< [num_rows], like all members below.
   std::vector<uint32_t> min_keys;
   std::vector<float> log2_scales;
   std::vector<float> target_logits;

@@ -28,7 +28,7 @@ const ::testing::Environment* const kEnvironment =
     ::testing::AddGlobalTestEnvironment(new QueueForEveryStream);
 
 constexpr uint64_t kPoison = 0x7777'7777'7777'7777;
-/// Timeout: an exchange takes microseconds, so a longer one hangs and is aborted.
+/// Timeout. An exchange takes microseconds, so one that takes this long hangs and is aborted.
 constexpr auto kPatience = std::chrono::seconds(60);
 
 bool ReachEachOther(const std::vector<int>& devices) {
@@ -58,12 +58,12 @@ std::vector<std::vector<int>> Arrangements(int num_ranks) {
 struct Step {
   struct Item {
     ReductionType type = ReductionType::kMaxInt32;
-    int64_t word = 0;  ///< Where it begins.
+    int64_t word = 0;  ///< Position of its first word.
     int64_t count = 0;
   };
   std::vector<Item> items = {};
   bool is_gather = false;
-  bool is_in_place = false;  ///< What a rank gives lies in its part of what it gets.
+  bool is_in_place = false;  ///< A rank's input is its part of the output.
   int64_t mine_word = 0;
   int64_t all_word = 0;
   int64_t count = 0;
@@ -243,7 +243,7 @@ class Ranks {
     if (device == peer) return;
     const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
     EXPECT_TRUE(error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled);
-    static_cast<void>(cudaGetLastError());  // otherwise the error would be attributed to a launch
+    static_cast<void>(cudaGetLastError());  // otherwise a launch would return this error
   }
 
   std::vector<int> devices_;
@@ -295,7 +295,8 @@ TEST_F(PeerExchangeTest, ReducesEveryTypeAndSizeAsTheHostDoes) {
                        << static_cast<int>(type) << ", count " << count);
           const int64_t words = count * ReductionBytes(type) / 4;
 
-          // Aligned to 16 bytes, then to 8 bytes only. Words around the array must not change.
+          // The array is aligned to 16 bytes, then to 8 bytes only. Words around it must not
+          // change.
           ExpectSteps(ranks, {{.items = {{type, 4, count}}}},
                       MakeMemory(devices.size(), words + 8, 1));
           ExpectSteps(ranks, {{.items = {{type, 2, count}}}},
@@ -344,7 +345,7 @@ TEST_F(PeerExchangeTest, GathersTheArraysOfAllRanks) {
 }
 
 // Epochs of all sizes follow one another without a pause, so that ranks run as far ahead of each
-// other as they can. Values of one epoch in another would be detected.
+// other as they can. The test would detect values of one epoch in another.
 TEST_F(PeerExchangeTest, AThousandEpochsOfRandomSizesDoNotMix) {
   constexpr int64_t kSliceBytes = 1 << 16;
   for (const int num_ranks : {2, 4}) {
@@ -408,7 +409,7 @@ TEST_F(PeerExchangeTest, RefusesBrokenBounds) {
   good.group = ranks.Group(0);
   good.epoch = 1;
   good.num_items = 2;
-  good.items[0] = {values.data(), 65, ReductionType::kSumInt64};  // 528 bytes of a slice
+  good.items[0] = {values.data(), 65, ReductionType::kSumInt64};  // takes 528 bytes of a slice
   good.items[1] = {values.data() + 128, 62, ReductionType::kMaxUint64};
   const auto exchange_with = [&](const auto& change) {
     PeerExchangeParams params = good;

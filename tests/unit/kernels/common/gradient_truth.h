@@ -26,7 +26,7 @@ inline kernels::RowUpstream UpstreamOf(const ScoreGradients& d) {
       .free = d.lse - d.logprob, .entropy = d.entropy, .target = d.logprob, .mean = d.mean_logit};
 }
 
-/// Softmax of x, the logits over temperature, in nats. Entries of -inf have probability 0.
+/// Softmax of x, the logits divided by temperature, in nats. Entries of -inf have probability 0.
 struct RowSoftmax {
   explicit RowSoftmax(const std::vector<double>& x) {
     double largest = -std::numeric_limits<double>::infinity();
@@ -47,7 +47,7 @@ struct RowSoftmax {
   std::vector<double> p;
 };
 
-/// What distinguishes one column in the gradient.
+/// Properties of one column that affect its gradient.
 struct ColumnPart {
   bool is_target = false;
   double weight = 0;  ///< Weight in the mean logit.
@@ -62,9 +62,9 @@ inline double TextbookGradient(const RowSoftmax& row, size_t j, const ScoreGradi
          d.mean_logit * part.weight;
 }
 
-/// Bounds the error of TextbookGradient when ln p_j has the error `log_error` and everything else
-/// is fp32: exponentials and terms of the sum have a relative error of 2^-21, and exponentials
-/// below 2^-125 become 0.
+/// Returns a bound for the error of TextbookGradient if ln p_j has the error `log_error` and
+/// everything else is computed in fp32: exponentials and terms of the sum have a relative error of
+/// 2^-21, and exponentials below 2^-125 become 0.
 inline double GradientError(const RowSoftmax& row, size_t j, const ScoreGradients& d,
                             const ColumnPart& part, double log_error) {
   constexpr double kFp32 = 0x1p-21;

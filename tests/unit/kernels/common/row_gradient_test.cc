@@ -44,10 +44,10 @@ ColumnPart PartOf(size_t column) {
 struct LogitsCase {
   double stddev = 3;
   float temperature = 1;
-  double lse_offset = 0;  ///< Nats.
+  double lse_offset = 0;  ///< Offset of lse in nats.
 };
 
-/// Makes logits before temperature; the target has the largest.
+/// Makes logits before temperature. The target's logit is the largest.
 std::vector<float> MakeLogits(const LogitsCase& c) {
   std::mt19937 random(7);
   std::normal_distribution<double> normal(0, c.stddev);
@@ -105,7 +105,7 @@ TEST_P(RowGradientTest, MatchesTheTextbookForFlatAndPeakedRowsAtAnyTemperature) 
   }
 }
 
-// log2_sum is rounded to about a hundredth of a nat here.
+// Here log2_sum is rounded to about a hundredth of a nat.
 TEST_P(RowGradientTest, MatchesTheTextbookForALargeLse) {
   for (const double offset : {7e4, -7e4, 1'234.5}) {
     for (const float temperature : {0.1F, 1.0F, 2.0F}) {

@@ -117,7 +117,7 @@ TEST(TopRowsTest, ThreadsMayOfferTilesOfOneRow) {
   TopRows top(1, 16);
   std::vector<float> logits(4000);
   for (size_t i = 0; i < logits.size(); ++i) {
-    logits[i] = static_cast<float>((i * 7919) % 1009);  // with ties
+    logits[i] = static_cast<float>((i * 7919) % 1009);  // some logits are equal
   }
   for (int round = 0; round < 20; ++round) {
     top.Reset(1, 16);

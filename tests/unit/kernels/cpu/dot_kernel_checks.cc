@@ -32,7 +32,7 @@ class Bytes {
   void* data_;
 };
 
-/// Returns `count` values, multiples of 1/64 in (-2, 2), which are exact in every type.
+/// Returns `count` multiples of 1/64 in [-2, 2), which are exact in every type.
 std::vector<std::byte> Values(Dtype dtype, int64_t count, uint32_t seed) {
   std::vector<std::byte> bytes(static_cast<size_t>(count * DtypeBytes(dtype)));
   uint32_t state = seed;
@@ -95,7 +95,8 @@ void CheckDotKernel(const DotKernel& kernel, Dtype hidden_dtype, Dtype weight_dt
           LogitsReference(hidden.data() + row * row_bytes, hidden_dtype, weight.data(),
                           weight_dtype, kTileColumns, hidden_size, {}, {});
       for (int64_t column = 0; column < kTileColumns; ++column) {
-        // Products are multiples of 2^-12 below 4: sums of 520 are exact in fp32.
+        // Products are multiples of 2^-12 of magnitude at most 4, so sums of 520 products are exact
+        // in fp32.
         ASSERT_EQ(all[static_cast<size_t>(row * kTileColumns + column)],
                   truth[static_cast<size_t>(column)])
             << "row " << row << ", column " << column;

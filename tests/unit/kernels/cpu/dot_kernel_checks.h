@@ -6,8 +6,8 @@
 namespace logprobd::kernels::testing {
 
 /// Expects that `kernel` computes the dot products of the double reference for many numbers of rows
-/// and hidden sizes, writes nothing beyond the packed blocks of the rows, and gives a row the same
-/// bits whatever the number of rows and its position.
+/// and hidden sizes, writes nothing beyond the packed blocks of the rows, and gives bit-identical
+/// results for a row regardless of the number of rows and of its position.
 void CheckDotKernel(const DotKernel& kernel, Dtype hidden_dtype, Dtype weight_dtype);
 
 }  // namespace logprobd::kernels::testing

@@ -94,7 +94,7 @@ TEST_F(FusedBitsTest, ARowCountInDeviceMemoryDoesNotChangeTheFirstRows) {
   }
 }
 
-// Tiles of missing rows would take as long as others.
+// Computing the tiles of missing rows would take as long as computing other tiles.
 TEST_F(FusedBitsTest, RowsBeyondTheRowCountAreNotComputed) {
   constexpr int64_t kRows = 2'048;
   const FusedCase c = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
@@ -120,7 +120,7 @@ TEST_F(FusedBitsTest, RowsBeyondTheRowCountAreNotComputed) {
   }
 }
 
-// Whole block tiles are read if the buffer has room, including what earlier batches left there.
+// The kernel reads whole block tiles if the buffer has room, including rows of earlier batches.
 TEST_F(FusedBitsTest, RowsAfterTheLastOneDoNotAffectTheResult) {
   for (const int64_t rows : {1, 65, 129, 1'100}) {
     const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500});
@@ -195,7 +195,7 @@ TEST_F(FusedBitsTest, ASecondDeviceGivesTheSameBits) {
   ASSERT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
   const FusedCase c = MakeFusedCase({.rows = 300, .hidden = 320, .vocab = 1'500});
   const FusedScores truth = RunFused(c);
-  // With one device this is a second run on it.
+  // With only one device, this is a second run on the same device.
   ASSERT_EQ(cudaSetDevice(num_devices - 1), cudaSuccess);
   ExpectSameBits(RunFused(c), truth);
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);

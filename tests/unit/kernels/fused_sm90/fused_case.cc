@@ -23,7 +23,8 @@ using kernels::kTileColumns;
 
 int64_t Pitch(int64_t hidden_size) { return (hidden_size + 7) / 8 * 8; }
 
-/// Returns [rows, pitch] of 16-bit elements, zero after the end of a row; additional rows are NaN.
+/// Returns 16-bit elements [rows, pitch] that are zero after the end of a row. Additional rows are
+/// NaN.
 std::vector<uint16_t> Packed(const std::vector<float>& values, int64_t columns, Dtype dtype,
                              int64_t rows_of_room) {
   const int64_t pitch = Pitch(columns);
@@ -324,7 +325,7 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
   Memory& m = *memory_;
   const int64_t num_tiles = kernels::NumTiles(c.vocab_size);
   const auto rows = static_cast<size_t>(c.num_rows);
-  // Results of an earlier run could be mistaken for those of this one.
+  // Poisons the outputs, because results of an earlier run could be mistaken for new ones.
   const size_t sums_bytes = rows * static_cast<size_t>(num_tiles) * sizeof(kernels::TileSums);
   ASSERT_EQ(cudaMemsetAsync(m.sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);
   ASSERT_EQ(cudaMemsetAsync(m.entropy_sums.data(), 0xA5, sums_bytes, stream_), cudaSuccess);

@@ -20,7 +20,8 @@ namespace logprobd::testing {
 /// Initial content of outputs.
 inline constexpr float kPoison = -12345.5F;
 
-/// Base of tests of the fused kernels: skips them on devices that cannot run the kernels.
+/// Base class of the tests of the fused kernels. It skips them on devices that cannot run the
+/// kernels.
 class HopperTest : public ::testing::Test {
  protected:
   void SetUp() override;
@@ -30,7 +31,7 @@ class HopperTest : public ::testing::Test {
 struct FusedCase {
   kernels::Dtype dtype =
       kernels::Dtype::kBf16;  ///< Element type of the head, and of hidden unless is_f32.
-  bool is_f32 = false;        ///< Hidden rows are fp32 and scored as bf16 splits.
+  bool is_f32 = false;        ///< True if hidden rows are fp32, which are scored as bf16 splits.
   int32_t num_splits = kernels::kHiddenSplits;  ///< Splits of fp32 rows.
   int64_t num_rows = 0;
   int64_t hidden_size = 0;
@@ -60,8 +61,9 @@ FusedCase MakeFusedCase(const FusedCaseSizes& sizes);
 /// Returns the rows of `all` that `rows` lists, in that order.
 FusedCase SelectRows(const FusedCase& all, const std::vector<int64_t>& rows);
 
-/// A dot product and a logit in double precision, from the exact values.
+/// Returns a dot product in double precision, from the exact values.
 double DotOf(const FusedCase& inputs, int64_t row, int64_t column);
+/// Returns the logit of a column in double precision, from its dot product.
 double LogitOf(const FusedCase& inputs, double dot, int64_t column);
 
 struct FusedScores {
@@ -76,8 +78,8 @@ struct FusedScores {
   std::vector<uint8_t> nonfinite;
 };
 
-/// How to score: with a given choice instead of the fastest, and with all outputs or only logprob
-/// and entropy.
+/// Options of a run. A choice replaces the fastest one; `everything` requests all outputs, not only
+/// logprob and entropy.
 struct FusedAsk {
   std::optional<kernels::FusedChoice> choice = {};
   bool everything = true;
@@ -85,13 +87,13 @@ struct FusedAsk {
   std::optional<int64_t> row_count = {};
 };
 
-/// Tiles of a shard, half-open; by default all tiles.
+/// Half-open range of the tiles of a shard. By default it contains all tiles.
 struct ShardTiles {
   int64_t begin = 0;
   int64_t end = std::numeric_limits<int64_t>::max();
 };
 
-/// Outputs of a launch over a shard; `layout` is the layout of both sums.
+/// Outputs of a launch over a shard. `layout` is the layout of both sums.
 struct ShardPartials {
   kernels::PartialLayout layout;
   std::vector<kernels::TileSums> sums;
@@ -112,16 +114,17 @@ class FusedRun {
   FusedRun(const FusedRun&) = delete;
   FusedRun& operator=(const FusedRun&) = delete;
 
-  /// Enqueues partials and scores; a failed launch fails the test.
+  /// Enqueues the computation of partials and scores. A failed launch fails the test.
   void Enqueue(const FusedAsk& ask = {});
-  /// Waits and returns the scores; those that were not requested are poison.
+  /// Waits and returns the scores. Scores that were not requested are poison.
   FusedScores Read() const;
 
-  /// Returns each row's top-k keys from LaunchFusedTopK with `workspace_bytes` of scratch. Waits.
+  /// Runs LaunchFusedTopK with `workspace_bytes` of scratch, waits, and returns each row's top-k
+  /// keys.
   std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes, const ShardTiles& tiles = {});
 
-  /// Returns all outputs of a launch over a shard, whose buffers cover only the shard's tiles.
-  /// Waits.
+  /// Launches over a shard with buffers that cover only the shard's tiles, waits, and returns all
+  /// outputs.
   ShardPartials PartialsOf(const ShardTiles& tiles,
                            const kernels::CachedExponentials& exponentials = {});
 
@@ -131,13 +134,14 @@ class FusedRun {
     int32_t row_begin = 0;
     ShardTiles tiles = {};
   };
-  /// Returns the logits of listed (row, id) pairs, kPoison where they were not written. Waits.
+  /// Waits for and returns the logits of listed (row, id) pairs. A logit that was not written is
+  /// kPoison.
   std::vector<float> ListedLogits(const Listed& listed);
 
   /// Returns the parameters of a launch with all inputs and the mandatory outputs.
   kernels::FusedPartialsParams Partials(const ShardTiles& tiles = {}) const;
 
-  /// Returns the logits of the targets as the kernel wrote them. Waits.
+  /// Waits for and returns the logits of the targets as the kernel writes them.
   std::vector<float> TargetLogits();
   cudaStream_t stream() const { return stream_; }
 
@@ -152,7 +156,7 @@ class FusedRun {
 
 FusedScores RunFused(const FusedCase& inputs, const FusedAsk& ask = {});
 
-/// Scores of a row in double precision, from the same values.
+/// Scores of a row in double precision, computed from the exact values.
 struct RowTruth {
   double logprob;
   double entropy;
@@ -169,11 +173,11 @@ struct Tolerance {
   double entropy = 2e-4;
 };
 
-/// Compares a sample of the rows, first and last among them, with the truth.
+/// Compares a sample of the rows, including the first and the last, with the truth.
 void ExpectNearTruth(const FusedCase& inputs, const FusedScores& scores,
                      const Tolerance& tolerance = {});
 
-/// Expects equal bits of all scores, or of logprob and entropy only.
+/// Expects that all scores, or only logprob and entropy, are bit-identical.
 void ExpectSameBits(const FusedScores& a, const FusedScores& b, bool everything = true);
 
 }  // namespace logprobd::testing

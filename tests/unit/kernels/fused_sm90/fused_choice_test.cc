@@ -68,7 +68,7 @@ TEST(FusedChoiceTest, GradientsUsePairsOrTilesOf128Rows) {
   }
 }
 
-// Exponentials are cached by tiles of 128 rows only, whatever is fastest for partials.
+// Only tiles of 128 rows can cache exponentials, even if another tile is fastest for partials.
 TEST(FusedChoiceTest, PingPongTilesUseTheOrderOfTheirDepthForEveryShape) {
   const auto choose = [](int64_t rows, int64_t depth) {
     return ChoosePingPong({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
@@ -110,8 +110,8 @@ TEST(FusedChoiceTest, TheRowStepOfASmallVocabularyIsOneTileOf64Rows) {
   }
 }
 
-// Regression: a swizzle that does not divide the row clusters turned 8 tiles into 16, which took
-// twice the time. The few tiles of a small vocabulary were rounded up in the same way.
+// Regression: a swizzle that does not divide the number of row clusters turned 8 tiles into 16,
+// which took twice the time. The few tiles of a small vocabulary were rounded up in the same way.
 TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
   for (const int64_t depth : kDepths) {
     for (const int64_t tiles : {1, 5, 31, 667, 792, 1'334}) {

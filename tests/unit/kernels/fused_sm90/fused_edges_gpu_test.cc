@@ -39,7 +39,7 @@ class LargeMemory {
 
 class FusedEdgesTest : public HopperTest {};
 
-// Offsets of V * H and T * V above 2^31: a 32-bit product would read or write elsewhere.
+// V * H and T * V exceed 2^31: with 32-bit offsets, the kernels would read or write elsewhere.
 TEST_F(FusedEdgesTest, TheLastLogitOfTheLargestProblemIsFound) {
   constexpr int64_t kVocab = 1 << 20;
   constexpr int64_t kHidden = 2'176;  // V * H = 2.3e9

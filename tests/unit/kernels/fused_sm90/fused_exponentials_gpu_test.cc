@@ -26,7 +26,7 @@ using kernels::kTileColumns;
 constexpr uint16_t kExponentialPoison = 0x7FB7;
 constexpr int32_t kExponentPoison = -777;
 
-/// The cache that a launch writes, and its partials.
+/// The cache that a launch writes, and the partials of the launch.
 struct CachedRun {
   int64_t row_tiles = 0;
   std::vector<uint16_t> exponentials;  ///< [num_rows + 1, row_tiles, 192]; the last row is poison.
@@ -82,7 +82,8 @@ void ExpectSamePartials(const ShardPartials& a, const ShardPartials& b) {
   EXPECT_EQ(a.min_keys, b.min_keys);
 }
 
-/// A launch that caches exponentials computes no squares.
+/// Returns the partials with sums of squares of 0, as a launch that caches exponentials writes
+/// them.
 ShardPartials WithoutSquares(ShardPartials partials) {
   for (kernels::TileSums& sums : partials.sums) sums.sum_squares = 0;
   return partials;
@@ -97,15 +98,16 @@ std::vector<float> LogitsOf(FusedRun& run, const FusedCase& c, int64_t row) {
   return run.ListedLogits(listed);
 }
 
-/// Allows half a unit in the last place of bf16 for 2^(y - k), and two of fp32 for 2^x.
+/// Compares an exponential with 2^(y - k). Allows half a unit in the last place of bf16 for the
+/// rounding and two units of fp32 for the function 2^x.
 void ExpectExponential(float exponential, float logit, float log2_scale, int32_t k) {
   const double exact =
       std::exp2(static_cast<double>(std::fma(logit, log2_scale, -static_cast<float>(k))));
-  const double off = 0x1p-21 * exact + 0x1p-126;  // 2^x is 0 below
+  const double off = 0x1p-21 * exact + 0x1p-126;  // 2^x is 0 below 2^-126
   ASSERT_NEAR(exponential, exact, off + HalfUlp(exact + off, Dtype::kBf16)) << "logit " << logit;
 }
 
-/// Compares exponentials and exponents of the first row, some in the middle and the last.
+/// Compares the exponentials and exponents of the first row, the last row and some rows between.
 void ExpectExponentialsOfTheLogits(const FusedCase& c) {
   FusedRun run(c);
   const CachedRun cache = Cache(c, run);
@@ -235,8 +237,8 @@ TEST_F(FusedExponentialsTest, CachingDoesNotChangeTheBitsOfThePartials) {
   }
 }
 
-/// Compares exponentials relative to the exponent of one tile with those relative to each tile's
-/// own.
+/// Compares exponentials relative to the exponent of one tile with exponentials relative to each
+/// tile's own exponent.
 void ExpectExponentialsRelativeTo(const FusedCase& c, int64_t reference_tile, int64_t& num_above) {
   FusedRun run(c);
   const CachedRun plain = Cache(c, run);
@@ -263,7 +265,7 @@ void ExpectExponentialsRelativeTo(const FusedCase& c, int64_t reference_tile, in
         const float exponential = plain.Exponential(row, tile, column);
         const float expected =
             is_scaled ? std::ldexp(exponential, exponent - reference) : exponential;
-        if (std::fabs(expected) < 0x1p-120F) continue;  // denormal or zero: bits are lost
+        if (std::fabs(expected) < 0x1p-120F) continue;  // bits of subnormal values are lost
         ASSERT_EQ(rebased.Exponential(row, tile, column), expected)
             << "row " << row << ", tile " << tile << ", column " << column;
       }
@@ -320,8 +322,8 @@ TEST_F(FusedExponentialsTest, AShardHasTheExponentialsOfTheWholeAndWritesNothing
   }
 }
 
-// The backward pass reads what the forward pass caches: the error is half a unit in the last place
-// of bf16.
+// The backward pass reads the exponentials that the forward pass caches, so its error is half a
+// unit in the last place of bf16.
 TEST_F(FusedExponentialsTest, CachedGradientsAreAsAccurateAsTheExponentials) {
   GradientCase c = MakeGradientCase({.rows = 130, .hidden = 72, .vocab = 1'000});
   const GradientRun gradient_run(c);
@@ -363,8 +365,8 @@ TEST_F(FusedExponentialsTest, CachedGradientsAreAsAccurateAsTheExponentials) {
     const size_t column = i % (6 * kTileColumns);
     const double p = column < 1'000 ? gradient_run.truth()[row].softmax.p[column] : 0.0;
     const double logits_gradient = FromBits(from_logits[i], Dtype::kBf16);
-    // The error of 2^-8 of an exponential is multiplied by p's factor and the entropy's; both are
-    // at most 10.
+    // An exponential has an error of 2^-8, which is multiplied by p's factor and by the entropy's
+    // factor; both are at most 10.
     ASSERT_NEAR(FromBits(from_exponentials[i], Dtype::kBf16), logits_gradient,
                 10 * p * 0x1p-7 + 2 * HalfUlp(1.1 * logits_gradient, Dtype::kBf16))
         << "row " << row << ", column " << column;

@@ -15,7 +15,7 @@
 namespace logprobd::testing {
 namespace {
 
-/// Returns every logit of `row`, with the bits of the kernel.
+/// Returns every logit of `row`, bit-identical to the logits of the fused kernel.
 std::vector<float> AllLogits(FusedRun& run, const FusedCase& c, int64_t row) {
   FusedRun::Listed listed;
   listed.rows.assign(static_cast<size_t>(c.vocab_size), static_cast<int32_t>(row));
@@ -87,7 +87,7 @@ TEST_F(FusedTopKTest, FindsTheBestForAnyDtypeAndTransform) {
   }
 }
 
-// A row of zeros has its k best in its first columns, although all tiles have the same maximum.
+// The k best logits of a row of zeros are its first ones, although all tiles have the same maximum.
 TEST_F(FusedTopKTest, EqualLogitsGoToTheLowestIds) {
   FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 2'000});
   std::fill(c.hidden.begin(), c.hidden.end(), 0.0F);

@@ -44,8 +44,8 @@ std::vector<float> PaddedToTiles(std::vector<float> values, int64_t num_tiles) {
   return values;
 }
 
-/// Bounds the error of a logit before temperature, computed in fp32 from a dot product with the
-/// error `dot_error`.
+/// Returns a bound for the error of a logit before temperature that is computed in fp32 from a dot
+/// product with the error `dot_error`.
 double LogitError(const FusedCase& c, double dot, int64_t column, double dot_error) {
   if (dot_error == 0) return 0;
   constexpr double kRounding = 0x1p-23;

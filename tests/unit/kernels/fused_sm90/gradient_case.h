@@ -19,8 +19,8 @@ struct GradientCase {
   FusedCase head;
   std::vector<ScoreGradients> upstream;   ///< [num_rows]
   std::vector<float> mean_logit_weights;  ///< [vocab_size], or empty
-  /// Error of a dot product relative to the row's largest. 0: dot products and logits are exact in
-  /// fp32.
+  /// Error of a dot product relative to the largest one of its row. 0 means that dot products and
+  /// logits are exact in fp32.
   double dot_error = 4e-6;
 
   int64_t num_tiles() const;
@@ -32,7 +32,7 @@ GradientCase MakeGradientCase(const FusedCaseSizes& sizes);
 /// Returns the rows of `all` that `rows` lists, in that order.
 GradientCase SelectRows(const GradientCase& all, const std::vector<int64_t>& rows);
 
-/// A row in double precision, from the exact values.
+/// Values of a row in double precision, computed from the exact inputs.
 struct GradientRowTruth {
   std::vector<double> dots;
   std::vector<double> logits;  ///< Before temperature.
@@ -44,7 +44,7 @@ std::vector<GradientRowTruth> TruthOf(const GradientCase& c);
 std::vector<kernels::RowGradient> ConstantsOf(const GradientCase& c,
                                               const std::vector<GradientRowTruth>& truth);
 
-/// Boundaries of the launches, in tiles; empty: one launch.
+/// Boundaries of the launches in tiles. An empty list means one launch.
 using TileCuts = std::vector<int64_t>;
 
 /// A case in device memory. `rows_of_room` additional hidden rows hold NaN and may be read.

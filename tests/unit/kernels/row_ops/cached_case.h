@@ -136,7 +136,7 @@ inline std::vector<RowGradient> ConstantsOf(const CachedCase& c) {
   return rows;
 }
 
-/// How to launch. By default all tiles, and rows in the order of the cache.
+/// Options of a launch. By default it computes all tiles, with rows in the order of the cache.
 struct CachedAsk {
   Dtype dtype = Dtype::kBf16;
   int64_t tile_begin = 0;
@@ -169,7 +169,8 @@ class CachedRun {
     return params;
   }
 
-  /// Returns the gradients [rows + 1, stride] for these constants; the last row is poison. Waits.
+  /// Launches the kernel, waits, and returns the gradients [rows + 1, stride] for these constants.
+  /// The last row is poison.
   std::vector<uint16_t> Run(const std::vector<RowGradient>& rows, const CachedAsk& ask = {}) const {
     CachedGradientsParams params = Params(ask);
     params.num_rows = static_cast<int64_t>(rows.size());
@@ -194,11 +195,11 @@ class CachedRun {
   DeviceArray<int32_t> exponents_;
 };
 
-/// Compares every column of the rows with the truth; columns beyond the vocabulary must be 0.
+/// Compares every column of the rows with the truth. Columns beyond the vocabulary must be 0.
 inline void ExpectNearTruth(const CachedCase& c, const std::vector<uint16_t>& gradients,
                             Dtype dtype) {
-  // An exponential is rounded to bf16, a relative error of at most 2^-8; so is the logit that the
-  // kernel derives from it.
+  // An exponential is rounded to bf16, which causes a relative error of at most 2^-8 and affects
+  // the logit that the kernel derives from it.
   constexpr double kExponentialError = 0x1p-8;
   constexpr double kFp32Error = 0x1p-21;
   const int64_t stride = c.row_tiles() * kTileColumns;

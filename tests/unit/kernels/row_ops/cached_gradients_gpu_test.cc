@@ -26,8 +26,8 @@ void ExpectTruth(const CachedCase& c) {
   }
 }
 
-// Columns at the edges of a tile, and more tiles than a block processes at once (8) and in total
-// (32).
+// The sizes are at the edges of a tile, and above the number of tiles that a block processes at
+// once (8) and in total (32).
 TEST_F(CachedGradientsTest, MatchTheTruthAtVocabularyEdges) {
   for (const int64_t vocab : {1, 191, 192, 193, 1'000, 1'537, 3'072, 3'073, 6'200}) {
     ExpectTruth(MakeCachedCase(5, vocab, 3));
@@ -88,7 +88,7 @@ TEST_F(CachedGradientsTest, ANearlyCertainLargestLogitKeepsItsSmallGradient) {
 
   const RowSoftmax truth = SoftmaxOf(c.rows[0]);
   const double expected = kScale * testing::TextbookGradient(truth, 777, c.rows[0].upstream, {});
-  ASSERT_LT(std::fabs(expected), 2e-3);  // p's rounding to bf16 alone would be up to 4e-3
+  ASSERT_LT(std::fabs(expected), 2e-3);  // rounding p to bf16 causes errors of up to 4e-3
   EXPECT_NEAR(testing::FromBits(gradients[777], Dtype::kBf16), expected,
               0.01 * std::fabs(expected));
   ExpectTruth(c);
@@ -198,8 +198,8 @@ TEST_F(CachedGradientsTest, ARangeOfTilesHasTheBitsOfTheWholeAndWritesNothingEls
   }
 }
 
-// grid.y is at most 65,535; further rows are in further planes of the grid, the last one partly
-// filled.
+// grid.y is at most 65,535. Further rows are in further planes of the grid, the last of which is
+// partly filled.
 TEST_F(CachedGradientsTest, WritesMoreRowsThanGridYHas) {
   const CachedCase c = MakeCachedCase(7, 100, 3);
   const std::vector<RowGradient> few = ConstantsOf(c);

@@ -21,10 +21,10 @@ struct Outputs {
   CompactedRows result;
   std::vector<int64_t> row_indices;
   std::vector<int64_t> valid_indices;
-  int64_t num_compacted;  // the copy for kernels
+  int64_t num_compacted;  // the copy that kernels read
 };
 
-/// Runs the kernel; `first` and `third`, if not empty, are the first and third of the four
+/// Runs the kernel. `first` and `third`, if not empty, are the first and third of the four
 /// gradients.
 Outputs Compact(const std::vector<int64_t>& targets, const std::vector<float>& first = {},
                 const std::vector<float>& third = {}, int64_t third_stride = 1) {
@@ -55,7 +55,7 @@ Outputs Compact(const std::vector<int64_t>& targets, const std::vector<float>& f
 class CompactRowsTest : public testing::GpuTest {};
 
 TEST_F(CompactRowsTest, ValidRowsKeepTheirOrderForAnyNumberOfRows) {
-  // A thread processes four rows, a step 4,096.
+  // A thread processes four rows, and a step processes 4,096 rows.
   for (const size_t count : {1, 3, 4, 31, 127, 4'095, 4'096, 4'097, 20'001}) {
     std::vector<int64_t> targets;
     std::vector<int64_t> expected;
@@ -110,7 +110,7 @@ TEST_F(CompactRowsTest, RowsWithoutAGradientAreNotCompacted) {
 }
 
 TEST_F(CompactRowsTest, ValidIndicesCountRowsWithoutAGradient) {
-  // More rows than a step of 4,096; every fifth row is ignored, every third has a gradient.
+  // A step processes 4,096 rows. Every fifth row is ignored, and every third has a gradient.
   std::vector<int64_t> targets;
   std::vector<float> gradients;
   std::vector<int64_t> expected;

@@ -22,7 +22,7 @@ using logprobd::testing::ToBits;
 const std::vector<int64_t> kRowIndices = {3, 0, 0, 6, 2};
 constexpr size_t kNumSourceRows = 7;
 const std::vector<float> kFactors = {0.5F, -1.3F, 0.0F, 1.0F, 3e-5F};
-/// Elements after the last row, which must not be written.
+/// Number of elements after the last row, which must not be written.
 constexpr size_t kGuard = 8;
 
 class CopyRowsTest : public testing::GpuTest {};
@@ -48,7 +48,7 @@ std::vector<Element> Copy(const std::vector<Element>& values, size_t row_size, s
   return rows.Read();
 }
 
-// Row sizes below, at and above the number of threads of a block.
+// The row sizes are below, at and above the number of threads of a block.
 TEST_F(CopyRowsTest, CopiesRowsInTheOrderOfTheirIndices) {
   for (const size_t row_size : {4, 36, 512, 516, 2'048, 2'180}) {
     for (const size_t stride : {row_size, row_size + 12}) {
@@ -144,7 +144,7 @@ TEST_F(CopyRowsTest, RefusesBrokenBoundsAndDoesNothingForNoRows) {
   }
 }
 
-/// Elements after the last one, which must not be written.
+/// Number of elements after the scaled ones, which must not be written.
 constexpr size_t kScaleGuard = 16;
 
 /// Scales all values except the guard at the end, and returns all of them.

@@ -26,8 +26,8 @@ CachedCase LogprobCase(int64_t num_rows, int64_t vocab_size, double stddev) {
   return c;
 }
 
-/// Returns the cache that the forward pass writes with reference exponents: exponentials of tiles
-/// up to the row's reference exponent are relative to it.
+/// Returns the cache that the forward pass writes with reference exponents. Exponentials of a tile
+/// are relative to the row's reference exponent unless the tile's exponent is above it.
 Cache CacheRelativeTo(const CachedCase& c, const std::vector<int32_t>& references) {
   Cache cache = CacheExponentials(c);
   for (size_t i = 0; i < cache.exponents.size(); ++i) {
@@ -84,7 +84,7 @@ Rebased Rebase(const CachedCase& c, Cache cache, const std::vector<RowGradient>&
   return rebased;
 }
 
-/// Expects that exponentials times factors are the gradients.
+/// Expects that the products of exponentials and factors are the gradients.
 void ExpectGradients(const CachedCase& c, const Rebased& rebased) {
   constexpr double kExponentialError = 0x1p-8;  // as in ExpectNearTruth
   const auto stride = static_cast<size_t>(c.row_tiles()) * kTileColumns;
@@ -184,7 +184,7 @@ std::vector<RowGradient> Below(std::vector<RowGradient> rows, float gap) {
   return rows;
 }
 
-// Regression: the factor was 0, and the target's element, divided by it, infinite.
+// Regression: the factor was 0, and the target's element, which is divided by it, was infinite.
 TEST_F(RebaseExponentialsTest, AShardFarBelowTheOthersKeepsItsTargetAndSmallGradients) {
   const CachedCase c = LogprobCase(6, 1'000, 3);
   const std::vector<RowGradient> rows = ConstantsOf(c);

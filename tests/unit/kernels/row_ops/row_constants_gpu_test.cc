@@ -103,7 +103,7 @@ struct RowsCase {
   size_t size() const { return row_indices.size(); }
 };
 
-/// Makes twice as many rows, of which every second one is computed.
+/// Makes 2 * num_rows rows, of which every second one is computed.
 RowsCase MakeRows(size_t num_rows) {
   std::mt19937 random(static_cast<uint32_t>(num_rows));
   std::normal_distribution<float> normal;
@@ -127,7 +127,7 @@ RowsCase MakeRows(size_t num_rows) {
   return c;
 }
 
-/// Which of the optional inputs are passed.
+/// Optional inputs that are passed to the kernel.
 struct Ask {
   bool upstream = true;
   bool cached = true;
@@ -197,7 +197,7 @@ class RowGradientsRun {
     return params;
   }
 
-  /// Returns the rows and one more, which must not be written; waits.
+  /// Launches the kernel, waits, and returns the rows and one more row, which must not be written.
   std::vector<RowGradient> Run(const RowGradientsParams& params) const {
     EXPECT_EQ(LaunchRowGradients(params, nullptr), cudaSuccess);
     return rows_.Read();
@@ -248,8 +248,8 @@ RowGradient HostRow(const RowsCase& c, size_t row, const Ask& ask = {}) {
   return host;
 }
 
-/// Compares with tolerance where the device differs: it gets the exact lse as two floats, and 2^x
-/// in double may differ in the last place.
+/// Compares with a tolerance where the device may differ: it gets the exact lse as two floats, and
+/// its 2^x in double may differ in the last place.
 void ExpectHostRow(const RowGradient& row, const RowGradient& host) {
   EXPECT_EQ(row.log2_scale, host.log2_scale);
   EXPECT_EQ(row.log2_sum, host.log2_sum);

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 def make_case(rows=11, size=9, vocab=200, dtype=torch.float64, spread_max=10.0, seed=0) -> Case:
-    """Rows whose logits have standard deviations from 1 (flat) to spread_max (peaked)."""
+    """Returns rows whose logits have standard deviations from 1 (flat) to spread_max (peaked)."""
     generator = seeded(seed)
     spread = torch.linspace(1, spread_max, rows, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
@@ -60,13 +60,13 @@ def make_case(rows=11, size=9, vocab=200, dtype=torch.float64, spread_max=10.0, 
 
 
 def upstream_of(shape, dtype=torch.float64, seed=1) -> list[Tensor]:
-    """One upstream gradient for each of OUTPUTS, with both signs."""
+    """Returns one upstream gradient for each of OUTPUTS, with values of both signs."""
     generator = seeded(seed)
     return [torch.randn(shape, generator=generator).to(dtype) for _ in OUTPUTS]
 
 
 def score(case: Case, **options) -> list[Tensor]:
-    """The operator's results, in the order of OUTPUTS."""
+    """Returns the operator's results, in the order of OUTPUTS."""
     return requested(linear_logprob(*case, return_mean_logit=True, **options))
 
 

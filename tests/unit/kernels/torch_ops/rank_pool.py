@@ -52,22 +52,21 @@ class RankPool:
             process.start()
 
     def outcomes(self, function: Callable, *arguments: Any) -> list[tuple[Any, str | None]]:
-        """The result of function(rank, size, *arguments) on each rank, or the error that it raised."""
+        """Returns (result, error or None) of function(rank, size, *arguments) for each rank."""
         for commands in self._commands:
             commands.send((function, arguments))
         outcomes = []
         for rank, commands in enumerate(self._commands):
             if not commands.poll(ANSWERS_WITHIN_S):
-                for (
-                    process
-                ) in self._processes:  # Late results would be taken for those of later calls.
+                # Late results would be mistaken for results of later calls.
+                for process in self._processes:
                     process.kill()
-                raise AssertionError(f"rank {rank} does not answer")
+                raise AssertionError(f"rank {rank} sent no result within {ANSWERS_WITHIN_S} s")
             outcomes.append(commands.recv())
         return outcomes
 
     def results(self, function: Callable, *arguments: Any) -> list[Any]:
-        """As `outcomes`, for a function that succeeds on every rank."""
+        """Returns the result of function(rank, size, *arguments) on each rank. An error on a rank fails the test."""
         outcomes = self.outcomes(function, *arguments)
         for rank, (_, error) in enumerate(outcomes):
             assert error is None, f"rank {rank}: {error}"

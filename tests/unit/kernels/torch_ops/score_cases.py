@@ -9,7 +9,7 @@ from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
 IGNORED = -100
-# Absolute tolerances for logits up to LOGIT_MAX. For larger logits they grow in proportion, as fp32's steps do.
+# Absolute tolerances for logits up to LOGIT_MAX. For larger logits they grow in proportion, like fp32's steps.
 LOGPROB_TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-10}
 ENTROPY_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 LOGIT_MAX = 30.0
@@ -25,8 +25,8 @@ class Case(NamedTuple):
 
 
 def exact_case(rows=13, size=31, vocab=193, dtype=torch.float32, seed=0) -> Case:
-    """Factors of few bits, so that every sum of products is exact in fp32, in any order and for any 16-bit dtype.
-    Differences from the reference are then the operator's. Every third target is the argmax."""
+    """Returns factors of few bits, so that every sum of products is exact in fp32, in any order and for any 16-bit
+    dtype. Any difference from the reference is then an error of the operator. Every third target is the argmax."""
     generator = seeded(seed)
 
     def integers(*shape: int) -> Tensor:
@@ -53,11 +53,12 @@ def normal_case(rows, size, vocab, logits_std=4.0, seed=0) -> Case:
 def assert_near(ours: Tensor, truth: Tensor, tolerance: Tensor, name: str) -> None:
     assert ours.shape == truth.shape, name
     error = (ours.double() - truth).abs()
-    # Written with "not" so that a NaN fails.
+    # The condition is negated so that NaN fails.
     is_wrong = ~((error <= tolerance) | (ours.double() == truth))
     assert not is_wrong.any(), (
-        f"{name}: row {is_wrong.flatten().nonzero()[0].item()} of {is_wrong.sum().item()} wrong ones, "
-        f"off by {error.max().item():.3g}: {ours[is_wrong][0].item()} for {truth[is_wrong][0].item()}"
+        f"{name}: row {is_wrong.flatten().nonzero()[0].item()} is the first of {is_wrong.sum().item()} wrong rows; "
+        f"it has {ours[is_wrong][0].item()} instead of {truth[is_wrong][0].item()}; "
+        f"the largest error is {error.max().item():.3g}"
     )
 
 

@@ -18,7 +18,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
 
 def make_case(dtype=torch.float64):
-    """(hidden, weight, target): rows whose logits have standard deviations from 1 (flat) to 20 (peaked)."""
+    """Returns (hidden, weight, target). The rows' logits have standard deviations from 1 (flat) to 20 (peaked)."""
     generator = seeded(0)
     spread = torch.linspace(1, 20, ROWS, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(ROWS, SIZE, generator=generator, dtype=torch.float64)
@@ -32,7 +32,7 @@ def gradients(outputs, upstream, case):
 
 
 def upstream_of(*outputs):
-    """Gradients with both signs, the same at each call."""
+    """Returns gradients with values of both signs, the same at each call."""
     generator = seeded(1)
     return [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
 
@@ -299,9 +299,8 @@ def test_the_results_equal_those_of_verl(reduction, temperature):
     ours = verl.linear_cross_entropy(hidden, weight, target, temperature, reduction)
     truth = theirs.linear_cross_entropy(hidden, weight, target, temperature, reduction)
 
-    near = functools.partial(
-        torch.testing.assert_close, rtol=1e-3, atol=1e-3
-    )  # verl multiplies in TF32.
+    # verl multiplies in TF32.
+    near = functools.partial(torch.testing.assert_close, rtol=1e-3, atol=1e-3)
     for our, true in zip(ours, truth, strict=True):
         near(our, true, check_dtype=False)
     upstream = [torch.randn(o.shape, generator=generator, device="cuda") for o in ours]
@@ -314,7 +313,7 @@ def test_the_results_equal_those_of_verl(reduction, temperature):
 
 
 def run_rank(rank: int, store: str) -> None:
-    """One of two ranks with half of the vocabulary each. Asserts that its results are those of the whole head."""
+    """Runs one of two ranks with half of the vocabulary each, and compares its results with those of the whole head."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     group = dist.group.WORLD
     hidden, weight, target = case = make_case()
@@ -326,7 +325,7 @@ def run_rank(rank: int, store: str) -> None:
     d_hidden, d_weight = gradients(truth[:2], upstream, case)
     d_hidden_of_logprob, d_weight_of_logprob = gradients(truth.logprob, upstream[:1], case)
 
-    # The callers of verl and SkyRL sum over the ranks themselves, those of AReaL do not.
+    # The callers of verl and SkyRL sum over the ranks themselves; the callers of AReaL do not.
     ours = verl.linear_cross_entropy(hidden, shard, target, 1.0, "none", group)
     close(ours, truth[:2])
     parts = torch.autograd.grad(ours, (hidden, shard), upstream)

@@ -21,13 +21,13 @@ def scores_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
 
 
 def mean_loss_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
-    """A loss whose gradients are formed in the forward."""
+    """Returns a loss whose gradients are computed in the forward pass, and these gradients."""
     loss = linear_cross_entropy(hidden, weight, target, gradients_in_forward=True, **options)
     return [loss, *torch.autograd.grad(loss, (hidden, weight))]
 
 
 def captured_with(graph: torch.cuda.CUDAGraph, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """What the graph computes when it is replayed."""
+    """Captures `compute` in the graph. Returns the tensors that a replay of the graph fills."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -299,7 +299,7 @@ def test_rows_have_the_same_bits_among_so_many_that_the_host_waits_for_their_num
 @pytest.mark.parametrize("ignored_tenths", (0, 7))
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
 def test_rows_of_a_pending_compaction_are_right_in_every_block_of_columns(memory, ignored_tenths):
-    """The first block is computed before the host knows the number of rows, the next ones after."""
+    """The first block is computed before the host knows the number of rows, the other blocks after that."""
     hidden, weight, target = make_case(4096, 64, 60_000)
     target.clamp_min_(0)
     target[torch.arange(4096, device="cuda") * 7 % 10 < ignored_tenths] = IGNORED
@@ -332,7 +332,7 @@ def test_a_mean_loss_of_rows_of_a_pending_compaction_is_right(ignored_tenths):
         assert (gradient - true_gradient).norm() <= 4e-3 * true_gradient.norm()
 
 
-# The kernels were already enqueued when the compaction found the target.
+# The kernels are already enqueued when the compaction finds the target.
 def test_a_mean_loss_names_an_out_of_vocab_target():
     hidden, weight, target = make_case()
     target[5] = 2000
@@ -341,7 +341,7 @@ def test_a_mean_loss_names_an_out_of_vocab_target():
         linear_cross_entropy(hidden, weight, target, gradients_in_forward=True)
 
 
-# So many rows are read in place rather than copied first.
+# This many rows are read in place instead of being copied first.
 @pytest.mark.parametrize("compute", (mean_loss_and_gradients, scores_and_gradients))
 @pytest.mark.parametrize("elements_between", (0, 8))
 def test_memory_behind_the_rows_does_not_affect_results(compute, elements_between):

@@ -1,4 +1,4 @@
-"""Shards of a head on several GPU ranks: gloo ranks share one GPU, NCCL ranks have a GPU each."""
+"""Tests of shards of a head on several GPU ranks. Gloo ranks share one GPU; each NCCL rank has its own GPU."""
 
 import pytest
 import torch
@@ -14,8 +14,9 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 BACKENDS = (pytest.param("gloo"), pytest.param("nccl", marks=needs_two))
 TILED = [0, 1152, 2000]
 UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
-# Losses form gradients in the forward; losses of logprobs alone from rebased exponentials. At a low temperature some
-# shards are far below the one that has all of a row's probability, although they have its target.
+# Losses compute their gradients in the forward pass; losses of logprobs alone compute them from rebased exponentials.
+# At a low temperature, the logits of some shards are far below those of the shard with all of a row's probability,
+# although these shards have the row's target.
 MODES = (
     *("recompute", "cached", "sequence parallel", "mean logit", "many rows", "every row"),
     *("loss", "loss with entropy", "peaked loss", "loss of every row"),
@@ -23,7 +24,7 @@ MODES = (
 
 
 def case_of(mode: str, vocab: int, device="cuda") -> tuple[tuple[Tensor, Tensor, Tensor], dict]:
-    """The inputs and options of a mode. With many rows, in two blocks, a rank may have only padding."""
+    """Returns the inputs and options of a mode. "many rows" has two blocks of rows and ranks with only padding."""
     if "every row" in mode:  # No row is ignored.
         hidden, weight, target = make_case(vocab=vocab, device=device)
         return (hidden, weight, target.clamp_(min=0)), {}
@@ -36,7 +37,7 @@ def case_of(mode: str, vocab: int, device="cuda") -> tuple[tuple[Tensor, Tensor,
 def computed(
     hidden: Tensor, weight: Tensor, target: Tensor, mode: str, **options
 ) -> dict[str, Tensor]:
-    """Scores and gradients."""
+    """Returns the scores, the loss and the gradients by name."""
     if "loss" in mode:
         weights = torch.linspace(-1, 1, target.numel(), device=target.device)
         loss, logprob, entropy, lse, argmax, _ = linear_logprob_loss(
@@ -120,7 +121,7 @@ def cuts(request, backend) -> list[int]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, backend, cuts) -> list[dict]:
-    """The results of each rank."""
+    """Returns the results of each rank."""
     folder = tmp_path_factory.mktemp("ranks")
     size = len(cuts) - 1
     torch.multiprocessing.spawn(

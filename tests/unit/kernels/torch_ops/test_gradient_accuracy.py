@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def plain_gradients(case: Case, upstream, logits_dtype=None) -> tuple[Tensor, ...]:
-    """Torch's loss, with logits in the dtype of hidden and weight."""
+    """Returns the gradients by torch, whose logits are rounded to the dtype of hidden and weight."""
     logits = torch.nn.functional.linear(case.hidden, case.weight, case.bias)
     logprobs = torch.log_softmax(logits.to(logits_dtype or logits.dtype), -1)
     logprob = logprobs.gather(-1, case.target.unsqueeze(-1)).squeeze(-1)
@@ -28,7 +28,7 @@ def plain_gradients(case: Case, upstream, logits_dtype=None) -> tuple[Tensor, ..
 
 
 def errors(case: Case, logits_dtype) -> tuple[list[float], list[float]]:
-    """The errors of the operator's and of torch's gradient, for each leaf."""
+    """Returns the errors of the operator's gradients and of torch's gradients, for each leaf."""
     upstream = upstream_of(case.target.shape, torch.float32)[:2]
     ours = gradients(score(case)[:2], case, upstream)
     plain = plain_gradients(case, upstream, logits_dtype)
@@ -51,7 +51,7 @@ def errors(case: Case, logits_dtype) -> tuple[list[float], list[float]]:
     ],
 )
 def test_sixteen_bit_gradients_are_rounded_once(rows, size, vocab, dtype):
-    """The last size has several blocks of columns (kBlockLogits), which must not matter."""
+    """The last size has several blocks of columns (kBlockLogits), which must not affect the result."""
     case = make_case(rows, size, vocab).to(dtype)
 
     ours, plain = errors(case, torch.float32)

@@ -26,7 +26,8 @@ class Case(NamedTuple):
 
 
 def make_case(rows=13, vocab=37, size=24, ignored=(2, 7), dtype=torch.float64, seed=0) -> Case:
-    """Rows whose logits have standard deviations from 1 (flat) to 20 (peaked). Every third target is the argmax."""
+    """Returns rows whose logits have standard deviations from 1 (flat) to 20 (peaked). Every third target is the
+    argmax."""
     generator = seeded(seed)
     spread = torch.linspace(1, 20, rows, dtype=torch.float64).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator, dtype=torch.float64)
@@ -45,7 +46,7 @@ def logits_of(case: Case, **options) -> Tensor:
 
 
 def class_weights_of(vocab: int) -> Tensor:
-    """Class weights from 0 to 2, exact in fp32."""
+    """Returns class weights from 0 to 2, which are exact in fp32."""
     return torch.arange(vocab).remainder(9).double() / 4
 
 

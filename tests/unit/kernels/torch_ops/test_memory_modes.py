@@ -26,7 +26,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def exact_case(rows=40, size=16, vocab=400) -> Case:
-    """Factors of few bits, so that dot products are exact for any number of rows."""
+    """Returns factors of few bits, so that dot products are exact for any number of rows."""
     generator = seeded(0)
     hidden = torch.randint(-4, 5, (rows, size), generator=generator).float()
     weight = torch.randint(-4, 5, (vocab, size), generator=generator).float() / 8
@@ -139,7 +139,7 @@ def test_a_single_upstream_gradient():
 
 @pytest.mark.parametrize(("rows", "vocab"), [(33_500, 50), (700, 8_000)])
 def test_blocks_of_rows_and_columns_do_not_affect_results(rows, vocab):
-    """kBlockRows is 32,768, kBlockLogits 4 Mi."""
+    """kBlockRows is 32,768, and kBlockLogits is 4 Mi."""
     case = exact_case(rows, 8, vocab)
     case.target[::7] = IGNORED
     upstream = wide_upstream(case)
@@ -212,7 +212,7 @@ def test_cached_ignores_the_budget():
 
 
 def cache_of(case: Case, keep_logits: int) -> Tensor:
-    """The cache that the operator returns."""
+    """Returns the cache of the operator."""
     arguments = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False)
     return torch.ops.logprobd.linear_logprob(*case, None, None, *arguments, keep_logits, None)[-1]
 

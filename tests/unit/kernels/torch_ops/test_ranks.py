@@ -1,4 +1,4 @@
-"""linear_logprob over the ranks of a process group, each with a shard of the vocabulary (gloo)."""
+"""Tests of linear_logprob over the ranks of a gloo group, each of which has a shard of the vocabulary."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.distributed as dist
 from logprobd_ops import linear_logprob, linear_logprob_loss
 from rank_pool import RankPool
 
-TILE = 192  # Columns. Sums of shards that begin at multiples of it are exact.
+TILE = 192  # Number of columns. Sums of shards that begin at its multiples are exact.
 SIZE = 3
 ROWS, HIDDEN, VOCAB = 12, 24, 5 * TILE
 
@@ -18,7 +18,7 @@ def ranks(tmp_path_factory):
 
 
 def head(*, exact: bool = False) -> dict[str, torch.Tensor]:
-    """A whole head and its rows. With `exact`, dot products are exact in any order."""
+    """Returns a whole head and its rows. With `exact`, dot products are exact in any order."""
     random = torch.Generator().manual_seed(3)
     hidden = torch.randn(ROWS, HIDDEN, generator=random)
     weight = torch.randn(VOCAB, HIDDEN, generator=random)
@@ -38,14 +38,15 @@ def head(*, exact: bool = False) -> dict[str, torch.Tensor]:
 
 
 def head_without_ignored_rows() -> dict[str, torch.Tensor]:
-    """Without ignored rows, the sum of hidden's gradient starts before the last product is enqueued."""
+    """Returns a head without ignored rows, for which the sum of hidden's gradient starts before the last product is
+    enqueued."""
     given = head()
     given["target"][4] = 7
     return given
 
 
 def score(given: dict, **options) -> dict[str, torch.Tensor]:
-    """Scores and gradients."""
+    """Returns the scores and gradients by name."""
     inputs = {name: given[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
     logprob, entropy, lse, argmax, mean_logit = linear_logprob(
         inputs["hidden"],
@@ -63,7 +64,7 @@ def score(given: dict, **options) -> dict[str, torch.Tensor]:
 
 
 def shard(given: dict, borders: list[int], rank: int) -> dict:
-    """The inputs of one rank, with its rows of the weight."""
+    """Returns the inputs of one rank, with its rows of the weight."""
     part = slice(borders[rank], borders[rank + 1])
     return given | {"weight": given["weight"][part], "bias": given["bias"][part]}
 
@@ -188,7 +189,7 @@ def test_each_rank_caches_the_logits_of_its_shard(ranks, memory) -> None:
 
 
 def loss_of(given: dict, **options) -> dict[str, torch.Tensor]:
-    """A loss whose gradients are formed in the forward."""
+    """Returns a loss whose gradients are computed in the forward pass, the scores, and the gradients."""
     inputs = {name: given[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
     upstream = given["upstream"]
     loss, logprob, entropy, lse, *_ = linear_logprob_loss(
@@ -244,7 +245,8 @@ def test_gradients_formed_in_the_forward_are_those_of_the_whole_head(
     assert_close(parts, whole, borders)
 
 
-# Without shared errors, one failing rank leaves the others in a collective forever (as AReaL's fallback does).
+# If ranks did not share errors, one failing rank would leave the others in a collective forever (as in AReaL's
+# fallback).
 def test_the_failure_of_one_rank_raises_on_every_rank(ranks) -> None:
     outcomes = ranks.outcomes(score_with_a_bad_rank, head(), UNEVEN["aligned"])
 
@@ -338,7 +340,8 @@ def differentiate_another_cache(rank: int, _size: int, given: dict, borders: lis
     )
 
 
-# The rank fails after the agreement, when the others are about to start, or have started, the sum of hidden.
+# The rank fails after the agreement, when the others are about to start the sum of hidden's gradient or have
+# started it.
 @pytest.mark.parametrize("given", [head(), head_without_ignored_rows()], ids=["some", "all"])
 def test_a_failure_while_gradients_are_formed_raises_on_every_rank(ranks, given) -> None:
     outcomes = ranks.outcomes(differentiate_another_cache, given, UNEVEN["aligned"])

@@ -1,4 +1,4 @@
-"""A loss whose gradients are formed in the forward has the values and gradients of linear_logprob."""
+"""A loss whose gradients are computed in the forward pass has the values and gradients of linear_logprob."""
 
 import math
 
@@ -21,7 +21,7 @@ from logprobd_ops import linear_logprob_loss
 from torch import Tensor
 
 NAMES = ("logprob_coef", "entropy_coef", "lse_coef", "mean_logit_coef")
-CACHE_ROW_BYTES = 200 * 8  # a row of a case in fp64
+CACHE_ROW_BYTES = 200 * 8  # size of one row of a case's logits in fp64
 
 
 def coefficients_of(shape, dtype=torch.float64) -> dict[str, Tensor]:
@@ -29,7 +29,7 @@ def coefficients_of(shape, dtype=torch.float64) -> dict[str, Tensor]:
 
 
 def token_loss(case: Case, coefficients: dict[str, Tensor], **options) -> Tensor:
-    """The loss by linear_logprob."""
+    """Returns the loss that is computed from the scores of linear_logprob."""
     scores = score(case, **options)
     return sum((coefficients[name] * s).sum() for name, s in zip(NAMES, scores, strict=True))
 

@@ -1,5 +1,5 @@
-"""16-bit heads whose rows are multiples of 16 bytes. Fused kernels compute them on Hopper GPUs; the same tests run
-on other devices."""
+"""Tests of 16-bit heads whose rows are multiples of 16 bytes. Hopper GPUs use fused kernels for them; the same tests
+run on other devices."""
 
 import math
 
@@ -19,7 +19,7 @@ SCORE_ERROR_MAX = 1e-4
 
 
 def make_case(rows=70, size=64, vocab=507, dtype=torch.bfloat16, spread_max=4.0, seed=0) -> Case:
-    """Rows whose logits have standard deviations from 1 (flat) to spread_max (peaked)."""
+    """Returns rows whose logits have standard deviations from 1 (flat) to spread_max (peaked)."""
     random = seeded(seed)
     spread = torch.linspace(1, spread_max, rows).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=random)
@@ -321,9 +321,8 @@ def test_the_slope_of_a_cap_is_taken_at_the_target_however_improbable(memory):
 
     assert (truth.logprob < -250).any()
     for gradient, true_gradient in zip(ours, true, strict=True):
-        assert (
-            error_of(gradient, true_gradient) <= 2 * GRADIENT_ERROR_MAX
-        )  # including the rounding of the cap
+        # The bound includes the rounding of the cap.
+        assert error_of(gradient, true_gradient) <= 2 * GRADIENT_ERROR_MAX
 
 
 @pytest.mark.parametrize("memory_budget", (0, 300_000, 1 << 30))
@@ -347,9 +346,8 @@ def test_a_loss_with_gradients_in_the_forward_is_that_of_its_rows(memory_budget)
     truth = reference(*truth_case[:3], temperature=temperature)
     true_loss = (weights[0] * truth.logprob + weights[1] * truth.entropy).sum()
     true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
-    assert (
-        logprob - truth.logprob
-    ).abs().max() <= 2 * SCORE_ERROR_MAX  # Temperatures below 1 enlarge errors.
+    # Temperatures below 1 enlarge errors.
+    assert (logprob - truth.logprob).abs().max() <= 2 * SCORE_ERROR_MAX
     assert (entropy - truth.entropy).abs().max() <= 2 * SCORE_ERROR_MAX
     assert abs(loss.item() - true_loss.item()) <= 400 * SCORE_ERROR_MAX
     for gradient, true_gradient in zip(ours, true, strict=True):
@@ -362,7 +360,7 @@ def test_a_loss_with_gradients_in_the_forward_is_that_of_its_rows(memory_budget)
 def test_a_policy_gradient_s_loss_is_right_for_flat_and_for_peaked_rows(
     dtype, spread_max, memory_budget
 ):
-    """The rows' largest logits are far above those of their first columns, and the targets' far below."""
+    """The largest logit of a row is far above the logits of its first columns, and the target's is far below them."""
     case = make_case(400, 64, 1500, dtype, spread_max=spread_max)
     case.target[::3] = IGNORED
     case.target[1::12] = reference_logits(case.hidden, case.weight).argmax(-1)[1::12]
@@ -378,9 +376,8 @@ def test_a_policy_gradient_s_loss_is_right_for_flat_and_for_peaked_rows(
     true = torch.autograd.grad(true_loss, truth_case.leaves[:2])
     for gradient, true_gradient in zip(ours, true, strict=True):
         assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
-    small = slice(
-        2, None, 9
-    )  # They are as accurate as large ones, since each row has its own factor.
+    # Small gradients are as accurate as large ones, because each row has its own factor.
+    small = slice(2, None, 9)
     assert error_of(ours[0][small], true[0][small]) <= GRADIENT_ERROR_MAX
 
 

@@ -1,4 +1,4 @@
-"""Targets of every integer dtype, ignored targets, and out-of-vocabulary targets."""
+"""Tests of targets of every integer dtype, ignored targets, and out-of-vocabulary targets."""
 
 import math
 

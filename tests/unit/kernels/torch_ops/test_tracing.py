@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 def make_case(rows=12, size=17, vocab=257, dtype=torch.float32, needs_grad=True, seed=0) -> Case:
-    """Rows whose logits have standard deviations from 1 (flat) to 20 (peaked). One row is ignored."""
+    """Returns rows whose logits have standard deviations from 1 (flat) to 20 (peaked). One row is ignored."""
     generator = seeded(seed)
     spread = torch.linspace(1, 20, rows).unsqueeze(-1)
     hidden = spread * torch.randn(rows, size, generator=generator)
@@ -50,7 +50,8 @@ def raw_arguments(
     keep_logits=False,
     weight_grad=None,
 ) -> tuple:
-    """Arguments of torch.ops.logprobd.linear_logprob. `needs`: entropy, argmax, mean logit."""
+    """Returns the arguments of torch.ops.logprobd.linear_logprob. `needs` are the flags for entropy, argmax and mean
+    logit."""
     vocab = case.weight.shape[0]
     return (
         case.hidden,
@@ -101,9 +102,8 @@ def test_the_operator_passes_opcheck(sample, needs_grad, check):
     if "vocab_valid" in options:
         case.target.clamp_(max=options["vocab_valid"] - 1)
     if "keep_logits" in options:
-        case.target.clamp_(
-            min=0
-        )  # No row is ignored: an ignored row leaves a row of the cache unwritten.
+        # No row is ignored, because an ignored row leaves a row of the cache unwritten.
+        case.target.clamp_(min=0)
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
@@ -173,7 +173,7 @@ def loss_of(hidden, weight, target, bias, temperature):
 
 
 def run(function, case: Case) -> list[Tensor]:
-    """Scores and gradients."""
+    """Returns the scores and gradients."""
     loss, scores = function(*case)
     return [*scores, *torch.autograd.grad(loss, case.leaves)]
 

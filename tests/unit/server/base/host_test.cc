@@ -89,14 +89,15 @@ TEST(StartThreadTest, RunsItsBodyUnderItsName) {
 }
 
 void Throw() {
-  auto thread = StartThread("thrower", [] { throw std::runtime_error("lost the plot"); });
+  auto thread = StartThread("thrower", [] { throw std::runtime_error("test exception"); });
   thread->join();
 }
 
-// Regression: such a process ended without saying in which thread.
+// Regression: the process ended without naming the thread that had thrown.
 TEST(StartThreadDeathTest, AnExceptionEndsTheProcessAndIsLogged) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(Throw(), ::testing::KilledBySignal(SIGABRT), "thread=thrower what=\"lost the plot\"");
+  EXPECT_EXIT(Throw(), ::testing::KilledBySignal(SIGABRT),
+              "thread=thrower what=\"test exception\"");
 }
 
 [[noreturn]] void StartWithoutMemory() {

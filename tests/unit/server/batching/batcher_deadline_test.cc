@@ -26,7 +26,8 @@ class TickingClock final : public Clock {
     return clock_.AwaitUntil(mutex, condition, absl::InfiniteFuture());
   }
 
-  /// Waits until the thread that uses the clock sleeps, then ticks; returns the time before.
+  /// Waits until the thread that uses the clock sleeps, then starts ticking. Returns the time
+  /// before the first tick.
   absl::Time StartTicking() {
     clock_.WaitUntilAsleep();
     is_ticking_ = true;
@@ -96,8 +97,8 @@ TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
   Answer answer;
   const absl::Time begin = clock.StartTicking();
 
-  // The clock is read at Submit, at the cut, and before and after the copy; the deadline has passed
-  // at the fifth reading.
+  // The clock is read at Submit, when the batch is cut, before and after the copy, and when the
+  // deadlines are checked after the copy. The deadline has passed at this fifth reading.
   const auto ticket = (*batcher)->Submit(
       MakeRequest({.rows = 1, .deadline = begin + absl::Microseconds(4'500)}), answer.Callback());
 

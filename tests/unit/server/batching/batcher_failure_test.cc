@@ -102,7 +102,7 @@ TEST_F(BatcherFailureTest, GivesUpWhenAHalfDoesNotFitEither) {
   engine_->WaitForBatches(3);
   engine_->ReleaseOne();
   answers_[1]->Wait();
-  // The whole batch does not fit, and then neither does its second half.
+  // The whole batch does not fit, and afterwards its second half does not fit either.
   engine_->FailNext(absl::ResourceExhaustedError("does not fit"));
   engine_->ReleaseOne();
   engine_->WaitForBatches(4);

@@ -150,8 +150,8 @@ TEST_F(BatcherFormingTest, LeavesThePartOfAStepToTheNextBatchUnderLoad) {
   EXPECT_THAT(engine_->WaitForBatches(4), ElementsAre(1, 1, 3'600, 300));
 }
 
-// Regression: one small row in addition to 2,048 rows of large requests (four steps) made the GPU
-// compute a fifth step.
+// Regression: one row of a small request, added to 2,048 rows of large requests (four steps), made
+// the GPU compute a fifth step.
 TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
   MakeBatcher({.batch_rows_max = 4'000, .batch_wait_max = absl::ZeroDuration()}, {.row_step = 500});
   OccupyBothSlots();
@@ -163,7 +163,7 @@ TEST_F(BatcherFormingTest, MakesRoomForSmallRequestsWithinWholeSteps) {
   EXPECT_THAT(engine_->WaitForBatches(3), ElementsAre(1, 1, 1'000));
 }
 
-// Regression: 290 rows of 64 clients took a GPU as long as 512 rows.
+// Regression: a GPU needed as much time for 290 rows of 64 clients as for 512 rows.
 TEST_F(BatcherFormingTest, LeavesThePartOfAStepOfSmallRequestsToTheNextBatch) {
   MakeBatcher({.batch_wait_max = absl::ZeroDuration()}, {.row_step = 8});
   OccupyBothSlots();
@@ -282,7 +282,8 @@ TEST_F(BatcherFormingTest, TakesFewerRowsOfLargeRequestsWhileSmallOnesArrive) {
   engine_->ReleaseOne();
   EXPECT_EQ(engine_->WaitForBatches(3)[2], 256 + 3);
   clock_.WaitUntilAsleep();
-  clock_.Advance(absl::Seconds(1));  // Longer than the last small request is remembered.
+  // The Batcher remembers the last small request for less than a second.
+  clock_.Advance(absl::Seconds(1));
   engine_->ReleaseOne();
 
   EXPECT_EQ(engine_->WaitForBatches(4)[3], 1'024);
@@ -296,7 +297,7 @@ TEST_F(BatcherFormingTest, SendsASmallRequestWithTheNextBatchHoweverLongAnotherI
   for (int i = 0; i < 20; ++i) {
     const auto batches_before = static_cast<int>(engine_->num_batches());
     Answer& small = Submit({.rows = 2, .client_id = "small"});
-    // Two batches are in flight; the third one has the small request.
+    // Two batches are in flight; the third one contains the small request.
     for (int step = 1; step <= 3; ++step) {
       engine_->ReleaseOne();
       engine_->WaitForBatches(batches_before + step);

@@ -14,7 +14,7 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// One row is just long enough to be read in place.
+/// Hidden size at which a single row is just long enough to be read in place.
 constexpr int64_t kHiddenSize = HiddenRuns::kRunBytes / 2;
 
 const FakeEngine::Options kInPlace = {
@@ -48,8 +48,8 @@ class BatcherInPlaceTest : public BatcherTest {
     return places;
   }
 
-  /// Submits the requests so that they share a batch, which is the engine's third. Returns their
-  /// answers.
+  /// Submits the requests so that they share a batch, which is the third batch of the engine.
+  /// Returns their answers.
   std::vector<Answer*> SubmitTogether(std::vector<ScoreRequest> requests) {
     MakeBatcher({.batch_rows_max = 16, .batch_wait_max = absl::ZeroDuration()}, kInPlace);
     engine_->Hold();

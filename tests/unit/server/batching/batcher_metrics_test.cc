@@ -78,7 +78,7 @@ TEST_F(BatcherMetricsTest, CountsNoRowsOfARefusedAnswer) {
 }
 
 // Regression: 35 of 40 requests whose deadline passed were counted as cancelled, because gRPC's own
-// timer cancels a call a little before ours ends it.
+// timer cancels a call shortly before the server's timer ends it.
 TEST_F(BatcherMetricsTest, CountsACancelAtTheDeadlineAsTheDeadline) {
   MakeBatcher();
   engine_->Hold();

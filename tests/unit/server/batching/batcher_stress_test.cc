@@ -126,7 +126,7 @@ TEST_P(BatcherStressTest, EndsEveryRequestOnceAndReleasesAllBudgets) {
   EXPECT_EQ(admitted + refused, kThreads * kRequestsPerThread);
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(succeeded, 0);
-  batcher = nullptr;  // Publishes the gauges a last time.
+  batcher = nullptr;  // Publishes the gauges for the last time.
   const std::string text = metrics.Serialize();
   for (const std::string& priority : priorities) {
     for (const char* gauge : {"rows", "bytes", "requests"}) {
@@ -223,7 +223,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
     for (const int before = answers(); answers() < before + kThreads && failed == 0;) {
       std::this_thread::yield();
     }
-    if (swap % 7 == 0) {  // Sometimes with no live version, as when weights are replaced in place.
+    if (swap % 7 == 0) {  // No version is live, as when weights are replaced in place.
       batcher->Commit(nullptr);
       batcher->AwaitRetired();
     }

@@ -161,7 +161,7 @@ TEST_F(BatcherTurnsTest, ABatchInHalvesKeepsItsTurn) {
 }
 
 // Regression: a Commit gave the queue to the next version while a turn was requested for the old
-// one, and then the old engines, which might be destroyed by then, scored its rows.
+// one, and then the old engines, which might already be destroyed, scored the rows of the queue.
 TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   FakeClock clock;
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
@@ -186,8 +186,8 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   busy.Hold();
   Answer answers[4];
   const std::unique_ptr<Batcher> batcher = *Batcher::Create(options, *versions[0], clock, metrics);
-  // The replica on gpu2 must wait and keeps gpu0 from the second head, which has received more
-  // work.
+  // The replica on gpu0 and gpu2 must wait for gpu2. Meanwhile gpu0 is kept for it and is not given
+  // to the second head, which has received more work.
   ASSERT_TRUE(turns.Take(2, {0}).has_value() && turns.Take(2, {0}).has_value());
   ASSERT_TRUE(turns.Take(1, {0}).has_value());
   turns.Charge(1, 1'000'000);
@@ -217,8 +217,8 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   EXPECT_EQ(answers[3].Wait()->weights_version, 2U);
 }
 
-/// Three heads with different batch sizes on two devices. A thread floods each of them, and one
-/// head fails during the test.
+/// Uses three heads with different batch sizes on two devices. A thread per head submits requests
+/// without pause, and one head fails during the test.
 TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndReturnsAllTurns) {
   constexpr int kHeads = 3;
   constexpr uint32_t kRequests = 600;

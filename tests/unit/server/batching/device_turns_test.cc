@@ -22,12 +22,12 @@ constexpr int kC = 2;
 
 DeviceTurns::Lane On(std::vector<std::string> devices) { return {.devices = std::move(devices)}; }
 
-/// A replica on several GPUs whose kernels wait for each other.
+/// Returns a replica on several GPUs whose kernels wait for each other.
 DeviceTurns::Lane Team(std::vector<std::string> devices) {
   return {.devices = std::move(devices), .waits_for_peers = true};
 }
 
-/// Heads with one replica each; records which heads were woken, in order.
+/// Tests of heads with one replica each. Records the heads that are woken, in order.
 class DeviceTurnsTest : public ::testing::Test {
  protected:
   void MakeTurns(std::vector<DeviceTurns::Head> heads) {
@@ -156,13 +156,13 @@ TEST_F(DeviceTurnsTest, AnIdleHeadSavesUpNoTurns) {
   EXPECT_NEAR(counts[kA], counts[kB], 3);  // B does not catch up on the thousand batches.
 }
 
-// Regression: a head with a few one-row clients saved up turns, and an hour of these gave it an
-// hour of the device alone.
+// Regression: a head with a few one-row clients saved up turns; after an hour it could use the
+// device alone for an hour.
 TEST_F(DeviceTurnsTest, AHeadWithLittleToDoDoesNotSaveUpTurns) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   ASSERT_TRUE(Take(kA, 1));
   for (int batch = 0; batch < 1'000; ++batch) {
-    ASSERT_TRUE(Take(kA, 1));  // Before the batch in flight has ended.
+    ASSERT_TRUE(Take(kA, 1));  // The batch in flight has not ended yet.
     turns_->GiveBack(kA, 0);
     ASSERT_TRUE(Take(kB, 8'192));
     turns_->GiveBack(kB, 0);
@@ -178,7 +178,7 @@ TEST_F(DeviceTurnsTest, ExcessWorkStillCountsAfterAHeadWasIdle) {
   ASSERT_TRUE(Take(kB));
   ASSERT_TRUE(Take(kA, 10'000));
   turns_->GiveBack(kA, 0);
-  ASSERT_TRUE(Take(kB));  // Now A is idle, ahead by 8,000 rows.
+  ASSERT_TRUE(Take(kB));  // Now A is idle and is ahead by 8,000 rows.
   int num_of_b = 0;
 
   while (!Take(kA) && num_of_b < 100) {
@@ -262,7 +262,7 @@ TEST_F(DeviceTurnsTest, ReplicasOfPeersThatShareADeviceAreNeverInFlightTogether)
   MakeTurns({{.lanes = {Team({"gpu0", "gpu1"})}}, {.lanes = {Team({"gpu1", "gpu2"})}}});
   ASSERT_TRUE(Take(kA));
   EXPECT_FALSE(Take(kB));
-  EXPECT_TRUE(Take(kA));   // A hold lasts for two batches.
+  EXPECT_TRUE(Take(kA));   // A keeps its devices for two batches.
   EXPECT_FALSE(Take(kA));  // Then it is B's turn.
 
   turns_->GiveBack(kA, 0);
@@ -304,7 +304,7 @@ TEST_F(DeviceTurnsTest, AReplicaOfPeersGetsItsDevicesAmongHeadsOnEach) {
   ASSERT_FALSE(Take(kA));
 
   turns_->GiveBack(kB, 0);
-  EXPECT_FALSE(Take(kB));  // Kept for A, which still waits for the other device.
+  EXPECT_FALSE(Take(kB));  // It is kept for A, which still waits for gpu1.
   turns_->GiveBack(kC, 0);
 
   EXPECT_THAT(woken_, ElementsAre(kA));

@@ -39,8 +39,7 @@ class Batch {
 
   std::vector<BatchPart>& parts() { return parts_; }
 
-  /// Describes each run as "memory+row*rows", where memory is "staging" or the index of the
-  /// request.
+  /// Returns each run as "memory+row*rows", where memory is "staging" or the index of the request.
   std::vector<std::string> Describe(absl::Span<const HiddenRun> runs) const {
     std::vector<std::string> names;
     for (const HiddenRun& run : runs) {

@@ -57,7 +57,7 @@ TEST_F(RowQueueTest, GivesARequestOnePartHoweverManyTurnsItTook) {
   EXPECT_TRUE(parts[0].is_contiguous());
 }
 
-// Regression: turns of a quarter of the rows split the requests of most clients over two batches.
+// Regression: turns of a quarter of the rows split the requests of most clients into two batches.
 TEST_F(RowQueueTest, TurnsStayAsLongWhenABatchTakesFewerRowsThanFit) {
   for (const char* client : {"a", "b", "c", "d", "e"}) Push({.rows = 60, .client_id = client});
   BatchBudget budget = Budget(8'192);
@@ -153,7 +153,7 @@ TEST_F(RowQueueTest, EndsABatchAtTheLimitOfCandidates) {
   budget.candidates_max = 7;
 
   const std::vector<BatchPart> first = queue_.Cut(budget);
-  const std::vector<BatchPart> second = queue_.Cut(budget);  // A row above the budget goes alone.
+  const std::vector<BatchPart> second = queue_.Cut(budget);  // Takes a row above the budget alone.
   const std::vector<BatchPart> third = queue_.Cut(budget);
 
   ASSERT_EQ(first.size(), 1U);

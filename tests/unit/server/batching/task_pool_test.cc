@@ -28,7 +28,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, TaskPoolTest, ::testing::Values(0, 1, 2, 7));
 
 TEST(TaskPoolThreadsTest, RunsTasksOnAllItsThreadsAndTheCallers) {
   TaskPool pool("task", 2);
-  auto* const barrier = new absl::Barrier(3);  // Only three threads together pass it.
+  auto* const barrier = new absl::Barrier(3);  // It opens when three threads wait at it.
 
   pool.Run(3, [&](int64_t) {
     if (barrier->Block()) {

@@ -1,4 +1,5 @@
-// Shards on the CPU have the bits of an unsharded head, and a failure of one shard is contained.
+// Shards on the CPU return results that are bit-identical to those of an unsharded head, and a
+// failure of one shard is contained.
 
 #include <algorithm>
 #include <atomic>
@@ -37,8 +38,8 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> Create(const HeadWeights& head,
   return std::move(engines.front());
 }
 
-/// Rows that each have their own temperatures, entropy temperatures, candidates and a top-k list.
-/// Every second target lies in the first or last column of a tile.
+/// Returns rows that each have their own temperatures, entropy temperatures, candidates and a top-k
+/// list. Every second target lies in the first or last column of a tile.
 EngineCase MixedCase(const InMemoryHead& head, int64_t num_rows, Dtype dtype) {
   EngineCase inputs = testing::MakeRandomCase(head, num_rows, dtype);
   const int64_t vocab_size = head.info().vocab_size;
@@ -48,8 +49,8 @@ EngineCase MixedCase(const InMemoryHead& head, int64_t num_rows, Dtype dtype) {
     const auto i = static_cast<size_t>(row);
     inputs.temperatures[i] = 0.5F + 0.25F * static_cast<float>(row % 5);
     inputs.entropy_temperatures.push_back(row % 3 == 0 ? 1.0F : 0.75F);
-    if (row % 2 ==
-        0) {  // the last column of a tile, then the first of the next: shards start and end there
+    // Takes the last column of a tile, then the first of the next: shards begin and end there.
+    if (row % 2 == 0) {
       edge = (edge + (row % 4 == 0 ? 191 : 1)) % vocab_size;
       inputs.targets[i] = static_cast<int32_t>(edge);
     }
@@ -76,8 +77,8 @@ TEST(CpuShardsTest, AnyNumberOfShardsHasTheBitsOfAnUnshardedHead) {
     Dtype head_dtype;
     Dtype hidden_dtype;
   };
-  // Eight tiles, the last of one column; as many tiles as shards; more tiles, which divide
-  // unevenly.
+  // The heads have eight tiles, of which the last has one column; eight full tiles, as many as the
+  // most shards; and 20 tiles, which cannot be divided evenly among 3 or 8 shards.
   for (const Shape& shape : {Shape{7 * 192 + 1, 70, Dtype::kBf16, Dtype::kBf16},
                              Shape{8 * 192, 33, Dtype::kF32, Dtype::kF32},
                              Shape{19 * 192 + 100, 48, Dtype::kF16, Dtype::kF32}}) {
@@ -215,7 +216,7 @@ TEST(CpuShardsTest, AShardWithoutMemoryFailsOnlyThatBatch) {
   EXPECT_EQ(BitsOf(inputs, after), BitsOf(inputs, before));
 }
 
-// E79: a failing exchange of any rank at any call fails the batch and its replica.
+// E79: an exchange that fails on any rank at any call fails the batch and its replica.
 TEST(CpuShardsTest, ABrokenCollectiveFailsTheBatchAndTheReplica) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   EngineCase inputs = testing::MakeRandomCase(*head, 7);
@@ -261,7 +262,7 @@ TEST(CpuShardsTest, ARankThatHangsFailsTheBatchAfterItsTime) {
   ASSERT_TRUE(engine.ok()) << engine.status();
   testing::StartedCase batch(**engine, inputs);
 
-  clock.WaitUntilAsleep();  // the finish thread watches
+  clock.WaitUntilAsleep();  // the finish thread waits for the batch
   clock.Advance(absl::Seconds(60));
   const EngineScores scores = batch.Wait();
 

@@ -41,8 +41,8 @@ std::vector<EngineUnderTest> Engines() {
   EngineUnderTest engine;
   engine.name = "Auto";
   engine.create = CreateForTest;
-  // Tensor cores truncate sums; the engine corrects that on Hopper only. Products with fp32 heads
-  // are fp32 chains of additions.
+  // Tensor cores truncate sums; the engine corrects this on Hopper only. Products with fp32 heads
+  // are accumulated by chains of fp32 additions.
   engine.tolerances.logprob_wide = IsHopper() ? 3e-4 : 1e-3;
   engine.tolerances.logprob_f32 = 2e-5;
   engine.skip_reason = SkipReason();
@@ -130,7 +130,7 @@ TEST(CudaEngineTest, CountsFlopsInTheMetrics) {
   EXPECT_THAT(text, ::testing::HasSubstr("logprobd_flops_total{gpu=\"0\"} 1280000"));
 }
 
-/// The same inputs without top-k and candidates.
+/// Returns the inputs without top-k and candidates.
 EngineCase WithoutLists(EngineCase inputs) {
   inputs.top_k = 0;
   inputs.candidate_rows.clear();
@@ -172,8 +172,8 @@ TEST(CudaEngineTest, BothPathsGiveTheSameBits) {
     auto any = CreateWith(GpuKernel::kAuto, *head, 1'200);
     auto chunked = CreateWith(GpuKernel::kChunked, *head, 1'200);
     ASSERT_TRUE(any.ok() && chunked.ok()) << any.status() << chunked.status();
-    if (IsHopper() &&
-        options.dtype != Dtype::kF32) {  // otherwise the test would compare a path with itself
+    // Makes sure that the test does not compare the chunked path with itself.
+    if (IsHopper() && options.dtype != Dtype::kF32) {
       EXPECT_EQ((*any)->info().engine, "cuda/fused");
     }
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
@@ -221,8 +221,8 @@ TEST(CudaEngineTest, RowStepIsTheClusterHeightOfTheFusedKernelAndOneOnTheChunked
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   if (!IsHopper()) GTEST_SKIP() << "the fused kernel is for compute capability 9.0";
   constexpr int64_t kBatchRowsMax = 8'192;
-  // A vocabulary whose tiles all fit on the GPU at once, where small tiles are fastest, and a
-  // larger one.
+  // All tiles of the first vocabulary fit on the GPU at once, so small tiles are fastest. The
+  // second vocabulary is larger.
   for (const int64_t vocab_size : {1'000, 40 * 192}) {
     for (const int64_t hidden_size : {896, 4'096}) {
       const auto head = MakeRandomHead({.vocab_size = vocab_size, .hidden_size = hidden_size});
@@ -243,7 +243,8 @@ TEST(CudaEngineTest, RowStepIsTheClusterHeightOfTheFusedKernelAndOneOnTheChunked
   }
 }
 
-// Regression: a vocabulary of one tile left no room for the search next to the keys.
+// Regression: with a vocabulary of one tile, the arena had no room for the search in addition to
+// the keys.
 TEST(CudaEngineTest, SupportsTopKOfAlmostTheWholeVocabulary) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   const auto head = MakeRandomHead({.vocab_size = 192, .hidden_size = 64});
@@ -261,7 +262,7 @@ TEST(CudaEngineTest, SupportsTopKOfAlmostTheWholeVocabulary) {
   ExpectSameBits(scores.top_k_logprobs, truth.top_k_logprobs);
 }
 
-// The correction is part of either the temperature scales or the head's transform, never of both.
+// Either the temperature scales or the head's transform contain the correction, never both.
 TEST(CudaEngineTest, CorrectsTheTruncationOnce) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
   if (!IsHopper()) GTEST_SKIP() << "the truncation was measured on compute capability 9.0 only";
@@ -273,8 +274,9 @@ TEST(CudaEngineTest, CorrectsTheTruncationOnce) {
       const EngineCase inputs = MakeRandomCase(*head, 512);
       const EngineScores scores = RunCase(**engine, inputs);
       ASSERT_TRUE(scores.status.ok()) << scores.status;
-      double mean =
-          0;  // relative error; the correction is 3.8e-6, so applying it zero or two times shows
+      // Mean relative error. The correction is 3.8e-6, so the mean reveals if it is applied zero or
+      // two times.
+      double mean = 0;
       for (int64_t row = 0; row < 512; ++row) {
         const double truth = ReferenceOf(*head, inputs, row).max_logit;
         mean += (scores.max_logit[static_cast<size_t>(row)] / truth - 1) / 512;

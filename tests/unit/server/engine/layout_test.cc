@@ -31,7 +31,7 @@ HeadInfo Head(int64_t vocab_size = 151'936) {
   return head;
 }
 
-/// `count` H200s with `free_gib` GiB of free memory each.
+/// Returns `count` H200s with `free_gib` GiB of free memory each.
 std::vector<GpuInfo> Gpus(int32_t count, int64_t free_gib = 139) {
   std::vector<GpuInfo> gpus;
   for (int32_t ordinal = 0; ordinal < count; ++ordinal) {
@@ -40,7 +40,8 @@ std::vector<GpuInfo> Gpus(int32_t count, int64_t free_gib = 139) {
   return gpus;
 }
 
-/// The needs of a head of `head_gib` GiB, cut evenly, and of a workspace of 1 GiB.
+/// Returns the needs of a head of `head_gib` GiB, divided evenly among the shards, and of a
+/// workspace of 1 GiB.
 std::function<GpuNeeds(int32_t)> NeedsOf(int64_t head_gib) {
   return [head_gib](int32_t num_shards) { return GpuNeeds{head_gib * kGib / num_shards, kGib}; };
 }
@@ -53,7 +54,7 @@ EngineOptions Asked(int32_t replicas, int32_t shards, std::vector<int32_t> gpus 
   return options;
 }
 
-/// "2x3: gpu0 gpu1 ...", or the error.
+/// Returns "2x3: gpu0 gpu1 ...", or the error.
 std::string Summary(const absl::StatusOr<Layout>& layout) {
   if (!layout.ok()) return layout.status().ToString();
   std::string text = absl::StrCat(layout->num_replicas, "x", layout->num_shards, ":");
@@ -290,7 +291,7 @@ TEST(GpuLayoutTest, TakesGpusWhoseMemoryDiffersByLessThanOnePercent) {
   EXPECT_EQ(Plan({}, gpus), "2x1: gpu0 gpu1");
 }
 
-// Regression: one busy GPU made a small head lie in shards over all GPUs.
+// Regression: because of one busy GPU, a small head was sharded over all GPUs.
 TEST(GpuLayoutTest, LeavesOutAGpuThatAnotherProcessHasFilled) {
   for (const size_t busy : {0U, 2U, 3U}) {
     std::vector<GpuInfo> gpus = Gpus(4);

@@ -25,10 +25,10 @@ struct Devices {
   absl::Mutex mutex;
   std::vector<int32_t> enqueued;  ///< Slots that rank 0 has enqueued.
   std::vector<int32_t> collected;
-  bool is_held = false;   ///< Batches are enqueued but do not end.
+  bool is_held = false;   ///< If true, batches are enqueued but do not end.
   absl::Status device;    ///< Error that IsDone of rank 1 returns.
   absl::Status agreed;    ///< Status that rank 1 passes to Agree.
-  bool is_stuck = false;  ///< Enqueue of rank 1 does not return.
+  bool is_stuck = false;  ///< If true, Enqueue of rank 1 does not return.
   std::atomic<bool> is_idle = true;
   std::atomic<int> busy_polls = 0;  ///< Further calls for which IsIdle returns false.
 };
@@ -76,7 +76,7 @@ class FakeShard final : public EngineShard {
   Devices& devices_;
 };
 
-/// A batch of one row that fake shards pass through.
+/// A batch of one row, which fake shards do not change.
 struct FakeBatch {
   ScoreBatch batch;
   absl::Status status = absl::UnknownError("not answered");
@@ -136,7 +136,7 @@ class ShardedEngineTest : public ::testing::Test {
     devices_.is_held = is_held;
   }
 
-  /// For GPU 0 and GPU 1: true if the counter with these labels has the value `count`.
+  /// Returns for GPU 0 and GPU 1 whether the counter with these labels has the value `count`.
   std::vector<bool> AreCounted(const std::string& name, const std::string& labels, int count) {
     const std::string text = metrics_.Serialize();
     std::vector<bool> found;
@@ -247,7 +247,7 @@ TEST_F(ShardedEngineTest, ADeviceErrorFailsBatchesInFlightAndLaterBatches) {
   }
 }
 
-// E78: the watchdog gives up a kernel that hangs, with one shard and with several.
+// E78: the watchdog stops waiting for a kernel that hangs, with one shard and with several.
 TEST_F(ShardedEngineTest, ABatchThatTakesTooLongMakesTheEngineUnhealthy) {
   for (const int32_t num_shards : {1, 2}) {
     const auto engine = Create(num_shards);

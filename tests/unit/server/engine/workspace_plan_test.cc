@@ -87,8 +87,8 @@ TEST_P(WorkspacePlanTest, FusedBlocksFitTheArenaAndItsBound) {
         const int64_t tile_bytes = num_sums * 16 + (top_k > 0 ? 4 : 0);
         EXPECT_LE(WorkspacePlan::TopKKeyBytes(rows, top_k) + rows * plan.num_tiles * tile_bytes,
                   plan.arena_bytes);
-        // Regression: a vocabulary of 192 left no room for the search of a list, and the engine
-        // failed.
+        // Regression: with a vocabulary of 192, the arena had no room for the top-k search, and the
+        // engine failed.
         if (top_k > 0) {
           EXPECT_LE(WorkspacePlan::TopKKeyBytes(rows, top_k) +
                         kernels::TopKScratchOf(1, top_k, plan.num_tiles).size_bytes,

@@ -24,9 +24,9 @@ TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreReleased) {
   EXPECT_EQ(RejectionOf(client), Rejection::kAnswerBytes);
   EXPECT_TRUE(RetryAfter(client).has_value());
   EXPECT_THAT(client.message(),
-              HasSubstr("50 bytes are not sent yet, and 1 more exceed the limit of 50"));
+              HasSubstr("50 bytes are not sent yet, and 1 more would exceed the limit of 50"));
   EXPECT_THAT(all.message(),
-              HasSubstr("90 bytes are not sent yet, and 11 more exceed the limit of 100"));
+              HasSubstr("90 bytes are not sent yet, and 11 more would exceed the limit of 100"));
   b->Release();
   EXPECT_TRUE(budget.Take("b", 50).ok());
 }

@@ -53,12 +53,12 @@ class TestClient {
   TestClient& operator=(const TestClient&) = delete;
 
   bool is_connected() const { return is_connected_; }
-  /// Makes the close a reset, so that no port stays in TIME_WAIT.
+  /// Makes the destructor reset the connection, so that no port stays in TIME_WAIT.
   void Reset() {
     const linger at_once = {.l_onoff = 1, .l_linger = 0};
     setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
   }
-  /// Waits until the server closes the connection.
+  /// Waits until the server closes the connection or sends a byte. Returns true if it was closed.
   bool SeesTheEnd() const {
     char byte = 0;
     return recv(fd_, &byte, 1, 0) <= 0;
@@ -176,7 +176,7 @@ TEST(ConnectionAcceptorTest, RefusesConnectionsAfterStop) {
   EXPECT_FALSE(TestClient(AF_INET, port).is_connected());
 }
 
-// Regression: the acceptor took connections as long as any came, and Stop waited.
+// Regression: the acceptor accepted connections as long as any arrived, and Stop waited.
 TEST(ConnectionAcceptorTest, StopsWhileConnectionsArriveWithoutPause) {
   constexpr int kMost = 20'000;
   auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
@@ -187,7 +187,7 @@ TEST(ConnectionAcceptorTest, StopsWhileConnectionsArriveWithoutPause) {
   const auto take = [&](int socket) {
     close(socket);
     if (++taken < kMost) {
-      TestClient(AF_INET, port).Reset();  // the next one waits already
+      TestClient(AF_INET, port).Reset();  // the next one is already waiting
     }
     if (taken == 100) {
       flooded.Notify();
@@ -202,7 +202,7 @@ TEST(ConnectionAcceptorTest, StopsWhileConnectionsArriveWithoutPause) {
   EXPECT_LT(taken, kMost);
 }
 
-// Regression: a connection that arrived when no file was left ended the listener for good.
+// Regression: a connection that arrived when no file could be opened ended the listener for good.
 TEST(ConnectionAcceptorTest, KeepsTheLastFilesAndContinuesWhenFilesAreFreeAgain) {
   Taken taken;
   ConnectionAcceptor::Options options = On("127.0.0.1");
@@ -229,7 +229,7 @@ TEST(ConnectionAcceptorTest, KeepsTheLastFilesAndContinuesWhenFilesAreFreeAgain)
   taken.WaitFor(1);
 }
 
-// Here no file is left before the acceptor sees the connection.
+// Here no more files can be opened before the acceptor sees the connection.
 TEST(ConnectionAcceptorTest, AcceptsWaitingConnectionsWhenFilesAreFreeAgain) {
   Taken taken;
   auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
@@ -237,7 +237,7 @@ TEST(ConnectionAcceptorTest, AcceptsWaitingConnectionsWhenFilesAreFreeAgain) {
   ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
   std::unique_ptr<TestClient> client;
   {
-    const FewFiles none(1);  // the client's own
+    const FewFiles none(1);  // only the client's socket
     client = std::make_unique<TestClient>(AF_INET, (*acceptor)->port());
     ASSERT_TRUE(client->is_connected());
   }

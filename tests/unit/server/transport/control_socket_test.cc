@@ -140,7 +140,7 @@ TEST_F(ControlSocketTest, TakesBackARegionWhoseClientLeftDuringItsCreation) {
   client.Send(request);
   client.Close();
   ControlClient second(path_);
-  EXPECT_EQ(second.Hello().status_code(), 0);  // the thread that waits has seen the first one go
+  EXPECT_EQ(second.Hello().status_code(), 0);  // the server has seen that the first client left
 
   pinning_.Release();
 
@@ -188,7 +188,7 @@ TEST_F(ControlSocketTest, AllowsAtMostItsNumberOfConnections) {
   EXPECT_TRUE(third.IsClosed());
   first.CreateRegion(kPage);
   first.Close();
-  pinning_.WaitForPinned(0);  // its place is free
+  pinning_.WaitForPinned(0);  // now a new client can connect
   ExpectServing();
 }
 
@@ -197,9 +197,9 @@ TEST_F(ControlSocketTest, AcceptsAClientThatArrivedWhenNoFileWasLeft) {
   first.Hello();
   std::unique_ptr<ControlClient> second;
   {
-    const FewFiles none(1);  // the client's own
+    const FewFiles none(1);  // only the client's socket
     second = std::make_unique<ControlClient>(path_);
-    for (int i = 0; i < 2; ++i) {  // the thread that waits has seen the second one
+    for (int i = 0; i < 2; ++i) {  // afterwards the server has seen the second client
       EXPECT_EQ(first.CloseRegion(std::string(16, 'x')).status_code(),
                 Code(absl::StatusCode::kNotFound));
     }
@@ -213,7 +213,7 @@ TEST_F(ControlSocketTest, DropsAClientThatDoesNotReadItsReplies) {
   client.Hello();
   EXPECT_EQ(client.CreateRegion(kPage).message.status_code(), 0);
 
-  while (client.SendWaiting("x")) {  // until the server has closed
+  while (client.SendWaiting("x")) {  // until the server has closed the connection
   }
 
   pinning_.WaitForPinned(0);
@@ -376,7 +376,7 @@ TEST_F(ControlSocketTest, MapsNoFileThatAClientSends) {
   mapped.bytes()[0] = std::byte{5};
   char first = 1;
   EXPECT_EQ(pread(file.get(), &first, 1, 0), 1);
-  EXPECT_EQ(first, 0);  // another object
+  EXPECT_EQ(first, 0);  // the region is not the file of the client
 }
 
 TEST_F(ControlSocketTest, RefusesRegionsBeyondTheLimitsOfTheLeaseAndContinues) {

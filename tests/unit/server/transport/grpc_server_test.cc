@@ -106,7 +106,7 @@ TEST(GrpcServerTest, WatchersOfTheHealthSeeItChange) {
   server.server->SetServing(false);
   watcher.AwaitState(2);
 
-  // A watcher never leaves by itself, and Shutdown does not wait for it.
+  // A watcher never ends by itself, and Shutdown does not wait for it.
   server.server->Shutdown(absl::Hours(1));
   watcher.done.WaitForNotification();
 }

@@ -155,7 +155,7 @@ TEST(InfoCallsTest, MalformedMessagesAreInvalidArguments) {
   }
 }
 
-/// A Verify call on a thread of its own, which waits in the head.
+/// A Verify call that runs on its own thread and blocks in the head.
 class HeldVerify {
  public:
   explicit HeldVerify(TransportServer& server) : server_(server) {
@@ -190,7 +190,7 @@ class HeldVerify {
   std::thread thread_;
 };
 
-// Regression: a second Verify was refused long after the client of the first had gone.
+// Regression: a second Verify was refused long after the client of the first had left.
 TEST(VerifyTest, StopsWhenItsClientLeaves) {
   TransportServer server;
   HeldVerify verify(server);
@@ -223,7 +223,7 @@ TEST(VerifyTest, IsWaitedForWithinTheGraceTime) {
   std::thread stopping([&] { server.server->Shutdown(absl::Hours(1)); });
   v1::VerifyResponse response;
   grpc::Status refused;
-  do {  // until the shutdown has begun; a Verify in between would wait for ever
+  do {  // until the shutdown has begun; an earlier Verify would wait forever
     grpc::ClientContext context;
     v1::ScoreResponse scores;
     refused = server.stub->Score(&context, ValidRequest(), &scores);
@@ -238,7 +238,7 @@ TEST(VerifyTest, IsWaitedForWithinTheGraceTime) {
   EXPECT_TRUE(verify.Join().ok());
 }
 
-// Regression: the exit waited for the probe for tens of seconds after the grace time.
+// Regression: the server waited tens of seconds for the probe after the grace time.
 TEST(VerifyTest, StopsWhenTheGraceTimeIsOver) {
   TransportServer server;
   HeldVerify verify(server);

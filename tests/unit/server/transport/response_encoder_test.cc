@@ -97,7 +97,7 @@ TEST_P(ResponseEncoderTest, IsReadBackByProtobuf) {
   EXPECT_EQ(response.timings().total_us(), 4'294'967'295U);
 }
 
-// Sizes around the smallest array that becomes a slice of its own.
+// The sizes are around that of the smallest array that becomes a separate slice.
 INSTANTIATE_TEST_SUITE_P(Rows, ResponseEncoderTest, ::testing::Values(1, 2, 1'023, 1'024, 4'096),
                          ::testing::PrintToStringParamName());
 

@@ -26,9 +26,9 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4'096;
 constexpr size_t kAllocationBytes = 1'024;
-constexpr int64_t kRequestBytes = 32;  // of ValidRequest's two rows
+constexpr int64_t kRequestBytes = 32;  // size of ValidRequest's two rows
 
-/// A server with a Unix socket over a fake head, and a client with a region of one page.
+/// A server with a Unix socket and a fake head, and a client with a region of one page.
 class SameHostAccessTest : public ::testing::Test {
  protected:
   SameHostAccessTest()
@@ -55,7 +55,7 @@ class SameHostAccessTest : public ::testing::Test {
     return request;
   }
 
-  /// Returns a request with two rows in the memory of a handle.
+  /// Returns a request with two rows in the GPU memory that a handle names.
   v1::ScoreRequest OnGpu(char handle = 'h', uint64_t offset = 0) const {
     v1::ScoreRequest request = ValidRequest();
     request.clear_hidden();

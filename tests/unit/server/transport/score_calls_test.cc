@@ -78,7 +78,7 @@ TEST_F(ScoreUnaryTest, TakesTheClientFromMetadataAndTheDeadlineOntoTheSteadyCloc
   EXPECT_EQ(seen.client_id, "trainer_7");
   const absl::Duration left = seen.deadline - Clock::Steady().Now();
   EXPECT_GT(left, absl::Minutes(55));
-  EXPECT_LE(left, absl::Minutes(61));  // the wire has three digits of it
+  EXPECT_LE(left, absl::Minutes(61));  // gRPC sends three digits of the timeout
 }
 
 TEST_F(ScoreUnaryTest, SendsTheRetryHintOfARefusal) {
@@ -279,7 +279,7 @@ TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
   info.limits.message_bytes_max = 8 << 20;
   TransportServer server(TestServerOptions(), info);
   TestStream stream(server.channel);
-  // With answers of 1 MiB flow control stops the server long before all are written.
+  // With answers of 1 MiB, flow control stops the server long before all of them are written.
   v1::ScoreRequest chunk;
   chunk.set_dtype(v1::DTYPE_BF16);
   chunk.set_rows(8'192);
@@ -352,7 +352,7 @@ TEST(ScoreStreamTest, AnEmptyStreamEndsWithOk) {
   EXPECT_TRUE(stream.Finish().ok());
 }
 
-// Regression: every stream of a client held a window of answers of its own.
+// Regression: each stream of a client could hold a full window of unsent answers.
 TEST(ScoreStreamTest, AnAnswerCountsAgainstTheClientsOtherStreamsUntilItIsSent) {
   GrpcServer::Options options = TestServerOptions();
   options.answers.bytes_max = 8;  // one row's logprob and entropy
@@ -381,12 +381,12 @@ TEST(ScoreStreamTest, ACancelBeforeAChunkHasArrivedEndsTheStream) {
   TransportServer server;
   TestStream stream(server.channel);
   stream.Send(Chunk(1));
-  EXPECT_EQ(stream.Read().chunk_id(), 1U);  // the next chunk is being received
+  EXPECT_EQ(stream.Read().chunk_id(), 1U);  // the server is receiving the next chunk
 
   stream.Cancel();
 
   EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
-  server.server->Shutdown(absl::InfiniteDuration());  // nothing is left that it would wait for
+  server.server->Shutdown(absl::InfiniteDuration());  // has no work to wait for
   EXPECT_EQ(server.head->num_submitted(), 1);
 }
 

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 using TellProgress = std::function<bool(const WeightsProgress&)>;
 
-/// Answers as a test specifies, and records the requests.
+/// Returns what a test specifies, and records the calls.
 class FakeWeightStore final : public WeightStore {
  public:
   absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
@@ -255,7 +255,7 @@ TEST_F(WeightsServiceTest, ReportsTheWholeReasonOfAFailure) {
 
 TEST_F(WeightsServiceTest, RefusesInvalidRequests) {
   store_.on_load = [](const WeightsLoad&, const TellProgress&) {
-    ADD_FAILURE() << "it must not get so far";
+    ADD_FAILURE() << "the request must not reach the store";
     return SomeVersion(2);
   };
   for (const std::string& path : {std::string(), std::string(4'096, 'a'), std::string("/m/a\nb"),

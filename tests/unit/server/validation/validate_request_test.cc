@@ -31,7 +31,7 @@ HeadInfo Head() {
   return head;
 }
 
-/// A valid request with three bf16 rows.
+/// Returns a valid request with three bf16 rows.
 ScoreRequest Request() {
   ScoreRequest request;
   request.dtype_number = 1;
@@ -206,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
                r.targets.assign(8, 1);
                r.top_k = 16;
              },
-             "give an answer of 1088 bytes, must be at most 600"}),
+             "give a response of 1088 bytes, must be at most 600"}),
     [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
 
 TEST(ValidateRequestLimitsTest, TopKIsAlsoBoundedByTheVocabulary) {

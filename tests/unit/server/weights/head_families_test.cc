@@ -1,5 +1,5 @@
-// Published model families: their configs and tensor names must resolve to the right head. Hidden
-// sizes and factors are the real ones; vocabularies are cut to 16 rows.
+// Tests published model families: their configs and tensor names must resolve to the right head.
+// Hidden sizes and factors are the real ones; vocabularies are cut to 16 rows.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -59,7 +59,7 @@ TEST(HeadVocabTest, TheUsersValidVocabularyTakesPrecedence) {
 TEST(HeadVocabTest, AValidVocabularyOutsideTheRowsIsRefused) {
   for (const int64_t valid : {int64_t{-1}, int64_t{0}, int64_t{101}}) {
     EXPECT_THAT(Open(100, 90, {.valid_vocab = valid}),
-                Fails(kInvalid, absl::StrCat("--valid-vocab ", valid, " is not from 1 to")));
+                Fails(kInvalid, absl::StrCat("--valid-vocab ", valid, " must be from 1 to")));
   }
 }
 

@@ -1,4 +1,5 @@
-// The cost of loading: bytes read, memory and time must not depend on the size of the checkpoint.
+// Tests the cost of loading: bytes read, memory and time must not depend on the size of the
+// checkpoint.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -104,7 +105,8 @@ TEST(LoadMemoryTest, ALargeHeaderAndALargeIndexNeedLittleMemory) {
   const ModelFolder folder;
   folder.WriteConfig(R"({"hidden_size":4,"vocab_size":5})");
   {
-    // Twice as many tensors as the largest published models, with long names: a header of 60 MB.
+    // The header of 60 MB has twice as many tensors as the largest published models, and long
+    // names.
     std::ofstream file(folder.PathOf("a.safetensors"), std::ios::binary);
     std::ofstream index(folder.PathOf("model.safetensors.index.json"));
     std::string json = "{";
@@ -120,7 +122,7 @@ TEST(LoadMemoryTest, ALargeHeaderAndALargeIndexNeedLittleMemory) {
     file << testing::SafetensorsBytesOf(json, std::string(40, '\0'));
     ASSERT_GT(json.size(), 40'000'000U);
   }
-  // The freed strings above still count towards the peak, so resets it (Linux, "5").
+  // The freed strings above still count towards the peak. On Linux, writing 5 resets the peak.
   std::ofstream("/proc/self/clear_refs") << "5";
   const int64_t resident = ProcessNumber("status", "VmRSS:") * 1024;
 

@@ -16,8 +16,8 @@ inline constexpr int64_t kFamilyRows = 16;
 struct Family {
   std::string name;
   int64_t hidden;
-  std::string config;                ///< Of its keys; $H and $V stand for the sizes.
-  std::vector<std::string> tensors;  ///< [16, hidden] in bf16, a bias [kFamilyRows].
+  std::string config;  ///< Text of config.json. $H is replaced by `hidden`, $V by kFamilyRows.
+  std::vector<std::string> tensors;  ///< Names of bf16 tensors [kFamilyRows, hidden] and biases.
   std::string head;
   bool tied = false;
   double scale = 1.0;
@@ -38,7 +38,7 @@ inline const std::string kNestedEmbed = "model.language_model.embed_tokens.weigh
 inline const std::string kNestedHead = "language_model.lm_head.weight";
 inline const std::string kOlderNestedEmbed = "language_model.model.embed_tokens.weight";
 
-/// The text of a config.json; $H and $V stand for the sizes.
+/// Returns the text of a config.json, in which $H and $V stand for the sizes.
 inline std::string Plain(const std::string& model_type, const std::string& more) {
   return absl::StrCat(R"({"model_type":")", model_type, R"(","hidden_size":$H,"vocab_size":$V)",
                       more.empty() ? "" : ",", more, "}");

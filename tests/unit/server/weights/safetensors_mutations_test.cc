@@ -19,7 +19,7 @@ void RunOnce(const std::string& bytes) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
 }
 
-// Largest file that is mutated; the few larger ones only test limits.
+// Size of the largest file that is mutated, in bytes. The few larger ones only test limits.
 constexpr size_t kMutatedBytesMax = 4'096;
 
 std::vector<std::string> Corpus() {

@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-/// The bytes in the memory of the fake driver, whose handles are addresses.
+/// Returns the bytes in the memory of the fake driver, whose handles are addresses.
 std::string BytesOf(const DeviceRows& rows) {
   uint64_t address = 0;
   std::memcpy(&address, rows.handle.data(), sizeof(address));
@@ -70,7 +70,7 @@ TEST(CudaMemoryTest, WritesAndCopiesToTheMemoryOfItsHandle) {
   EXPECT_THAT(to.Rows(32, 4).device_uuid, Each(7));
 }
 
-/// Answers at once and records the bytes that requests name.
+/// Answers at once and records the bytes that requests refer to.
 class DeviceTarget final : public LoadTarget {
  public:
   void Send(const ScoreArgs& args, ScoreCallback done) override {

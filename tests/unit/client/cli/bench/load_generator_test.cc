@@ -23,7 +23,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Time that passes where somebody sleeps.
+/// A clock whose time advances only in SleepUntil and Advance.
 class FakeLoadClock final : public LoadClock {
  public:
   absl::Time Now() const override {
@@ -41,7 +41,7 @@ class FakeLoadClock final : public LoadClock {
   absl::Time now_ ABSL_GUARDED_BY(mutex_) = absl::UnixEpoch();
 };
 
-/// Answers within Send, after `service_time` of the fake clock, and notes what came.
+/// Answers within Send, after `service_time` of the fake clock, and records the requests.
 class FakeTarget final : public LoadTarget {
  public:
   explicit FakeTarget(FakeLoadClock& clock) : clock_(clock) {}
@@ -80,7 +80,7 @@ Head FakeHead() {
   return head;
 }
 
-/// With one writer and a target that answers at once, everything happens in order.
+/// Runs loads with one writer and a target that answers within Send, so that the order is fixed.
 class PlannedLoadTest : public ::testing::Test {
  protected:
   LoadMeasurement Run(LoadPlan plan) {
@@ -117,7 +117,7 @@ TEST_F(PlannedLoadTest, CountsLatencyFromThePlannedTime) {
   const LoadMeasurement found =
       Run({.request_rate = 100, .arrivals = Arrivals::kFixed, .requests = 3});
 
-  // Due at 0, 10 and 20 ms, sent at 0, 25 and 50, answered at 25, 50 and 75.
+  // Requests are due at 0, 10 and 20 ms, sent at 0, 25 and 50 ms, answered at 25, 50 and 75 ms.
   const LatencyHistogram latency = found.measured.Total().latency;
   EXPECT_DOUBLE_EQ(latency.min(), 0.025);
   EXPECT_DOUBLE_EQ(latency.max(), 0.055);
@@ -306,7 +306,7 @@ TEST(InflightTest, AnOpenLoopKeepsItsBoundAndCountsSendsThatAreLateBecauseOfTheS
   EXPECT_EQ(found->measured.late.by_generator, 0);
 }
 
-/// Counts blocking and other calls, and answers at once.
+/// Counts blocking and non-blocking calls, and answers at once.
 class CountingTarget final : public LoadTarget {
  public:
   void Send(const ScoreArgs& /*args*/, ScoreCallback done) override {
@@ -392,7 +392,7 @@ class LoadGeneratorTest : public ::testing::Test {
   LoadGeneratorTest() {
     client_ = *Client::Create({.address = server_.address(), .channels = 1, .retries = 0});
     server_.SetServing(true);
-    // Connecting first keeps retries on a busy machine out of the runs.
+    // Connects first, so that the runs contain no retries on a busy machine.
     EXPECT_TRUE(client_->WaitReady(absl::Seconds(30)).ok());
   }
 
@@ -458,7 +458,7 @@ TEST_F(LoadGeneratorTest, EndsAfterTheMaximumOfWindowsAndReportsTheLastThree) {
 
   EXPECT_EQ(found.stable, false);
   EXPECT_EQ(found.windows.size(), 5U);
-  // Of requests in flight at the end, the latency counts and the rows do not.
+  // For requests in flight at the end, the latency is counted and the rows are not.
   EXPECT_GE(found.measured.Total().requests(),
             found.windows[2].requests + found.windows[3].requests + found.windows[4].requests);
   EXPECT_NEAR(static_cast<double>(found.measured.Total().rows),

@@ -163,7 +163,7 @@ TEST(LoadRecorderTest, TakesEverythingOnce) {
   EXPECT_EQ(found.late.server_seconds_max, 0.25);
 }
 
-/// An interval of one second with `requests` answered rows, each after `latency` seconds.
+/// Returns an interval of one second with `requests` answered rows, each after `latency` seconds.
 Interval Window(int requests, double latency) {
   Interval window;
   window.seconds = 1;

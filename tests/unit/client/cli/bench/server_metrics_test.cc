@@ -57,7 +57,7 @@ TEST(MetricsPageTest, NamesALineThatIsMalformed) {
 
 MetricsPage Parse(const std::string& text) { return *MetricsPage::Parse(text); }
 
-/// The metrics page of a server after `steps` equal steps.
+/// Returns the metrics page of a server after `steps` equal steps.
 MetricsPage PageAfter(int steps) {
   return Parse(
       absl::StrCat("process_start_time_seconds 1000\n",                                      //
@@ -146,7 +146,7 @@ TEST(ServerPeaksTest, KeepTheLargestOfEachAndAddPriorities) {
   EXPECT_EQ(peaks.resident_bytes, 20);
 }
 
-/// Returns pages whose counters grow with every reading. The queue is longest in the third.
+/// Returns pages whose counters grow with every reading. The third page has the longest queue.
 class FakeServer {
  public:
   MetricsSource Source() {
@@ -222,7 +222,7 @@ TEST(MetricsScraperTest, ReportsAServerThatDoesNotAnswer) {
 }
 
 TEST(MetricsScraperTest, DoesNotCompareWithThePageOfAnEarlierLoad) {
-  // Otherwise the figures of both loads would be added.
+  // A comparison with that page would add up the figures of both loads.
   FakeServer server;
   MetricsSource source = server.Source();
   MetricsScraper scraper(source, "h", absl::Hours(1));

@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// An answer whose row i has logprob -(first + i).
+/// Returns an answer whose row i has logprob -(first + i).
 ScoreResult Scores(int64_t first, int64_t rows) {
   ScoreResult result;
   result.rows = rows;

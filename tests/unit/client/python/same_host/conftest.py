@@ -1,4 +1,4 @@
-"""A server that shares memory, its client, and more rows than a message carries."""
+"""Fixtures: a server that shares memory, its client, and more rows than are sent in a message."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def client(server):
 
 @pytest.fixture
 def rows():
-    """100 rows of fp32: 200 KiB, more than the limit for rows in the message."""
+    """Returns 100 rows of fp32, or 200 KiB, which is more than the limit for rows in the message."""
     draw = np.random.default_rng(11)
     return draw.standard_normal((100, HIDDEN)).astype(np.float32), draw.integers(0, VOCAB, 100)
 

@@ -1,4 +1,4 @@
-"""Fallback to TCP, the return to shared memory, and forced transports."""
+"""Tests the fallback to TCP, the return to shared memory, and forced transports."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,8 @@ def test_a_region_that_the_server_lost_is_replaced_once(server, client, rows, ex
 
     assert np.array_equal(result.logprob, expected)
     assert result.transport == "shm"
-    assert transports(server)[-2:] == ["shm", "shm"]  # refused, and again with a new lease
+    # The first request is refused, the second one uses a new lease.
+    assert transports(server)[-2:] == ["shm", "shm"]
 
 
 @pytest.mark.parametrize("chunk_rows", [1000, 50])
@@ -104,7 +105,7 @@ def test_when_the_servers_limits_are_reached_requests_go_by_tcp(server, rows, ex
 def test_a_transport_can_be_forced(server, rows, expected):
     with Client(server.address, transport="shm") as client:
         assert np.array_equal(client.score(*rows).logprob, expected)
-        assert client.score(rows[0][:1], rows[1][:1]).transport == "shm"  # small ones too
+        assert client.score(rows[0][:1], rows[1][:1]).transport == "shm"  # even a small request
         assert client.score(rows[0][:0], rows[1][:0]).logprob.shape == (0,)
 
 

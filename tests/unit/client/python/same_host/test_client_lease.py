@@ -1,4 +1,4 @@
-"""Leases of pickled, forked and garbage-collected clients."""
+"""Tests leases of pickled, forked and garbage-collected clients."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Rows that travel through shared memory."""
+"""Tests rows that are sent through shared memory."""
 
 import asyncio
 import threading
@@ -93,7 +93,7 @@ def test_most_rows_decide_what_is_reported(server, rows):
     with Client(server.address, chunk_rows=32) as client:
         result = client.score(hidden[:63], targets[:63])
 
-    assert sorted(transports(server)) == ["shm", "tcp"]  # 32 rows, which are 64 KiB, and 31
+    assert sorted(transports(server)) == ["shm", "tcp"]  # chunks of 32 rows (64 KiB) and of 31
     assert result.transport == "shm"
 
 

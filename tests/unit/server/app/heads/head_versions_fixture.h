@@ -23,7 +23,7 @@
 
 namespace logprobd::testing {
 
-/// A model folder of the fake.
+/// A fake model folder.
 struct FakeFolder {
   absl::Status status = absl::OkStatus();  ///< If not OK, opening the folder fails.
   int64_t hidden_size = 4;
@@ -31,11 +31,11 @@ struct FakeFolder {
   Dtype dtype = Dtype::kBf16;
   uint64_t seed = 2;
   bool has_nan = false;
-  absl::Status read = absl::OkStatus();  ///< If not OK, reading its second half fails.
+  absl::Status read = absl::OkStatus();  ///< If not OK, reading the second half of its rows fails.
 };
 
-/// A head of FakeEngines and its versions. Version 1 is live; "/m/2" and "/m/3" are valid folders.
-/// The logprob of a row shows which version has scored it.
+/// Tests of a head with FakeEngines and several versions. Version 1 is live; "/m/2" and "/m/3" are
+/// valid folders. The logprob of a row shows which version scored it.
 class HeadVersionsTest : public ::testing::Test {
  protected:
   static constexpr int64_t kHidden = 4;
@@ -160,7 +160,8 @@ class HeadVersionsTest : public ::testing::Test {
   LoadTurn load_turn_;
   LoadTicker::Progress progress_;
   std::map<std::string, FakeFolder> folders_;
-  /// If set, replaces the plan that fits; gets the bytes that are freed first.
+  /// If set, returns the plan in place of one that fits. The parameter is the number of bytes that
+  /// are freed first.
   std::function<absl::StatusOr<EnginePlan>(int64_t freed_bytes)> plan_;
   /// Called with the weights on the loading thread, before engines are made.
   std::function<absl::Status(const HeadWeights&)> on_create_;

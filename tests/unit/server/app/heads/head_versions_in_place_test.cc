@@ -8,7 +8,7 @@
 #include "server/app/heads/head_versions.h"
 #include "tests/unit/server/app/heads/head_versions_fixture.h"
 
-// Replacing weights in place: the old weights are freed before the new ones are read.
+// Tests of replacing weights in place: the old weights are freed before the new ones are read.
 
 namespace logprobd::testing {
 namespace {
@@ -95,7 +95,7 @@ TEST_F(HeadVersionsInPlaceTest, NeedsMemoryForOneCopyOnly) {
   for (const MemoryUse& use : head_->memory()) {
     live_bytes += use.bytes;
   }
-  available_ = int64_t{64} << 20;  // the memory that loading itself takes
+  available_ = int64_t{64} << 20;  // the memory that a load itself needs
   ASSERT_EQ(Load({.path = "/m/2"}).status().code(), absl::StatusCode::kResourceExhausted);
   ASSERT_GT(live_bytes, 0);
 
@@ -178,7 +178,7 @@ TEST_F(HeadVersionsInPlaceTest, LoadsTheOldVersionAgainWhenCancelled) {
   Make();
   int num_reports = 0;
   progress_ = [&](const WeightsProgress& progress) {
-    // By the second report of this phase the old version has been freed.
+    // When this phase is reported for the second time, the old version has been freed.
     num_reports += progress.phase == "loading" ? 1 : 0;
     return num_reports < 2;
   };

@@ -33,7 +33,7 @@ HeadInfo Qwen() {
 EnginePlan CpuPlan() {
   return {Device::kCpu,
           "cpu/avx512",
-          "device cpu was asked for",
+          "device cpu was requested",
           {},
           {{"host", "weights", 311'164'928}, {"host", "workspace", 12 << 20}}};
 }
@@ -61,7 +61,7 @@ TEST(PlanTest, PrintsEveryValue) {
             "bias         none\n"
             "dtype        bf16\n"
             "weight       296.8 MiB (311164928 bytes)\n"
-            "engine       cpu/avx512: device cpu was asked for\n"
+            "engine       cpu/avx512: device cpu was requested\n"
             "memory       host  weights     296.8 MiB\n"
             "memory       host  workspace    12.0 MiB\n"
             "memory       host  staging      32.0 MiB\n"
@@ -93,13 +93,13 @@ TEST(PlanTest, PrintsTransformsAndTheMemoryOfEachDevice) {
 TEST(PlanTest, PrintsALineForEachShardAndTheMemoryOfEachGpu) {
   const EnginePlan engine = {Device::kCuda,
                              "cuda/fused",
-                             "found; shards as asked: 1 replica of 2 shards",
+                             "found; shards as requested: 1 replica of 2 shards",
                              {{0, 0, "gpu0", 0, 76'032}, {0, 1, "gpu11", 76'032, 76'033}},
                              {{"gpu0", "weights", 3 << 20}, {"gpu11", "weights", 2 << 20}}};
 
   const std::string text = TextOf({MakeServingPlan(ServerOptions(), Qwen(), engine, {})});
 
-  EXPECT_THAT(text, HasSubstr("engine       cuda/fused: found; shards as asked: 1 replica of 2 "
+  EXPECT_THAT(text, HasSubstr("engine       cuda/fused: found; shards as requested: 1 replica of 2 "
                               "shards\n"
                               "layout       replica 0 shard 0  gpu0   ids 0 to 76032 (396 tiles)\n"
                               "layout       replica 0 shard 1  gpu11  ids 76032 to 76033 (1 tile)\n"
@@ -199,7 +199,7 @@ TEST(PlanTest, CompletesTheHeadInfo) {
   const ServingPlan plan = MakeServingPlan(options, Qwen(), engine, {});
 
   EXPECT_EQ(plan.head.engine, "cpu/avx512");
-  EXPECT_EQ(plan.head.engine_reason, "device cpu was asked for");
+  EXPECT_EQ(plan.head.engine_reason, "device cpu was requested");
   EXPECT_EQ(plan.head.limits.top_k_max, 5);
   ASSERT_EQ(plan.head.layout.size(), 1U);
   EXPECT_EQ(plan.head.layout[0].device, "cpu");

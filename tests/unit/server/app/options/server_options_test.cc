@@ -54,8 +54,8 @@ TEST(CheckServerOptionsTest, NamesWhatIsMissingOrContradictory) {
   EXPECT_THAT(std::string(CheckServerOptions(padding).message()), HasSubstr("--include-padding"));
 }
 
-// Regression: these settings passed --dry-run, but ended a start after the weight had been read or
-// with the wrong exit status.
+// Regression: these settings passed --dry-run, but the start failed after the weight had been read,
+// or with the wrong exit status.
 TEST(CheckServerOptionsTest, RequiresReceiveBytesForTwoMessagesAndTheQueue) {
   ServerOptions options = Valid();
   options.max_message_bytes = 1 << 20;

@@ -12,7 +12,7 @@
 #include "server/app/run/server.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
-// A server with several heads.
+// Tests of a server with several heads.
 
 namespace logprobd::testing {
 namespace {
@@ -67,7 +67,7 @@ TEST_F(ServerHeadsTest, ServesEachHeadAsSoonAsItIsLoadedAndIsReadyWhenAllAre) {
   std::string readyz;
   std::vector<grpc::StatusCode> codes;
   before_load_ = [&] {
-    if (!engines_.empty()) {  // b is next
+    if (!engines_.empty()) {  // b is loaded next
       readyz = HttpGet(server->http_port(), "/readyz");
       for (const char* head : {"a", "b", "c", ""}) {
         codes.push_back(ScoreSoon(*server, head).get().error_code());

@@ -12,7 +12,7 @@
 #include "server/app/run/server.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
-// A server that reads its settings again on SIGHUP.
+// Tests of a server that reads its settings again on SIGHUP.
 
 namespace logprobd::testing {
 namespace {
@@ -43,7 +43,7 @@ TEST_F(ServerReloadTest, AppliesReloadedLimitsToAllHeads) {
   while (LimitsOfHeads(*server) != "7:250000 7:250000 ") {
     std::this_thread::yield();
   }
-  // Regression: the page showed the limit of the start.
+  // Regression: the page showed the limit that was set at the start.
   EXPECT_THAT(HttpGet(server->http_port(), "/?format=html"), HasSubstr("at most 1,000 rows"));
   server->RequestStop();
 

@@ -10,7 +10,7 @@
 #include "server/app/run/server.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
-// A server whose weights change while it serves.
+// Tests of a server whose weights change while it serves.
 
 namespace logprobd::testing {
 namespace {
@@ -104,7 +104,7 @@ TEST_F(ServerWeightsTest, LoadsNewWeightsOnlyAfterAllHeadsAreLoaded) {
   std::unique_ptr<grpc::ClientReader<v1::LoadWeightsProgress>> reader;
   std::string phases;
   before_load_ = [&] {
-    if (engines_.size() == 1) {  // b is next
+    if (engines_.size() == 1) {  // b is loaded next
       reader = stub->Load(&context, request);
       for (int i = 0; i < 2 && reader->Read(&progress); ++i) {
         absl::StrAppend(&phases, progress.phase(), " ");
