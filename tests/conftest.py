@@ -1,4 +1,4 @@
-"""Shared fixtures: where the built binaries are, small model folders, running servers."""
+"""Defines shared fixtures: the folder of the built binaries, small model folders and running servers."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ def repository() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def binaries() -> pathlib.Path:
-    """The folder with logprobd and logprobctl; TEST_BINARIES, else the release build."""
+    """Returns the folder with logprobd and logprobctl: TEST_BINARIES if it is set, else that of the release build."""
     folder = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
     assert (folder / "logprobd").exists(), f"{folder}/logprobd is missing: build the release preset"
     return folder
@@ -29,26 +29,26 @@ def binaries() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A head of 1,003 ids (not a multiple of the tile) and 64 hidden elements, fast to score."""
+    """Writes a head of 1,003 ids (not a multiple of the tile) and 64 hidden elements, which is fast to score."""
     return ModelFolder.write(tmp_path_factory.mktemp("model"), vocab=1003, hidden=64)
 
 
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """A head large enough that a full batch takes a good part of a second on two cores."""
+    """Writes a head so large that a full batch takes a large part of a second on two cores."""
     return ModelFolder.write(tmp_path_factory.mktemp("slow"), vocab=40_000, hidden=256)
 
 
 @pytest.fixture(scope="session")
 def server(binaries: pathlib.Path, model: ModelFolder):
-    """A server on the CPU with default limits, shared by tests that leave it as they found it."""
+    """Runs a server on the CPU with default limits, shared by tests that do not change its state."""
     with ServerProcess(binaries, "--model", str(model.path), "--reflection") as process:
         yield process
 
 
 @pytest.fixture
 def start_server(binaries: pathlib.Path):
-    """Starts servers with options of a test's own; they end with the test."""
+    """Yields a function that starts a server with the given options. The servers are stopped after the test."""
     processes: list[ServerProcess] = []
 
     def start(*options: str, **keywords) -> ServerProcess:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs every test, and prints a summary last.
 #   bash tests/run.sh            everything
-#   bash tests/run.sh --quick    no installation; only what CTest and pytest label as unit tests
+#   bash tests/run.sh --quick    build and unit tests only, without installation
 #   bash tests/run.sh --build    installation and build only
-#   bash tests/run.sh --test     the tests of what --build has built
+#   bash tests/run.sh --test     tests only, after --build
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,7 +23,7 @@ source deploy/packages.sh
 source deploy/steps.sh
 jobs=$(nproc)
 
-# The tests' Python packages, among them Torch, lie in the user's cache folder: all clones share them.
+# Installs the tests' Python packages, which include Torch, in the user's cache folder, so that all clones share them.
 python_environment() {
   local name environment lock
   name=venv-$({ /usr/bin/python3 --version && cat tests/requirements.txt; } | sha256sum | cut -c1-16)
@@ -45,10 +45,10 @@ python_environment() {
 
 build() {
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then bash deploy/fetch_cutlass.sh; fi
-  # The tests' Torch, against which the operator for PyTorch is built.
+  # The operator for PyTorch is built against the tests' Torch.
   local torch
   torch=$(build/venv-tests/bin/python -c 'import torch; print(torch.utils.cmake_prefix_path)')
-  # One architecture: GPU code is slow to build, and no GPU test runs here.
+  # Only one architecture is built, because GPU code is slow to build and no GPU test runs here.
   cmake --preset release -DTorch_DIR="$torch/Torch" -DLOGPROBD_TESTS=ON -DLOGPROBD_BENCHMARKS=ON -DLOGPROBD_CUDA=AUTO \
     -DCMAKE_CUDA_ARCHITECTURES=90
   rm -f build/release/.quickstart  # quickstart.sh's note of how it configured this tree
@@ -85,15 +85,15 @@ if $quick; then
   ctest_options+=(-L unit)
   pytest_options=(-q tests/unit --ignore "$operator_tests")
 fi
-# Each suite writes its own log; a summary names all that is broken.
+# Each suite writes its own log, and a failed suite does not stop the next one.
 cpp_suite() {
   ctest "${ctest_options[@]}" 2>&1 | tee "$step_logs/ctest.log" |
     grep -vE '^ *(Start|[0-9]+/[0-9]+ Test.*(Passed|Skipped))'
   return "${PIPESTATUS[0]}"
 }
 python_suite() { "$python" -m pytest "${pytest_options[@]}" 2>&1 | tee "$step_logs/pytest.log"; }
-# The operator's tests run in a process of their own: after all other tests, with gRPC's threads in the process, torch's
-# autograd crashed once.
+# The operator's tests run in a separate process: torch's autograd crashed once when they ran after all other tests,
+# with gRPC's threads in the process.
 operator_suite() { "$python" -m pytest -q "$operator_tests" 2>&1 | tee "$step_logs/pytest_operator.log"; }
 
 status=0
@@ -110,5 +110,5 @@ skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test.*[*]{3}Skipped' "$step_logs/ctest.log"
 tail -n 1 "$step_logs/pytest.log" | sed 's/^/  Python  /'
 tail -n 1 "$step_logs/pytest_operator.log" | sed 's/^/  Torch   /'
 echo "  GPU     not run here: see tests/gpu/README.md"
-[ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: logs in $step_logs."
+[ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: see the logs in $step_logs."
 exit "$status"

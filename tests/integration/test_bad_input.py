@@ -1,6 +1,6 @@
-"""Bad requests against a running server: one case per row of the table in tests/README.md, with its id.
+"""Sends bad requests to a running server: one case per row of the table in tests/README.md, with its id.
 
-After every case the server runs, reports SERVING, answers a valid request and holds no request bytes.
+After every case the server must run, report SERVING, score a valid request and hold no request bytes.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def nested(depth: int) -> bytes:
 
 @dataclasses.dataclass
 class Case:
-    """A message, and the code and text of the answer; the error may contain more than `text`."""
+    """A message, and the status code and text that the server must return. The error may contain more than `text`."""
 
     id: str
     what: str
@@ -478,13 +478,12 @@ def test_g107_logs_hold_no_payload(start_server, model) -> None:
     assert "find-me" in log
     for secret in ("123.4567", "123.456", struct.pack("<f", 123.4567).hex()):
         assert secret not in log
-    assert not re.search(r"(?<![\d.])777(?!\d)", log), (
-        log
-    )  # the target, not the milliseconds of a time
+    # The pattern matches the target, but not the milliseconds of a time.
+    assert not re.search(r"(?<![\d.])777(?!\d)", log), log
 
 
 def test_g107_core_dumps_stay_off_if_they_are_off(start_server, model) -> None:
-    # A core dump would contain payloads: the server raises the limit of open files, but never this one.
+    # A core dump would contain payloads. The server raises the limit of open files, but never that of core dumps.
     server = start_server("--model", str(model.path), prefix=("prlimit", "--core=0:0"))
     limits = pathlib.Path(f"/proc/{server.process.pid}/limits").read_text()
     assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE), limits

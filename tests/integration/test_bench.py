@@ -1,4 +1,4 @@
-"""logprobctl bench against the real server: mixes, streams, open loops, verification and the report."""
+"""Runs logprobctl bench against the real server: mixes, streams, open loops, verification and the report."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Correct scores of a model folder through the real server and the Python client."""
+"""Checks the scores of a model folder through the real server and the Python client."""
 
 import logprobd
 import ml_dtypes

@@ -1,4 +1,4 @@
-"""Overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/README.md."""
+"""Tests overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/README.md."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scoring_rpc import ROOT, Scoring, floats, request
 
-ROWS = 2000  # a large part of a second for the slow model on two cores
+ROWS = 2000  # scoring takes a large part of a second with the slow model on two cores
 
 
 def bulk(rows: int = ROWS, **fields) -> bytes:
@@ -107,7 +107,7 @@ def test_d63_a_deadline_ends_a_queued_request_while_the_engine_is_busy(start_ser
         assert scoring.health() == 1
         busy = [heavy.score_future(bulk(rows)) for _ in range(3)]
         assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
-        # With low priority it stays behind the others and has its own metric.
+        # With low priority the request stays behind the others and is counted in a separate metric.
         late = scoring.score_future(bulk(priority=3), timeout=1)
         assert server.eventually(lambda: waiting() == 1, seconds=1)
         assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -173,7 +173,8 @@ def test_d69_small_requests_overtake_bulk_requests(start_server, slow_model) -> 
                 request(rows=1, hidden_size=256), metadata=(("client_id", "light"),)
             )
             waits.append(time.monotonic() - sent)
-            assert reply.logprob == scored.logprob  # the same bits as without the bulk requests
+            # The scores are bit-identical to those without the bulk requests.
+            assert reply.logprob == scored.logprob
         assert set(codes_of(futures)) == {grpc.StatusCode.OK}
         total = time.monotonic() - start
     assert max(waits) < total / 2
@@ -258,7 +259,7 @@ def test_d74_sigterm_while_starting_exits_0(start_server, slow_model, line) -> N
 
 
 def test_a_slow_http_client_does_not_delay_the_exit(start_server, model) -> None:
-    # Regression: it kept the process alive, beyond --grace-s, as long as it sent a byte from time to time.
+    # Regression: the client kept the process alive beyond --grace-s as long as it sent a byte from time to time.
     server = start_server("--model", str(model.path), "--grace-s", "1")
     host, port = server.http.split(":")
     with socket.create_connection((host, int(port))) as slow:

@@ -1,4 +1,4 @@
-"""Shared memory and its control socket, by raw messages (rows F85 to F94 of tests/README.md)."""
+"""Tests shared memory and its control socket with raw messages (rows F85 to F94 of tests/README.md)."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ def local_server(start_server, model, tmp_path: pathlib.Path):
 
 
 def in_region(region, offset: int = 0, **fields):
-    """Makes a request with `request`, but puts its rows into the region."""
+    """Returns a request that `request` makes from `fields`, but puts its rows into the region."""
     message = request(**fields)
     data = message.hidden
     region.memory[offset : offset + len(data)] = data
@@ -212,10 +212,11 @@ SYSTEM_PYTHON = "/usr/bin/python3"  # another user may not be able to read the t
 
 @pytest.mark.skipif(
     os.geteuid() != 0 or not os.path.exists(SYSTEM_PYTHON),
-    reason="needs root, to become another user, and a system Python",
+    reason="needs root, to run as another user, and a system Python",
 )
 def test_a_process_of_another_user_is_refused(start_server, model) -> None:
-    # The folder is open to all, and the socket is made so, so that only the check of the user remains.
+    # The folder is open to all users, and so is the socket in the second attempt, where only the check of the user
+    # remains.
     folder = pathlib.Path("/tmp") / f"logprobd-test-{os.getpid()}"
     folder.mkdir(mode=0o755)
     try:

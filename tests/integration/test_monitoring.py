@@ -1,4 +1,4 @@
-"""The dashboard and the rules in a real Prometheus, which scrapes a loaded server and a fixture with GPUs."""
+"""Tests the dashboard and the rules in a real Prometheus, which scrapes a loaded server and a fixture with GPUs."""
 
 import math
 import re
@@ -62,7 +62,7 @@ def substituted(expr: str, instance: str) -> str:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
 def test_each_query_of_a_panel_gives_numbers(prometheus, loaded_server, fixture, panel) -> None:
-    # The server has no GPU; the fixture shows GPUs and faults.
+    # The server has no GPU, but the fixture reports GPUs and faults.
     cases = [
         (fixture.http, (panel.needs_gpu or not panel.load_shows) and panel.title != NEVER_SHOWS)
     ]
@@ -129,6 +129,6 @@ def test_panels_query_metrics_that_are_served(fixture) -> None:
 def test_every_metric_that_is_served_is_on_the_dashboard(fixture) -> None:
     served = set(re.findall(r"^# TYPE (\S+)", fixture.metrics(), re.MULTILINE))
     shown = {name for panel in PANELS for name in panel.metrics()}
-    # Other panels cover these: the queue in rows, and resident memory.
+    # Other panels show the queue in rows and resident memory instead of these metrics.
     left_out = {"logprobd_queue_bytes", "process_virtual_memory_bytes"}
     assert served - shown == left_out

@@ -1,4 +1,4 @@
-"""Clients on the server's host against the real server: rows through shared memory."""
+"""Tests clients on the host of the real server, which pass their rows through shared memory."""
 
 import asyncio
 import json
@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from logprobd import AsyncClient, Client, Unavailable
 
-ROWS = 1000  # 64 fp32 elements each: 250 KiB, more than a client puts into the message
+# At 64 fp32 elements per row these are 250 KiB, which is more than a client puts into the message.
+ROWS = 1000
 
 
 @pytest.fixture
 def start_local(start_server, model, tmp_path: pathlib.Path):
-    """Starts servers whose control socket has the same path."""
+    """Returns a function that starts servers, all with the same path of the control socket."""
 
     def start(*options: str):
         return start_server("--model", str(model.path), "--local", str(tmp_path / "s"), *options)
@@ -107,9 +108,8 @@ def test_rows_in_a_buffer_are_scored_in_place(start_local, rows):
         buffer = client.buffer(ROWS, 64, "fp32")
         buffer[:] = hidden
         whole = client.score(buffer, targets)
-        few = client.score(
-            buffer[:4], targets[:4]
-        )  # needs no copy, so even a few rows are not sent
+        # Rows in a buffer need no copy, so not even a few are sent in the message.
+        few = client.score(buffer[:4], targets[:4])
         transports = (whole.transport, few.transport)
 
     with Client(server.grpc, transport="tcp") as tcp:

@@ -1,4 +1,7 @@
-"""Clients of two servers, one of which is stopped during the work: no call fails, and the bits are the same."""
+"""Tests clients of two servers, one of which is stopped during the work.
+
+No call may fail, and the scores must be bit-identical to those of one server.
+"""
 
 import asyncio
 import signal
@@ -29,7 +32,7 @@ def pair(start_server, slow_model):
 
 @pytest.fixture(scope="module")
 def expected(binaries, slow_model, rows) -> np.ndarray:
-    """Returns the log-probabilities from one server."""
+    """Returns the log-probabilities that one server computes."""
     with (
         ServerProcess(binaries, "--model", str(slow_model.path)) as server,
         Client(server.grpc) as client,

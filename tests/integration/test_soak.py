@@ -1,4 +1,4 @@
-"""A short soak: its checks pass on this server and detect one that leaks."""
+"""Runs a short soak, whose checks must pass on this server and detect a server that leaks."""
 
 import json
 import pathlib
@@ -25,7 +25,7 @@ def test_memory_does_not_grow_and_a_leak_is_detected(
         "128",
     ]
     length = ["--minutes", "0.18", "--control-minutes", "0.18", "--sample-every-s", "0.25"]
-    # A server needs minutes to settle; a leak of 64 KiB per message exceeds its growth in the first seconds.
+    # A server grows until it settles after minutes. A leak of 64 KiB per message exceeds that growth in seconds.
     check = ["--resolution-factor", "6", "--leak-bytes", "65536", "--kill-every-s", "3"]
 
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Start of the server: options, the plan, and every reason to refuse to start.
+"""Tests the start of the server: options, the plan, and every reason to refuse to start.
 
-Rows C56, C57, E81, E83, E84 and G105 of tests/README.md.
+The tests cover rows C56, C57, E81, E83, E84 and G105 of tests/README.md.
 """
 
 import json
@@ -193,7 +193,7 @@ def test_e84_too_few_threads_refuse_to_start(binaries, model) -> None:
 
 def test_e81_missing_staging_memory_refuses_to_start(binaries, tmp_path) -> None:
     ModelFolder.write(tmp_path, vocab=8, hidden=4096)
-    # Staging takes 2 x 8 GiB, but the address space has 8 GiB.
+    # Staging takes 2 x 8 GiB, but the address space is limited to 8 GiB.
     result = subprocess.run(
         [
             "bash",
@@ -212,8 +212,8 @@ def test_e81_missing_staging_memory_refuses_to_start(binaries, tmp_path) -> None
 def as_another_user() -> list[str]:
     """Returns a command prefix that runs a command as another user, because root may read every file.
 
-    The user= argument of subprocess forks: gRPC's client in this process then starts its pollers in
-    the child, and one of them wrote "error: Bad file descriptor" before the server's own line.
+    The user= argument of subprocess is not used because it forks: gRPC's client in this process then starts
+    its pollers in the child, and one of them wrote "error: Bad file descriptor" before the server's own line.
     """
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--keep-groups", "--"]
     return nobody if os.geteuid() == 0 else []
@@ -288,7 +288,7 @@ def test_e83_a_configuration_file_that_may_not_be_read_is_one_clear_line(binarie
 def test_g105_settings_that_would_fail_later_are_bad_settings(
     binaries, model, options, word
 ) -> None:
-    # Regression: these settings passed --dry-run and ended the start with 1, some after the weight was read.
+    # Regression: these settings passed --dry-run, and the start failed with 1, for some after reading the weight.
     result = run(binaries, "--model", str(model.path), "--dry-run", *options)
     assert result.returncode == 2
     assert_one_clear_error(result, word)

@@ -1,4 +1,4 @@
-"""The status page in a real browser, for a loaded server and for a fixture with GPUs."""
+"""Tests the status page in a real browser, for a loaded server and for a fixture with GPUs."""
 
 import re
 import urllib.request
@@ -42,7 +42,7 @@ def seconds(text: str) -> float:
 
 
 def figures(browser: Browser, section: str = "section.head") -> dict[str, str]:
-    """Returns the large numbers of a section by their captions."""
+    """Returns the large numbers of a section, keyed by their captions."""
     values, names = (browser.texts(f"{section} .figures {tag}") for tag in ("b", "span"))
     return dict(zip(names, values, strict=True))
 
@@ -94,13 +94,13 @@ def test_its_latency_bars_are_as_long_as_their_figures(browser, loaded_server) -
     longest = max(seconds(text) for text, _, _ in rows)
     for text, bar, whole in rows:
         assert whole > 100
-        # The figures have three digits.
+        # The tolerance is needed because the figures have three digits.
         assert bar / whole == pytest.approx(seconds(text) / longest, abs=0.01), text
 
 
 def test_its_memory_bars_are_as_long_as_their_figures(browser, fixture) -> None:
     browser.open(f"http://{fixture.http}/?refresh=0", 1280)
-    # The memory of the second GPU in MiB, as tests/support/metrics_fixture.cc and fake_nvml.cc set it.
+    # tests/support/metrics_fixture.cc and fake_nvml.cc set this memory of the second GPU, in MiB.
     used, free = 60_000, 83_000
     own = {"weights": 1_187, "workspace": 900, "staging": 128}
     parts = [*own.values(), used - sum(own.values()), free]

@@ -1,4 +1,4 @@
-"""Weights swapped on a running server: rows C45 and C47 to C58 of tests/README.md."""
+"""Tests swaps of weights on a running server: rows C45 and C47 to C58 of tests/README.md."""
 
 import concurrent.futures
 import hashlib
@@ -44,7 +44,7 @@ def root(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def models(root) -> dict[str, ModelFolder]:
-    """Writes two valid models: `one` is live at first, `two` is loaded."""
+    """Writes two valid models. `one` is live at first, and tests load `two`."""
     return {"one": write_model(root / "one", seed=1), "two": write_model(root / "two", seed=2)}
 
 
@@ -61,7 +61,7 @@ def start_swappable(start_server, root):
 
 
 def bits_of(start_server, model: pathlib.Path, requests) -> list[tuple[bytes, bytes]]:
-    """Returns the answers of a server that has only this model."""
+    """Returns the scores from a server that has only this model."""
     server = start_server("--model", str(model))
     with Scoring(server.grpc) as scoring:
         bits = [scores(scoring.score(message)) for message in requests]
@@ -205,8 +205,8 @@ def test_in_place_answers_with_the_new_version_and_keeps_no_other(start_swappabl
         assert not head.HasField("previous")
 
 
-# Folders that must not become a version. Each function fills the given folder, which is below the root, and
-# may return another path to load.
+# The folders that these functions make must not become a version. Each function fills the given folder, which is
+# below the root, and may return another path to load.
 
 
 def write(path: pathlib.Path, weight: np.ndarray, config: dict | None = None) -> None:

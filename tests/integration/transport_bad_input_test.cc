@@ -1,6 +1,7 @@
-// Bad input over a real connection to the transport with a fake head. Each entry is a fault, the
-// code that it must return and a part of the message. After each one the server must still serve,
-// hold no request and have counted the fault. The ids are those of the table in tests/README.md.
+// Sends bad input over a real connection to the transport with a fake head. Each entry has a fault,
+// the code that the server must return for it and a part of the message. After each fault the
+// server must still serve, hold no request and have counted the fault. The ids are those of the
+// table in tests/README.md.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -67,7 +68,7 @@ struct Fault {
   std::string id;  ///< Id in the fault table, followed by a description.
   std::function<grpc::Status(TransportServer&)> send;
   StatusCode code = StatusCode::INVALID_ARGUMENT;
-  std::string message = {};  ///< Part of the message; empty if gRPC itself answers.
+  std::string message = {};  ///< Part of the message, or empty if gRPC itself returns the status.
 };
 
 void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.id; }
@@ -92,8 +93,8 @@ void ExpectStillServing(TransportServer& server) {
   server.head->AnswerWith(absl::OkStatus());
   server.head->SetReady(true);
   server.head->Release();
-  // The check uses a new connection, because gRPC may close the one of the fault (A14 was followed
-  // by "Socket closed" on the next call).
+  // The check uses a new connection, because gRPC may close that of the fault: after A14, the next
+  // call failed with "Socket closed".
   const auto stub = v1::Scoring::NewStub(server.NewChannel());
   grpc::ClientContext context;
   v1::ScoreResponse response;

@@ -1,8 +1,8 @@
-"""The load of the soak: `logprobctl bench` for ordinary calls, and Python clients for the rest.
+"""Makes the load of the soak: ordinary calls with `logprobctl bench`, and the rest with Python clients.
 
 `logprobctl bench` sends unary calls of all sizes, streams, and calls whose rows lie in shared memory. The Python
-clients make the calls that it cannot make: calls that are cancelled, have too little time or are wrong, and
-streams that are abandoned.
+clients make the calls that it cannot make: calls that are cancelled, whose deadline is too short or that are
+invalid, and streams that are abandoned.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ from e2e.logprobctl import LoadError, LoadPlan, parse
 
 SPAWN = multiprocessing.get_context("spawn")  # a fork of a process in which gRPC runs would hang
 CALL_TIMEOUT_S = 60
-BENCH_SECONDS = 2.0  # of one run of logprobctl bench
+BENCH_SECONDS = 2.0  # duration of one run of logprobctl bench
 
 OK, CANCELLED, INVALID, LATE, BUSY = (
     "OK",
@@ -32,7 +32,7 @@ OK, CANCELLED, INVALID, LATE, BUSY = (
 BENCH_KINDS = ("unary", "stream", "shared")
 # The kinds of calls of the Python clients and how often each is drawn.
 CLIENT_KINDS = {"cancelled": 0.4, "late": 0.3, "abandoned": 0.2, "wrong": 0.1}
-# The statuses in which a call of each kind may end.
+# The statuses with which a call of each kind may end.
 ALLOWED: dict[str, set[str]] = {
     **{kind: {OK, BUSY} for kind in BENCH_KINDS},
     "cancelled": {OK, CANCELLED, BUSY},
@@ -44,7 +44,7 @@ OUTCOMES = [OK, CANCELLED, INVALID, LATE, BUSY, "OTHER"]
 
 
 class Calls:
-    """The calls of one Python client, drawn from a seed."""
+    """Makes the calls of one Python client, with random data from a seed."""
 
     def __init__(
         self, scoring: scoring_rpc.Scoring, shape: tuple[int, int, int], seed: int
@@ -73,7 +73,7 @@ class Calls:
         )
 
     def make(self, kind: str) -> str:
-        """Makes one call and returns the status in which it ended."""
+        """Makes one call and returns the status with which it ended."""
         try:
             getattr(self, f"_{kind}")()
         except grpc.FutureCancelledError:
@@ -103,7 +103,7 @@ class Calls:
 
 
 def client_process(address: str, shape: tuple[int, int, int], seed: int, stop, counts) -> None:
-    """Makes calls until it is stopped or killed. `counts` [kind][outcome] belongs to this process."""
+    """Makes calls until `stop` is set or the process is killed. No other process writes `counts` [kind][outcome]."""
     kinds = list(CLIENT_KINDS)
     weights = list(CLIENT_KINDS.values())
     with scoring_rpc.Scoring(address) as scoring:
@@ -116,7 +116,7 @@ def client_process(address: str, shape: tuple[int, int, int], seed: int, stop, c
 
 
 class BenchClient:
-    """Runs `logprobctl bench` again and again with calls of one kind, in a thread."""
+    """Runs `logprobctl bench` repeatedly with calls of one kind, in a thread."""
 
     def __init__(self, binaries: pathlib.Path, address: str, kind: str, rows: int) -> None:
         plans = {
@@ -160,7 +160,7 @@ class BenchClient:
         self._thread.start()
 
     def kill(self) -> None:
-        """Sends SIGKILL to the running bench; the next one starts at once."""
+        """Sends SIGKILL to the running bench, after which the next one starts at once."""
         if self._process is not None:
             self._is_killed = True
             self._process.kill()
@@ -174,7 +174,7 @@ class BenchClient:
 
 
 class MixedLoad:
-    """All clients, one of which can be killed and replaced. Use as a context."""
+    """Runs all clients, each of which can be killed and replaced. Use as a context manager."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class MixedLoad:
             self._add()
 
     def _add(self) -> None:
-        # The array has no lock, since a process that is killed while it holds one would stop the others.
+        # The array has no lock, since a process that is killed while it holds a lock would block the others.
         counts = SPAWN.RawArray("q", len(CLIENT_KINDS) * len(OUTCOMES))
         arguments = (self._address, self._shape, len(self._counts) + 1, self._stop, counts)
         client = SPAWN.Process(target=client_process, args=arguments, daemon=True)
@@ -210,7 +210,7 @@ class MixedLoad:
         return self
 
     def kill_one(self) -> None:
-        """Sends SIGKILL to one of the clients; another takes its place."""
+        """Sends SIGKILL to one of the clients and replaces it."""
         victim = self._random.choice([*self._clients, *self._benches])
         victim.kill()
         self.kills += 1
@@ -231,7 +231,7 @@ class MixedLoad:
                 client.kill()
 
     def outcomes(self) -> dict[str, dict[str, int]]:
-        """Number of calls by kind and outcome, of all clients so far."""
+        """Returns the number of calls of all clients so far, by kind and outcome."""
         found = {
             bench.kind: {k: n for k, n in bench.counts.items() if n} for bench in self._benches
         }
@@ -244,7 +244,7 @@ class MixedLoad:
         return sum(sum(row.values()) for row in self.outcomes().values())
 
     def surprises(self) -> list[str]:
-        """Calls that ended in a status that their kind never allows, and kinds without any call."""
+        """Describes calls that ended with a status that their kind does not allow, and kinds without any call."""
         found = [failure for bench in self._benches for failure in bench.failures]
         for kind, row in self.outcomes().items():
             bad = {name: n for name, n in row.items() if name not in ALLOWED[kind]}

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """MiB of the process by kind, from the kernel's totals over all its mappings. OSError when the process
-    has ended."""
+    """Returns the memory of the process in MiB by kind, from the kernel's totals over all its mappings.
+
+    Raises OSError if the process has ended.
+    """
     text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
-    if "Rss" not in text:  # the process has ended, but was not waited for yet
+    if "Rss" not in text:  # the process has ended, but has not been waited for
         raise ProcessLookupError(pid)
     kib = {
         name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
@@ -21,14 +23,14 @@ def memory_of(pid: int) -> dict[str, float]:
 
 
 def counts_of(pid: int) -> dict[str, float]:
-    """The numbers of open descriptors and threads of the process."""
+    """Returns the numbers of open descriptors and threads of the process."""
     descriptors = sum(1 for _ in pathlib.Path(f"/proc/{pid}/fd").iterdir())
     threads = sum(1 for _ in pathlib.Path(f"/proc/{pid}/task").iterdir())
     return {"open files": float(descriptors), "threads": float(threads)}
 
 
 class Sampler:
-    """Takes samples of a process in a thread until it is stopped. Use as a context."""
+    """Takes samples of a process in a thread until the context ends. Use as a context manager."""
 
     def __init__(
         self, pid: int, gpu_memory_mib: Callable[[], float | None], interval_s: float = 1.0
@@ -46,7 +48,8 @@ class Sampler:
         sample = memory_of(self.pid) | counts_of(self.pid)
         if self._gpu_mib is not None:
             used = self._gpu_memory_mib()
-            self._gpu_mib = self._gpu_mib if used is None else used  # a failed read changes nothing
+            # If the read failed, the last value is used again.
+            self._gpu_mib = self._gpu_mib if used is None else used
             sample["GPU memory"] = self._gpu_mib
         self.times.append(time.monotonic())
         for name, value in sample.items():
@@ -68,7 +71,7 @@ class Sampler:
         self._thread.join(10)
 
     def append_to(self, path: pathlib.Path, title: str, begin: float) -> None:
-        """Adds lines with title, seconds since `begin` (monotonic time), name and value of each sample."""
+        """Adds a line for each value: the title, seconds since `begin` (monotonic time), the name and the value."""
         with path.open("a", newline="") as file:
             lines = csv.writer(file)
             for name, values in self.series.items():
@@ -77,6 +80,6 @@ class Sampler:
                     lines.writerow([title, f"{at - begin:.1f}", name, f"{value:.3f}"])
 
     def after(self, begin: float) -> tuple[list[float], dict[str, list[float]]]:
-        """Times and series of the samples from `begin` (monotonic time) on."""
+        """Returns the times and the series of the samples from `begin` (monotonic time) on."""
         first = next((i for i, at in enumerate(self.times) if at >= begin), len(self.times))
         return self.times[first:], {name: values[first:] for name, values in self.series.items()}

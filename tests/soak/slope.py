@@ -1,9 +1,9 @@
-"""Decides whether a series that is sampled at a steady rate grows: slope, its interval, and a verdict.
+"""Decides whether a series that is sampled at a steady rate grows, from its slope and an interval of the slope.
 
-The samples are joined into blocks, each represented by its median. Values that come and go within a block (two
-versions of the weights during a swap) then do not count, and the correlation of neighbouring samples is not
-counted twice. The slope is that of Theil and Sen: the median of the slopes between all pairs of blocks, which a few
-steps or spikes do not move. Its interval comes from a bootstrap of runs of neighbouring residuals.
+The samples are grouped into blocks, each represented by its median. Short changes within a block (two versions of
+the weights during a swap) then do not count, and the correlation of neighbouring samples is not counted twice. The
+slope is the Theil-Sen estimate: the median of the slopes between all pairs of blocks, which a few steps or spikes
+do not affect. Its interval comes from a bootstrap of runs of neighbouring residuals.
 
 A process that has only settled can end a little above its start, by an arena or two of the allocator, and slow
 noise can look like a slope: the nominal 99 % interval contains the true slope in 91 to 97 of 100 simulated runs of
@@ -15,7 +15,7 @@ import dataclasses
 
 import numpy as np
 
-BLOCKS = 60  # maximum; a block has at least one sample
+BLOCKS = 60  # maximum number; a block has at least one sample
 BOOTSTRAPS = 400
 CONFIDENCE = 0.99  # two-sided
 
@@ -23,8 +23,8 @@ CONFIDENCE = 0.99  # two-sided
 @dataclasses.dataclass
 class Slope:
     per_second: float
-    low: float  # ends of the interval
-    high: float
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
     seconds: float  # from the first sample to the last
     grows: bool
     resolution: float
@@ -36,7 +36,7 @@ class Slope:
 
 
 def blocks_of(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean time and median value of at most BLOCKS runs of samples."""
+    """Returns the mean times and median values of at most BLOCKS runs of samples."""
     count = min(BLOCKS, len(times))
     parts = list(zip(np.array_split(times, count), np.array_split(values, count), strict=True))
     middles = np.array([part.mean() for part, _ in parts])
@@ -51,7 +51,7 @@ def theil_sen(times: np.ndarray, values: np.ndarray) -> float:
 def fit(times, values, *, resolution: float, seed: int = 1) -> Slope:
     """Fits the slope of `values` over `times` in seconds. Needs at least 8 samples."""
     if len(times) < 8:
-        raise ValueError(f"8 samples are needed, but there are {len(times)}")
+        raise ValueError(f"at least 8 samples are needed, but there are {len(times)}")
     x, y = blocks_of(np.asarray(times, float), np.asarray(values, float))
     slope = theil_sen(x, y)
     residuals = y - slope * x

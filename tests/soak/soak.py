@@ -4,15 +4,16 @@
     soak.py --minutes 20 --out soak_cpu.json                        on the CPU engine
     soak.py --device cuda --minutes 6 --control-minutes 1.5 ...     on a GPU
 
-While the clients of client_mix.py call, some are killed with SIGKILL, /metrics is read, and weights are swapped.
-RSS, GPU memory, open files and threads are sampled each second. After a warm-up of a third of the run their
-slopes must be zero within noise (slope.py). Then the same is done with a server that leaks on purpose (leak.c,
-preloaded; built by the C compiler $CC or cc, or leak.so of --bin-dir), which the same check must detect.
+While the clients of client_mix.py make calls, some clients are killed with SIGKILL, /metrics is read, and weights
+are swapped. RSS, GPU memory, open files and threads are sampled each second. After a warm-up of a third of the run
+their slopes must be zero within noise (slope.py). A control run then uses a server that leaks on purpose, which the
+same check must detect. This server preloads leak.so from --bin-dir, or else a library that the C compiler $CC or cc
+builds from leak.c.
 
-Prints its progress twice a minute. Results are written after the run and again after the one with the leak.
-SIGTERM ends the run early; what was measured by then is evaluated.
+Prints its progress twice a minute. Results are written after the run and again after the control run. SIGTERM ends
+the run early, and the results up to then are evaluated.
 
-Exits with 1 if something grows, a call ended in a status that is not allowed, or the leak was not detected.
+Exits with 1 if something grows, a call ended with a status that is not allowed, or the leak was not detected.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from e2e.synthetic_head import write_head  # noqa: E402
 from sampler import Sampler  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 
-# The sampled quantities with their unit and the growth over a run that is not detectable (slope.py).
+# The unit of each sampled quantity, and the growth over a run up to which it is not detectable (slope.py).
 RESOLUTIONS = {
     "RSS": ("MiB", 2.0),
     "anonymous memory": ("MiB", 2.0),
@@ -70,12 +71,12 @@ class Options:
     binaries: pathlib.Path
     device: str
     model: pathlib.Path
-    other_model: pathlib.Path  # of the same shape, to swap with
+    other_model: pathlib.Path  # has the same shape; the weights are swapped between the two
     hidden: int
     vocab: int
     rows: int
     processes: int
-    resolution_factor: float  # 1; larger for runs that are too short for a server to settle
+    resolution_factor: float  # 1, or larger for runs that are too short for a server to settle
     kill_every_s: float = KILL_EVERY_S
     swap_every_s: float = SWAP_EVERY_S
     sample_every_s: float = 1.0
@@ -106,7 +107,7 @@ class Every:
 
 
 class Swapper:
-    """Swaps two heads in turn, each time as a new version, in its own thread. Use as a context."""
+    """Swaps two heads in turn in a thread, each time as a new version. Use as a context manager."""
 
     def __init__(
         self, weights: WeightsTool, heads: list[pathlib.Path], every_s: float = SWAP_EVERY_S
@@ -137,7 +138,7 @@ class Swapper:
 
 
 def gpu_memory_reader(pid: int) -> Callable[[], float | None]:
-    """Reads the GPU memory of the server if the driver reports it by process, else that of all processes."""
+    """Returns a reader of the GPU memory of the server if the driver reports it by process, else of all processes."""
     if gpu_memory_of_mib(pid) is None:
         return gpu_memory_mib
     return lambda: gpu_memory_of_mib(pid)
@@ -154,7 +155,7 @@ def scrape(server: ServerProcess) -> bool:
 def run(
     options: Options, seconds: float, title: str, environment: dict[str, str] | None = None
 ) -> Outcome:
-    """Runs one server under load for `seconds` or until it is stopped. The first third is warm-up."""
+    """Runs one server under load for `seconds` or until `options.stop` is set. The first third is warm-up."""
     admin = f"127.0.0.1:{free_port()}"
     process = ServerProcess(
         options.binaries,
@@ -228,7 +229,10 @@ def run(
 
 
 def build_leak(binaries: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
-    """The library to preload: from the folder of the programs, or built. SystemExit says what is missing."""
+    """Returns the library to preload from the folder of the programs, or builds it.
+
+    Raises SystemExit with advice if it cannot be built.
+    """
     packed = binaries / LEAK_LIBRARY
     if packed.exists():
         return packed
@@ -240,8 +244,8 @@ def build_leak(binaries: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(
-            f"soak.py: cannot build the leak that must be detected: {error}; name a C compiler in CC, "
-            f"put {LEAK_LIBRARY} into --bin-dir, or skip it with --control-minutes 0"
+            f"soak.py: cannot build the library that leaks: {error}; set CC to a C compiler, "
+            f"put {LEAK_LIBRARY} into --bin-dir, or skip the control run with --control-minutes 0"
         ) from None
     return library
 
@@ -251,7 +255,7 @@ def say(text: str) -> None:
 
 
 def per_hour(outcome: Outcome, name: str, title: str, *, expects_growth: bool) -> dict:
-    """A record of one slope."""
+    """Returns a record of one slope."""
     fitted, unit = outcome.slopes[name], RESOLUTIONS[name][0]
     verdict = "grows" if fitted.grows else "zero within noise"
     if fitted.high < 0 and fitted.growth < -fitted.resolution:
@@ -288,13 +292,18 @@ def arguments() -> argparse.Namespace:
         type=pathlib.Path,
         help="CSV file to which every sample is added, to explain a verdict",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--minutes", type=float, default=20, help="default: 20")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device of the server; default: cpu",
+    )
+    parser.add_argument("--minutes", type=float, default=20, help="minutes of the run; default: 20")
     parser.add_argument(
         "--control-minutes",
         type=float,
         default=3,
-        help="minutes of the run with a leak; 0 skips it; default: 3",
+        help="minutes of the control run with a leak; 0 skips it; default: 3",
     )
     parser.add_argument(
         "--leak-bytes",
@@ -308,17 +317,29 @@ def arguments() -> argparse.Namespace:
         "--rows", type=int, default=512, help="rows of a bulk request; default: 512"
     )
     parser.add_argument(
-        "--processes", type=int, default=2, help="Python client processes; default: 2"
+        "--processes", type=int, default=2, help="number of Python client processes; default: 2"
     )
     parser.add_argument(
         "--resolution-factor",
         type=float,
         default=1,
-        help="factor of the detectable growth, for runs that are too short for a server to settle",
+        help="factor of the undetectable growth, for runs that are too short for a server to settle; default: 1",
     )
-    parser.add_argument("--kill-every-s", type=float, default=KILL_EVERY_S, help="default: 8")
-    parser.add_argument("--swap-every-s", type=float, default=SWAP_EVERY_S, help="default: 5")
-    parser.add_argument("--sample-every-s", type=float, default=1, help="default: 1")
+    parser.add_argument(
+        "--kill-every-s",
+        type=float,
+        default=KILL_EVERY_S,
+        help="seconds between kills of a client; default: 8",
+    )
+    parser.add_argument(
+        "--swap-every-s",
+        type=float,
+        default=SWAP_EVERY_S,
+        help="seconds between swaps of the weights; default: 5",
+    )
+    parser.add_argument(
+        "--sample-every-s", type=float, default=1, help="seconds between samples; default: 1"
+    )
     parser.add_argument("--machine", help="machine of the records; default: read from the system")
     parser.add_argument(
         "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
@@ -330,13 +351,13 @@ def arguments() -> argparse.Namespace:
     for program in ("logprobd", "logprobctl"):
         if not (args.bin_dir / program).exists():
             parser.error(
-                f"{args.bin_dir / program} is missing: build it, or give its folder with --bin-dir"
+                f"{args.bin_dir / program} is missing: build it, or set --bin-dir to its folder"
             )
     return args
 
 
 def soak(args: argparse.Namespace, work: pathlib.Path, stop: threading.Event) -> bool:
-    """Makes both runs and writes each when it ends. Returns whether all checks passed."""
+    """Executes both runs and writes the results after each. Returns whether all checks passed."""
     leak = build_leak(args.bin_dir, work) if args.control_minutes else None
     models = [
         write_head(work / f"head-{seed}", vocab=args.vocab, hidden=args.hidden, seed=seed)
@@ -366,7 +387,8 @@ def soak(args: argparse.Namespace, work: pathlib.Path, stop: threading.Event) ->
     ]
     has_misses = bench_records.report_misses(records)
     if args.out:
-        bench_records.write(records, args.out)  # the run with the leak may fail
+        # The records are already written here, since the control run may fail.
+        bench_records.write(records, args.out)
     if leak and not stop.is_set():
         environment = {"LD_PRELOAD": str(leak), "LEAK_BYTES": str(args.leak_bytes)}
         control = run(options, args.control_minutes * 60, "with a leak", environment)

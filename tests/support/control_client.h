@@ -21,21 +21,22 @@ struct ControlReply {
 /// A client of a control socket that sends single packets, so that a test can break every rule.
 class ControlClient {
  public:
-  /// Connects, or aborts.
+  /// Connects to the socket at `path`, or aborts.
   explicit ControlClient(const std::string& path);
 
-  /// Sends `packet` unchanged, with `file` unless it is -1. Returns false when the server has
-  /// closed.
+  /// Sends `packet` unchanged, with `file` unless it is -1. Returns false if the server has closed
+  /// the connection.
   bool Send(absl::string_view packet, int file = -1);
-  /// Sends `packet`, and waits for room in the socket.
+  /// Behaves like Send, but waits for room in the socket.
   bool SendWaiting(absl::string_view packet);
   bool Send(const v1::LocalRequest& request) { return Send(request.SerializeAsString()); }
 
-  /// Blocks until the next packet. Returns nothing when the server has closed.
+  /// Blocks until the next packet arrives and returns it. Returns nullopt if the server has closed
+  /// the connection.
   std::optional<ControlReply> Receive();
   bool IsClosed() { return !Receive().has_value(); }
 
-  /// Returns the reply to a request, or aborts when there is none.
+  /// Sends a request and returns the reply, or aborts if there is none.
   ControlReply Call(const v1::LocalRequest& request);
   // These send a valid request and return the reply.
   v1::LocalReply Hello(const std::string& client_id = "test");

@@ -31,7 +31,7 @@ struct EngineUnderTest {
                                                                int64_t batch_rows_max)>
       create;
   EngineTolerances tolerances;
-  std::string skip_reason;  ///< Why this machine cannot run the engine; empty if it can.
+  std::string skip_reason;  ///< Reason why this machine cannot run the engine, or empty if it can.
 };
 
 inline void PrintTo(const EngineUnderTest& engine, std::ostream* out) { *out << engine.name; }

@@ -1,4 +1,4 @@
-// The bits of a row depend on that row alone.
+// Tests that the bits of the scores of a row depend on that row alone.
 
 #include <algorithm>
 #include <numeric>
@@ -12,8 +12,8 @@ namespace {
 
 constexpr OutputSet kAllOutputs = OutputSet(OutputSet::kAllBits);
 
-/// Rows that each have their own temperatures, entropy temperatures and candidates, and a top-k
-/// list.
+/// Returns rows that each have their own temperature, entropy temperature and candidates, and a
+/// top-k list.
 EngineCase MixedCase(const InMemoryHead& head, int64_t num_rows, Dtype dtype) {
   EngineCase inputs = MakeRandomCase(head, num_rows, dtype);
   inputs.top_k = 4;
@@ -75,7 +75,7 @@ TEST_P(EngineSuite, ARowHasTheSameBitsInEveryBatch) {
     for (const int64_t row : {0, 1, 7, 8, 64, 130}) {  // alone
       ExpectSameBits(*engine, all, all_scores, {row});
     }
-    for (const int64_t size : {2, 3, 5, 9, 16, 17, 33, 64, 100}) {  // cut
+    for (const int64_t size : {2, 3, 5, 9, 16, 17, 33, 64, 100}) {  // split
       for (int64_t begin = 0; begin < num_rows; begin += size) {
         if (begin > 2 * size && begin + 2 * size < num_rows)
           continue;  // batches at both ends are enough
@@ -87,7 +87,7 @@ TEST_P(EngineSuite, ARowHasTheSameBitsInEveryBatch) {
       std::swap(shuffled[i], shuffled[(i * 37 + 11) % shuffled.size()]);
     }
     ExpectSameBits(*engine, all, all_scores, shuffled);
-    ExpectSameBits(*engine, all, all_scores, Range(0, num_rows));  // once more
+    ExpectSameBits(*engine, all, all_scores, Range(0, num_rows));  // repeated
   }
 }
 

@@ -61,7 +61,7 @@ def test_a_scrape_that_fails_returns_false(binaries: pathlib.Path) -> None:
 
 def test_a_leak_library_next_to_the_programs_is_used(tmp_path: pathlib.Path, monkeypatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(SystemExit, match="name a C compiler in CC"):
+    with pytest.raises(SystemExit, match="set CC to a C compiler"):
         soak.build_leak(tmp_path, tmp_path)
 
     (tmp_path / soak.LEAK_LIBRARY).touch()
