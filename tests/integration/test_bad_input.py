@@ -1,4 +1,4 @@
-"""Bad requests against a running server: one case per row of the table in tests/README.md, with its id.
+"""Bad requests against a running server: one case per row of the table in tests/FAULTS.md, with its id.
 
 After every case the server runs, reports SERVING, answers a valid request and holds no request bytes.
 """

@@ -1,4 +1,4 @@
-"""Overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/README.md."""
+"""Overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/FAULTS.md."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Shared memory and its control socket, by raw messages (rows F85 to F94 of tests/README.md)."""
+"""Shared memory and its control socket, by raw messages (rows F85 to F94 of tests/FAULTS.md)."""
 
 import multiprocessing
 import os

@@ -1,6 +1,6 @@
 """Start of the server: options, the plan, and every reason to refuse to start.
 
-Rows C56, C57, E81, E83, E84 and G105 of tests/README.md.
+Rows C56, C57, E81, E83, E84 and G105 of tests/FAULTS.md.
 """
 
 import json

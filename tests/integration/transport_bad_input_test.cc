@@ -1,6 +1,6 @@
 // Bad input over a real connection to the transport with a fake head. Each entry is a fault, the
 // code that it must return and a part of the message. After each one the server must still serve,
-// hold no request and have counted the fault. The ids are those of the table in tests/README.md.
+// hold no request and have counted the fault. The ids are those of the table in tests/FAULTS.md.
 #include <chrono>
 #include <cstdint>
 #include <functional>
