@@ -20,7 +20,7 @@ constexpr int64_t kBlocksAtOnce = 128;
 constexpr FusedChoice kPair = {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
 
 /// Returns true when pairs of 64-row tiles are fastest: when one pair is enough, or when three
-/// pairs process a quarter fewer rows than two pairs of 128-row tiles. README.md has the
+/// pairs process a quarter fewer rows than two pairs of 128-row tiles. tests/bench/FUSED.md has the
 /// measurements.
 bool FitsPairs(int64_t num_rows) {
   constexpr int64_t kPairRows = ClusterRows(FusedTile::k64Pair);

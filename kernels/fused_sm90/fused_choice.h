@@ -51,7 +51,7 @@ struct FusedShape {
   int64_t depth;      ///< Hidden size times the number of splits.
 };
 
-/// Returns the fastest choice for a shape, as measured in README.md.
+/// Returns the fastest choice for a shape, as measured in tests/bench/FUSED.md.
 FusedChoice ChooseFused(const FusedShape& shape);
 
 /// Returns the fastest choice among tiles of 128 rows. A launch that caches exponentials requires

@@ -1,4 +1,4 @@
-"""Sends bad requests to a running server: one case per row of the table in tests/README.md, with its id.
+"""Sends bad requests to a running server: one case per row of the table in tests/FAULTS.md, with its id.
 
 After every case the server must run, report SERVING, score a valid request and hold no request bytes.
 """

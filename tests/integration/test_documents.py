@@ -175,7 +175,7 @@ def test_links_between_documents_have_targets() -> None:
             assert not anchor or anchor in anchors(file), f"{path}: {target}"
 
 
-# The faults that the server must be tested for; tests/README.md describes each one.
+# The faults that the server must be tested for; tests/FAULTS.md describes each one.
 REQUIRED_FAULTS = {
     *(f"A{i}" for i in range(1, 23)),
     *(f"B{i}" for i in range(23, 43)),
@@ -191,7 +191,7 @@ FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MU
 
 
 def faults() -> list[tuple[str, ...]]:
-    return FAULT.findall((ROOT / "tests" / "README.md").read_text())
+    return FAULT.findall((ROOT / "tests" / "FAULTS.md").read_text())
 
 
 def test_every_required_fault_has_a_row() -> None:

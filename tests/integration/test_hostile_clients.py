@@ -1,4 +1,4 @@
-"""Clients that misuse connections, streams and bandwidth: rows A10 to A21 and D67 to D71 of tests/README.md."""
+"""Clients that misuse connections, streams and bandwidth: rows A10 to A21 and D67 to D71 of tests/FAULTS.md."""
 
 import contextlib
 import socket

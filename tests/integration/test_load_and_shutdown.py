@@ -1,4 +1,4 @@
-"""Tests overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/README.md."""
+"""Tests overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/FAULTS.md."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Tests shared memory and its control socket with raw messages (rows F85 to F94 of tests/README.md)."""
+"""Tests shared memory and its control socket with raw messages (rows F85 to F94 of tests/FAULTS.md)."""
 
 import multiprocessing
 import os

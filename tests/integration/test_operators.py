@@ -1,4 +1,4 @@
-"""Metrics, health, readiness and logs for operators (rows G103 to G106 of tests/README.md)."""
+"""Metrics, health, readiness and logs for operators (rows G103 to G106 of tests/FAULTS.md)."""
 
 import concurrent.futures
 import http.client

@@ -1,6 +1,6 @@
 """Tests the start of the server: options, the plan, and every reason to refuse to start.
 
-The tests cover rows C56, C57, E81, E83, E84 and G105 of tests/README.md.
+The tests cover rows C56, C57, E81, E83, E84 and G105 of tests/FAULTS.md.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tests swaps of weights on a running server: rows C45 and C47 to C58 of tests/README.md."""
+"""Tests swaps of weights on a running server: rows C45 and C47 to C58 of tests/FAULTS.md."""
 
 import concurrent.futures
 import hashlib

@@ -1,7 +1,7 @@
 // Sends bad input over a real connection to the transport with a fake head. Each entry has a fault,
 // the code that the server must return for it and a part of the message. After each fault the
 // server must still serve, hold no request and have counted the fault. The ids are those of the
-// table in tests/README.md.
+// table in tests/FAULTS.md.
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -1,4 +1,4 @@
-"""The examples of the package's README run."""
+"""The examples of the package's documents run."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 from logprobd.testing import FakeServer
 
-README = Path(__file__).resolve().parents[4] / "client" / "python" / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+DOCUMENTS = sorted((Path(__file__).resolve().parents[4] / "client" / "python").glob("*.md"))
+EXAMPLES = [
+    example
+    for document in DOCUMENTS
+    for example in re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+]
 
 
-def test_the_readme_has_examples():
+def test_the_documents_have_examples():
     assert len(EXAMPLES) == 6
 
 
@@ -19,4 +23,4 @@ def test_example_runs(number, monkeypatch):
     with FakeServer(vocab_size=100, hidden_size=16) as server:
         monkeypatch.setenv("LOGPROBD_ADDRESS", server.address)
 
-        exec(compile(EXAMPLES[number], f"README.md example {number}", "exec"), {})
+        exec(compile(EXAMPLES[number], f"example {number}", "exec"), {})

@@ -47,7 +47,7 @@ TEST_F(ServerTest, ShowsEveryGpuOfItsPlanInMetricsAndStatus) {
   EXPECT_THAT(HttpGet(server->http_port(), "/"), HasSubstr("ids 576 to 1000 (3 tiles)"));
 }
 
-// See row C46 of tests/README.md.
+// See row C46 of tests/FAULTS.md.
 TEST_F(ServerTest, RefusesRequestsWhileItsWeightsAreBeingRead) {
   const std::unique_ptr<Server> server = Create();
   absl::Notification reading;
