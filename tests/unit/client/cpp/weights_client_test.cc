@@ -133,7 +133,7 @@ TEST_F(WeightsClientTest, SaysThatAnotherListenerIsNotTheAdmins) {
       (*WeightsClient::Create({.address = data.address()}))->List().status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(status.message(), HasSubstr("give the address of logprobd --admin"));
+  EXPECT_THAT(status.message(), HasSubstr("use the address of logprobd --admin"));
 }
 
 TEST_F(WeightsClientTest, SaysWhereNobodyAnswered) {

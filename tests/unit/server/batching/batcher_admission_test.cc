@@ -98,7 +98,7 @@ TEST_F(BatcherAdmissionTest, RefusesRequestsBeyondTheQueueLimit) {
   const absl::Status status = Refusal({.rows = 1});
 
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("queue requests: 2 wait"));
+  EXPECT_THAT(status.message(), HasSubstr("queue requests: 2 are waiting"));
 }
 
 TEST_F(BatcherAdmissionTest, KeepsAClientWithinItsShareWithoutHurtingOthers) {
@@ -121,9 +121,9 @@ TEST_F(BatcherAdmissionTest, RefusesARequestThatCanNeverBeAdmitted) {
   const absl::Status bytes = Refusal({.rows = 5});
 
   EXPECT_EQ(rows.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(rows.message(), AllOf(HasSubstr("rows: 11"), HasSubstr("(10)")));
+  EXPECT_THAT(rows.message(), AllOf(HasSubstr("rows: 11"), HasSubstr("limit of 10 ")));
   EXPECT_EQ(bytes.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(bytes.message(), AllOf(HasSubstr("156 bytes"), HasSubstr("(150)")));
+  EXPECT_THAT(bytes.message(), AllOf(HasSubstr("156 bytes"), HasSubstr("limit of 150 ")));
 }
 
 TEST_F(BatcherAdmissionTest, ReleasesTheBudgetAsRowsLeaveTheQueue) {

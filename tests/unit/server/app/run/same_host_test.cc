@@ -111,7 +111,7 @@ TEST_F(AutoSocketPathTest, SaysWhatIsWrongWithEachFolder) {
   EXPECT_THAT(
       std::string(none.status().message()),
       AllOf(HasSubstr("relative: it is not an absolute path"),
-            HasSubstr("/no/such/folder: No such file"), HasSubstr(open + ": other users may"),
+            HasSubstr("/no/such/folder: No such file"), HasSubstr(open + ": other users have access"),
             HasSubstr(link + ": it is not a folder of this user")));
   unlink(link.c_str());
 }
