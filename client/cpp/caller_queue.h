@@ -16,14 +16,16 @@ namespace logprobd::client {
 /// A completion queue from which the thread of a blocking call receives the call's responses
 /// itself, so that no gRPC thread has to wake it.
 ///
-///   Begin() -> operation on cq(), its tag an Operation -> Wait() runs it -> ... End()
+/// For each operation, call Begin() and then start it on cq() with the address of an Operation as
+/// its tag. Wait() runs that Operation. Call End() when the call has ended.
 ///
 /// The queue belongs to the requests of one blocking call (CancelScope::queue), not to a thread:
 /// operations of other calls do not enter it and cannot delay the call. Any thread may begin
 /// requests of the call. Whoever calls Begin or End must share ownership of the queue.
 class CallerQueue {
  public:
-  /// Runs on the waiting thread when the operation whose tag is this object's address has ended.
+  /// A function whose address is the tag of an operation on cq(). The waiting thread calls it when
+  /// that operation has ended.
   using Operation = absl::AnyInvocable<void() &&>;
 
   /// The thread that constructs the queue must be the one that waits.

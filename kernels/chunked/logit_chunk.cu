@@ -26,7 +26,8 @@
 //
 // GatherLogitsKernel: looks up the logits of listed (row, id) pairs in a chunk.
 //
-// Idea      The next chunk overwrites this one, so each pair copies its logit from its chunk.
+// Idea      The next chunk overwrites this one, so the logits of the pairs are copied from each
+//           chunk.
 // Work      One thread per pair.
 // Traffic   Reads 8 bytes per pair and chunk, and one sector for each pair that the chunk holds.
 // Numerics  Logits are bit-identical to those that the other kernels use.

@@ -5,9 +5,10 @@
 //           tiles to all ranks, then the shard's sums relative to the row's exponent to rank 0,
 //           which writes the scores. Data travels in words of 8 bytes that hold a value and its
 //           epoch. A word arrives as a whole, so a matching epoch shows that the value is valid,
-//           without a fence or a flag. There are two sets of words, for odd and even epochs: a rank
-//           writes the words of epoch e + 2 only after it has received those of e + 1 from every
-//           rank, and a rank sends those after it has read the words of e (peer_exchange.cu).
+//           without a fence or a flag. There are two sets of words, for odd and even epochs. A rank
+//           sends its words of epoch e + 1 only after it has read the words of epoch e. A rank
+//           writes the words of epoch e + 2, which replace those of e, only after it has received
+//           the words of e + 1 from every rank (peer_exchange.cu).
 // Work      A block has four groups of 256 threads, one row per group; there are few enough blocks
 //           that all are resident. A thread processes every 256th tile of its row.
 // Traffic   Reads 16 bytes per tile twice; sends up to 128 bytes per row and peer.
@@ -152,7 +153,7 @@ class RowExchange {
     return value;
   }
 
-  /// Returns a number of two words combined over all ranks.
+  /// Returns a number that takes two words, combined over all ranks.
   template <typename T, typename Operation>
   __device__ T JoinedLong(int word, const Operation& join) const {
     T value = Long<T>(0, word);

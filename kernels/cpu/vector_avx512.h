@@ -64,7 +64,7 @@ struct Avx512Vector {
   static uint32_t EqualMask(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 
  private:
-  /// Each step combines two vectors into one, which holds the rows of both in half the lanes each.
+  /// Each step combines two vectors into one. The rows of each of the two take half of its lanes.
   template <class Op>
   static Float ReduceRows(const Float (&rows)[kLanes], Op op) {
     Float pairs[8];

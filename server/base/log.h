@@ -38,7 +38,7 @@ absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name);
 /// A named value of a log line.
 struct LogField {
   template <typename T>
-  LogField(absl::string_view name, const T& field_value)  // NOLINT: made in braces at each call
+  LogField(absl::string_view name, const T& field_value)  // NOLINT: callers write {name, value}
       : key(name), value(absl::StrCat(field_value)) {}
   absl::string_view key;
   std::string value;

@@ -13,13 +13,15 @@
 
 namespace logprobd {
 
-/// Shares devices among heads. A batch needs a turn from before it is cut until its engine is done.
+/// Shares devices among heads. A head takes a turn before it cuts a batch and gives the turn back
+/// when the engine is done with the batch.
 ///
 /// Fairness: turns are shared by work, which is the number of rows times the cost of a row. The
 /// waiting head that has received the least work is next, as in deficit round robin with a quantum
 /// smaller than any batch. A head that was idle starts at the same level as the others, but excess
-/// work that it received before is still counted. A head with little work accumulates at most the
-/// work of its batches in flight. Heads that share no device do not affect each other.
+/// work that it received before is still counted. A head with little work never lags behind the
+/// others by more than the work of its batches in flight. Heads that share no device do not affect
+/// each other.
 ///
 /// Capacity: a device has at most as many batches in flight as the head with the most replicas on
 /// it would have alone. Therefore the copies of one batch overlap the kernels of another, and a

@@ -91,8 +91,8 @@ std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
                   .bulk_rows_left = budget.bulk_rows_max,
                   .candidates_left = budget.candidates_max};
   EarnCredit(cutting.rows_left, budget.rows_max);
-  // A level that has earned a whole batch is first, because the dtype of its rows may differ from
-  // that of all others.
+  // A level that has earned a whole batch is first. If its rows have another dtype than all others,
+  // they do not fit a batch that begins with rows of another level.
   for (size_t i = levels_.size(); i-- > 1;) {
     if (levels_[i].credit >= static_cast<double>(budget.rows_max)) {
       TakeFromLevel(levels_[i], cutting.rows_left, cutting);

@@ -22,7 +22,8 @@ std::string Message(absl::string_view error, absl::string_view call, absl::strin
 }
 
 absl::Status OutOfMemory(int64_t bytes, absl::string_view kind, absl::string_view what) {
-  (void)cudaGetLastError();  // not sticky: clear it, or the next launch check would see it
+  // The error is not sticky. Without this call, the next launch check would report it.
+  (void)cudaGetLastError();
   return absl::ResourceExhaustedError(
       absl::StrCat("not enough ", kind, " memory for ", what, ": ", bytes >> 20, " MiB"));
 }

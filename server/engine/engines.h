@@ -98,7 +98,7 @@ std::unique_ptr<HostPinning> CreateHostPinning(const EnginePlan& plan);
 
 /// Creates an object that maps memory of other processes on the GPUs of the plan and on the GPUs
 /// that all of them can access. Returns FAILED_PRECONDITION if the plan uses a CPU, and
-/// RESOURCE_EXHAUSTED if the thread cannot be started. `metrics` must outlive the result.
+/// RESOURCE_EXHAUSTED if the object's thread cannot be started. `metrics` must outlive the result.
 absl::StatusOr<std::unique_ptr<DeviceMemory>> CreateDeviceMemory(const EnginePlan& plan,
                                                                  Metrics& metrics);
 

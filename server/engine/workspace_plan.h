@@ -51,8 +51,8 @@ inline constexpr int64_t kExchangeSliceBytes = int64_t{1} << 20;
 inline constexpr int64_t kSharedSumFields = 5;
 
 /// Bytes of device memory that a GEMM may use in addition to its operands, for the counter from
-/// which the thread blocks of a persistent kernel take their tiles. Partial sums would need a
-/// thousand times as much.
+/// which the thread blocks of a persistent kernel take their tiles. The partial sums of a GEMM
+/// that splits K would need a thousand times as much.
 inline constexpr int64_t kGemmCounterBytes = 256;
 
 /// Bytes per row of the scores that a GPU returns: all columns with one score per row, and four

@@ -34,8 +34,8 @@ class FusedFixture {
     bool argmax = false;
     bool sum_p_squared = false;
     bool entropy_temperature = false;
-    /// Type of the rows. fp32 and fp16 rows are split into bf16 values before each launch. The
-    /// number of rows of a launch is that of the engine for any num_splits.
+    /// Type of the rows. fp32 and fp16 rows are split into bf16 values before each launch. A launch
+    /// has the same number of rows as in the engine, whatever num_splits is.
     kernels::Dtype dtype = kernels::Dtype::kBf16;
     int32_t num_splits = kernels::kHiddenSplits;  ///< Number of splits of fp32 and fp16 rows.
     bool corrected = false;                       ///< Corrects the truncation of the tensor cores.
@@ -52,7 +52,7 @@ class FusedFixture {
   /// Enqueues the scoring of `num_rows` rows, in as many launches as the workspace requires.
   absl::Status Score(int64_t num_rows, const Ask& ask, cudaStream_t stream);
 
-  /// Returns the number of rows of one launch, which is that of the engine.
+  /// Returns the number of rows of one launch, which is the same as in the engine.
   int64_t RowsOfLaunch(const Ask& ask) const;
   /// Returns the rows of a dtype, [rows_max, hidden_size], which are standard normal until a caller
   /// writes others. fp16 rows share memory with fp32 rows, so a caller must write them before use.

@@ -68,7 +68,7 @@ OPERATOR = (
         fields=TIMED,
     ),
     operator_view(
-        "70 % of the rows ignored; the ratio of the operator is to the operator with all rows",
+        "70 % of the rows ignored; the operator's ratio is its time divided by its time with all rows",
         rf"(?P<column>.+), {OPERATOR_SHAPE}",
         (
             "three GEMMs of 30 % of the rows",

@@ -18,8 +18,9 @@
 
 namespace logprobd::testing {
 
-/// Set before CUDA starts. Shards that share a GPU need separate hardware queues: in a common
-/// queue, a kernel that waits for another shard would block that shard's work.
+/// The initialisation of this constant sets the environment variable before CUDA starts. Shards
+/// that share a GPU need separate hardware queues: in a common queue, a kernel that waits for
+/// another shard would block that shard's work.
 inline const int kSetConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
 inline int32_t NumGpus() {

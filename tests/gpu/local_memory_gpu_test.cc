@@ -1,5 +1,6 @@
-// Rows in memory of clients (GPU memory of other processes, and pinned memory shared with them)
-// have the bits of staged rows. No handle, valid or not, keeps the next batch from being scored.
+// Rows in memory of clients (GPU memory of other processes, and pinned memory shared with them) get
+// scores that are bit-identical to those of staged rows. No handle, valid or not, keeps the next
+// batch from being scored.
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
 """Tests of one head in shards and replicas on the CPU: equal bits, layout and failures.
 
-The CPU shares all code with GPUs except the code that runs on GPUs only. The tests include rows E78 and E82 of
-tests/FAULTS.md.
+A server on the CPU runs the same code as one on GPUs, except the code that is for GPUs only. The tests include rows
+E78 and E82 of tests/FAULTS.md.
 """
 
 import dataclasses

@@ -74,8 +74,8 @@ class ClientCore:
         chunk_bytes: maximum number of bytes per request, >= 1; a larger row is sent alone.
         retry: policy of retries; RetryPolicy(attempts_max=1, overloaded_attempts_max=1) disables
             them.
-        client_id: name under which the server shares its time fairly between clients. Default: the
-            peer address.
+        client_id: name that identifies this client to the server, which shares its time fairly
+            between clients. Default: the peer address.
         mix_versions: allow different versions of the weights to score the rows of one call;
             ScoreResult.weights_versions lists them.
         transport: how hidden states are passed to a server on the same host. "auto" passes CUDA
@@ -166,8 +166,8 @@ class ClientCore:
         )
 
     def _round_ends(self, assembly: Assembly) -> bool:
-        """Returns whether the call is complete, once all chunks are answered. Otherwise some chunks
-        must be scored again, because another version of the weights scored them."""
+        """Returns whether a call whose chunks are all answered is complete. If it is not, some
+        chunks must be scored again, because another version of the weights scored them."""
         if not self._settings.mix_versions:
             assembly.drop_other_versions()
         return not assembly.unanswered()

@@ -24,8 +24,8 @@ BACKOFF_MAX_SECONDS = 30.0
 further failure up to the maximum. The server gets no requests for a random time between half of the
 backoff and all of it."""
 BUSY_SECONDS = 0.1
-"""Seconds for which a server is avoided that refused a request because of overload and gave no
-retry hint."""
+"""A server that refused a request because of overload and gave no retry hint is avoided for this
+number of seconds."""
 VERSION_SECONDS = 10.0
 """Seconds for which the weights version that a server reported last counts as known."""
 

@@ -133,7 +133,9 @@ class FakeServer:
         return self
 
     def stop(self, grace: float | None = None) -> None:
-        """Stops within `grace` seconds, and then cancels requests in flight. None means at once."""
+        """Stops the server. Requests that are still in flight after `grace` seconds are cancelled.
+        If `grace` is None, all requests in flight are cancelled at once.
+        """
         if self._server is not None:
             self._server.stop(grace).wait()
             self._server = None

@@ -215,7 +215,8 @@ using Outputs = decltype(ToTuple(std::declval<LinearLogprobOutputs>()));
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 /// The gradients d_hidden and d_bias, for when the weight's gradient is added to an argument.
 using HiddenAndBiasGradients = std::tuple<at::Tensor, at::Tensor>;
-/// The loss, the scores without lse_rest and cache, and Gradients.
+/// The loss, the members of LinearLogprobOutputs except lse_rest and cache, and the three
+/// gradients.
 using LossOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                                at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 /// States whether hidden, weight and bias need a gradient, in this order.

@@ -219,7 +219,8 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the shard exponent kernel");
   group.Max(exponents);
   if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the shard sum kernel");
-  // Only one rank has the target's logit, so the sum of its bits is exact as well.
+  // One rank has the target's logit and the others have 0, so the sum of the bits over all ranks is
+  // exact as well.
   at::Tensor target_logits = memory.Values(memory.target_logits, num_rows, at::kInt);
   sums[2].copy_(target_logits);
   sums[3].copy_(memory.Values(memory.target_columns, num_rows, at::kInt) >= 0);
@@ -239,8 +240,8 @@ at::Tensor ArgmaxOverRanks(const BlockScores& block, const Problem& problem) {
   const Shard& shard = problem.shard;
   const at::Tensor id = block.scores.argmax.to(at::kLong);
   if (problem.group.is_alone()) return at::where(id >= 0, id + shard.begin, id);
-  // NaN must not take part in the maximum. A row whose scores are NaN has them on all ranks and
-  // gets -1 below; an empty shard's largest logit is NaN as well.
+  // NaN must not take part in the maximum. If the scores of a row are NaN, they are NaN on all
+  // ranks and the row gets -1 below. An empty shard's largest logit is NaN as well.
   const at::Tensor mine = block.max_logit.nan_to_num(-kInfinity, kInfinity, -kInfinity);
   at::Tensor max = mine.clone();
   problem.group.Max(max);
@@ -269,7 +270,8 @@ at::Tensor MaxAbs(const at::Tensor& values) {
   return values.abs().amax().clamp_min_(std::numeric_limits<float>::min());
 }
 
-/// Returns the sum of the weight's rows, each times its column's mean-logit weight, fp32 [H].
+/// Returns the sum of the weight's rows, fp32 [H]. Each row is multiplied by the mean-logit weight
+/// of its vocabulary id.
 at::Tensor MeanWeight(const Problem& problem) {
   const at::Tensor& weight = problem.inputs.weight;
   const int64_t columns = problem.shard.columns;

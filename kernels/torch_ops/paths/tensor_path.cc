@@ -1,8 +1,9 @@
 // Computes scores and gradients with tensor operations, for every device, dtype and option.
 //
-// Scores: logits of a block of rows and columns -> sums of tiles -> sums of rows over all shards,
-// which are integers, so that every grouping gives bit-identical sums -> scores. Gradients: logits,
-// cached or recomputed -> gradient of the logits -> gradient of the dot products.
+// Scores: logits of a block of rows and columns -> sums of tiles -> sums of rows over all shards ->
+// scores. The sums of rows are integers, so that every grouping gives bit-identical sums.
+// Gradients: logits, cached or recomputed -> gradient of the logits -> gradient of the dot
+// products.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>

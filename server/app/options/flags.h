@@ -38,7 +38,7 @@ struct Flag {
   double min = 0;
   double max = 0;
   std::vector<absl::string_view> choices = {};
-  /// True for an action of a single start, which neither the environment nor a file can request.
+  /// True if only the command line can set the flag, because it requests an action of one start.
   bool command_line_only = false;
   /// True if the flag also accepts NAME=VALUE for the head of that name, and can be repeated.
   bool is_of_head = false;

@@ -68,7 +68,7 @@ absl::Status CheckNames(const ServerOptions& options, const std::vector<ServerOp
   }
   if (!options.model.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("--model has the folder ", options.model,
-                                                   " without a name in addition to the heads ",
+                                                   " without a name, but also the named heads ",
                                                    NamesOf(heads), ": write NAME=DIR for each"));
   }
   if (options.head_name != ServerOptions().head_name) {

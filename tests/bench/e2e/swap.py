@@ -41,7 +41,7 @@ def judge(answers: list[Answer], crc_of: list[int], rows: int = 1) -> Verdict:
     odd versions, then of even ones."""
     good = [answer for answer in answers if answer.code == 0]
     gaps = [b.ended - a.ended for a, b in itertools.pairwise(good)]
-    # Answers of one batch arrive together. A gap longer than a tenth of the longest gap is one between batches.
+    # Answers of one batch arrive together. A gap above a tenth of the longest gap lies between two batches.
     longest = max(gaps, default=0.0)
     between = sorted(gap for gap in gaps if gap > longest / 10)
     return Verdict(

@@ -41,7 +41,8 @@ def test_a_leak_within_noise_grows(seed: int) -> None:
 def test_the_interval_nearly_always_contains_the_true_slope() -> None:
     fitted = [judged(200 + noise(seed=seed) + np.linspace(0, 10, SECONDS)) for seed in range(30)]
 
-    # The interval contains the slope in 97 of 100 simulated runs; fewer than 26 of 30 have a probability of 1 in 500.
+    # The interval contains the slope in 97 of 100 simulated runs. The probability that it does so in fewer than 26
+    # of 30 runs is 1 in 500.
     assert sum(each.low <= 10 / SECONDS <= each.high for each in fitted) >= 26
 
 

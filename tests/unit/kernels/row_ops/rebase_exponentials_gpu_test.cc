@@ -105,8 +105,8 @@ void ExpectGradients(const CachedCase& c, const Rebased& rebased) {
           gradient_scale * testing::TextbookGradient(truth, j, row.upstream, part);
       const double off =
           gradient_scale * testing::GradientError(truth, j, row.upstream, part, log_error);
-      // The exponential is rounded to bf16, and its position within its binade is not the
-      // gradient's.
+      // The exponential is rounded to bf16, not the gradient, so the rounding error is computed for
+      // the exponential and multiplied by the factor.
       const double factor = std::fabs(static_cast<double>(rebased.factors[i]));
       const double rounding =
           factor * testing::HalfUlp((std::fabs(expected) + off) / factor, Dtype::kBf16);
@@ -232,7 +232,8 @@ TEST_F(RebaseExponentialsTest, ARowWithoutAGradientIsZeroForAnyCache) {
   std::vector<RowGradient> rows = ConstantsOf(c);
   rows[1].free = rows[1].target = 0;
   Cache cache = CacheExponentials(c);
-  cache.exponentials[4 * kTileColumns + 7] = 0x7FC0;  // NaN, in a row that a CUDA graph cannot skip
+  // A CUDA graph cannot skip a row without a gradient, and the cache of such a row may hold NaN.
+  cache.exponentials[4 * kTileColumns + 7] = 0x7FC0;
 
   const Rebased rebased = Rebase(c, cache, rows);
 

@@ -15,8 +15,8 @@ BACKENDS = (pytest.param("gloo"), pytest.param("nccl", marks=needs_two))
 TILED = [0, 1152, 2000]
 UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
 # Losses compute their gradients in the forward pass; losses of logprobs alone compute them from rebased exponentials.
-# At a low temperature, the logits of some shards are far below those of the shard with all of a row's probability,
-# although these shards have the row's target.
+# At a low temperature, one shard has nearly all of a row's probability. If another shard has the row's target, all
+# logits of that shard can be far lower.
 MODES = (
     *("recompute", "cached", "sequence parallel", "mean logit", "many rows", "every row"),
     *("loss", "loss with entropy", "peaked loss", "loss of every row"),

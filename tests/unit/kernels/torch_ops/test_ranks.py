@@ -6,7 +6,7 @@ import torch.distributed as dist
 from logprobd_ops import linear_logprob, linear_logprob_loss
 from rank_pool import RankPool
 
-TILE = 192  # Number of columns. Sums of shards that begin at its multiples are exact.
+TILE = 192  # Columns of a tile. Sums are exact if all shards begin at multiples of it.
 SIZE = 3
 ROWS, HIDDEN, VOCAB = 12, 24, 5 * TILE
 

@@ -304,7 +304,7 @@ TEST_F(DeviceTurnsTest, AReplicaOfPeersGetsItsDevicesAmongHeadsOnEach) {
   ASSERT_FALSE(Take(kA));
 
   turns_->GiveBack(kB, 0);
-  EXPECT_FALSE(Take(kB));  // It is kept for A, which still waits for gpu1.
+  EXPECT_FALSE(Take(kB));  // gpu0 is kept for A, which still waits for gpu1.
   turns_->GiveBack(kC, 0);
 
   EXPECT_THAT(woken_, ElementsAre(kA));

@@ -77,8 +77,9 @@ TEST(CpuShardsTest, AnyNumberOfShardsHasTheBitsOfAnUnshardedHead) {
     Dtype head_dtype;
     Dtype hidden_dtype;
   };
-  // The heads have eight tiles, of which the last has one column; eight full tiles, as many as the
-  // most shards; and 20 tiles, which cannot be divided evenly among 3 or 8 shards.
+  // The first head has eight tiles, and the last of them has one column. The second has eight full
+  // tiles, which is also the largest number of shards. The third has 20 tiles, which cannot be
+  // divided evenly among 3 or 8 shards.
   for (const Shape& shape : {Shape{7 * 192 + 1, 70, Dtype::kBf16, Dtype::kBf16},
                              Shape{8 * 192, 33, Dtype::kF32, Dtype::kF32},
                              Shape{19 * 192 + 100, 48, Dtype::kF16, Dtype::kF32}}) {

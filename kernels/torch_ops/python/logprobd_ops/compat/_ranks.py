@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def shard_start(weight: Tensor, group: ProcessGroup | None) -> int:
-    """Returns the id of the shard's first row if all ranks of `group` have equally many rows, or 0
-    without a group."""
+    """Returns the id of the shard's first row, or 0 without a group. All ranks of `group` must have
+    the same number of rows."""
     return 0 if group is None else dist.get_rank(group) * weight.shape[0]
 
 

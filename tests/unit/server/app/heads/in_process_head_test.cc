@@ -76,7 +76,7 @@ class InProcessHeadTest : public ::testing::Test {
 
   Metrics metrics_{{.heads = {"default"}}};
   std::vector<testing::FakeEngine*> engines_;
-  testing::FakeEngine* engine_ = nullptr;  // the first
+  testing::FakeEngine* engine_ = nullptr;  // the first of `engines_`
   std::shared_ptr<InProcessHead> head_;
 };
 

@@ -201,7 +201,7 @@ TEST(CheckHeadsTest, RefusesAFolderWithoutANameNextToNamedOnes) {
   ASSERT_TRUE(SetFlagFromSource(*FindFlag("model"), {"a=/x", "/y"}, options).ok());
 
   EXPECT_THAT(std::string(CheckServerOptions(options).message()),
-              AllOf(HasSubstr("/y without a name in addition to the heads a"),
+              AllOf(HasSubstr("/y without a name, but also the named heads a"),
                     HasSubstr("write NAME=DIR for each")));
 }
 

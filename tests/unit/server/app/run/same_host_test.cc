@@ -108,11 +108,11 @@ TEST_F(AutoSocketPathTest, SaysWhatIsWrongWithEachFolder) {
   const auto none = AutoSocketPath(8470, {"relative", "/no/such/folder", open, link});
 
   EXPECT_EQ(none.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(
-      std::string(none.status().message()),
-      AllOf(HasSubstr("relative: it is not an absolute path"),
-            HasSubstr("/no/such/folder: No such file"), HasSubstr(open + ": other users have access"),
-            HasSubstr(link + ": it is not a folder of this user")));
+  EXPECT_THAT(std::string(none.status().message()),
+              AllOf(HasSubstr("relative: it is not an absolute path"),
+                    HasSubstr("/no/such/folder: No such file"),
+                    HasSubstr(open + ": other users have access"),
+                    HasSubstr(link + ": it is not a folder of this user")));
   unlink(link.c_str());
 }
 
