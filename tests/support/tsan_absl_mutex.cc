@@ -1,12 +1,14 @@
-// Tells the thread sanitizer what absl::Mutex does. The distribution's Abseil is not built with the
-// sanitizer, which would report every pair of accesses under a Mutex as a race. The linker
-// redirects calls of the Mutex methods to the wrappers in this file (--wrap, see CMakeLists.txt).
+// Tells the thread sanitizer what absl::Mutex and absl::Notification do. The distribution's Abseil
+// is not built with the sanitizer, which would report every pair of accesses under a Mutex as a
+// race. The linker redirects calls of the Mutex methods to the wrappers in this file (--wrap, see
+// CMakeLists.txt).
 //
 // Each unlock releases the mutex's address, and each lock acquires it. The thread that unlocks
 // evaluates conditions inside the unlock, after the release, so the sanitizer must ignore these
 // reads.
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 extern "C" {
@@ -104,6 +106,25 @@ bool WrapAwaitWithTimeout(Mutex* mutex, const Condition& condition, Duration tim
   }
   __tsan_acquire(mutex);
   return holds;
+}
+
+void RealNotify(absl::Notification* notification) asm("__real__ZN4absl" LOGPROBD_ABSL_NAMESPACE
+                                                      "12Notification6NotifyEv");
+void RealWait(const absl::Notification* notification) asm("__real__ZNK4absl" LOGPROBD_ABSL_NAMESPACE
+                                                          "12Notification19WaitForNotificationEv");
+void WrapNotify(absl::Notification* notification) asm("__wrap__ZN4absl" LOGPROBD_ABSL_NAMESPACE
+                                                      "12Notification6NotifyEv");
+void WrapWait(const absl::Notification* notification) asm("__wrap__ZNK4absl" LOGPROBD_ABSL_NAMESPACE
+                                                          "12Notification19WaitForNotificationEv");
+
+void WrapNotify(absl::Notification* notification) {
+  __tsan_release(notification);
+  RealNotify(notification);
+}
+
+void WrapWait(const absl::Notification* notification) {
+  RealWait(notification);
+  __tsan_acquire(const_cast<absl::Notification*>(notification));
 }
 
 }  // namespace logprobd::testing
