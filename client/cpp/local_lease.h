@@ -36,7 +36,7 @@ class SharedRegion {
   const absl::Span<std::byte> bytes_;
 };
 
-/// What a server allows one client to use.
+/// The limits of a server for one client.
 struct LocalGrant {
   std::string lease;  ///< 16 bytes.
   bool shared_memory = false;

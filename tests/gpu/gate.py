@@ -55,7 +55,7 @@ SANITIZED = {
     "fused_kernel_gpu_test": "FusedScoresTest.*:ListedLogitsTest.*",
 }
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# What a test may lack: a second GPU, or a package that the operator is compared with.
+# A test may be skipped for want of a second GPU, or of a package that the operator is compared with.
 ALLOWED_SKIPS = re.compile(r"GPUs|could not import|not installed|no module named", re.IGNORECASE)
 STEP_TIMEOUT_SECONDS = 1800
 

@@ -56,7 +56,7 @@ class ScoreResult:
         self.weights_version = weights_version
         """Version of the weights that scored the rows; with mix_versions, the highest version."""
         self.weights_versions = weights_versions or (weights_version,)
-        """All versions that scored rows, in ascending order; more than one only with mix_versions."""
+        """All versions that scored rows, ascending; more than one only with mix_versions."""
         self.ignored_rows = ignored_rows
         """Number of rows whose target was ignore_index."""
         self.nonfinite_rows = nonfinite_rows

@@ -74,7 +74,7 @@ class RankGroup {
   /// Numbers that may differ between ranks.
   using Numbers = std::array<int64_t, 3>;
 
-  /// What a rank shares with the others before a pass.
+  /// The values that a rank shares with the others before a pass.
   struct RankInfo {
     std::vector<int64_t> common;  ///< Must be equal on all ranks; at most kCommonMax numbers.
     Numbers own = {};

@@ -75,7 +75,8 @@ absl::Status HeadTable::IsLoading(size_t index) const {
       absl::UnavailableError(absl::StrCat(prefix, "the weights are being loaded")), kLoadingRetry);
 }
 
-absl::StatusOr<std::shared_ptr<ServedHead>> HeadTable::Find(absl::string_view name) const {
+template <typename T>
+absl::StatusOr<T> HeadTable::Published(absl::string_view name, T Entry::*member) const {
   LOGPROBD_ASSIGN_OR_RETURN(const size_t index, IndexOf(name));
   const absl::ReaderMutexLock lock(&mutex_);
   if (entries_.empty()) {
@@ -84,7 +85,11 @@ absl::StatusOr<std::shared_ptr<ServedHead>> HeadTable::Find(absl::string_view na
   if (!entries_[index].is_published) {
     return IsLoading(index);
   }
-  return entries_[index].head;
+  return entries_[index].*member;
+}
+
+absl::StatusOr<std::shared_ptr<ServedHead>> HeadTable::Find(absl::string_view name) const {
+  return Published(name, &Entry::head);
 }
 
 std::vector<std::shared_ptr<ServedHead>> HeadTable::List() const {
@@ -99,15 +104,7 @@ std::vector<std::shared_ptr<ServedHead>> HeadTable::List() const {
 }
 
 absl::StatusOr<std::shared_ptr<HeadVersions>> HeadTable::VersionsOf(absl::string_view name) const {
-  LOGPROBD_ASSIGN_OR_RETURN(const size_t index, IndexOf(name));
-  const absl::ReaderMutexLock lock(&mutex_);
-  if (entries_.empty()) {
-    return ShuttingDown();
-  }
-  if (!entries_[index].is_published) {
-    return IsLoading(index);
-  }
-  return entries_[index].versions;
+  return Published(name, &Entry::versions);
 }
 
 std::vector<std::shared_ptr<HeadVersions>> HeadTable::AllVersions() const {

@@ -64,6 +64,9 @@ class HeadTable final : public HeadRegistry, public WeightStore {
 
   absl::StatusOr<size_t> IndexOf(absl::string_view name) const;
   absl::Status IsLoading(size_t index) const;
+  /// Returns a member of the entry of a head that is published.
+  template <typename T>
+  absl::StatusOr<T> Published(absl::string_view name, T Entry::*member) const;
   absl::StatusOr<std::shared_ptr<HeadVersions>> VersionsOf(absl::string_view name) const;
   /// Returns the versions of all published heads.
   std::vector<std::shared_ptr<HeadVersions>> AllVersions() const;
