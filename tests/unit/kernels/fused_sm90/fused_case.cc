@@ -400,18 +400,39 @@ FusedScores RunFused(const FusedCase& inputs, const FusedAsk& ask) {
   return run.Read();
 }
 
-kernels::RowReference TruthOf(const FusedCase& c, int64_t row) {
+RowTruth TruthOf(const FusedCase& c, int64_t row) {
   const auto index = static_cast<size_t>(row);
-  std::vector<double> logits;
-  for (int64_t column = 0; column < c.vocab_size; ++column) {
-    logits.push_back(Logit(c, row, column));
+  std::vector<double> z;
+  for (int64_t column = 0; column < c.vocab_size; ++column) z.push_back(Logit(c, row, column));
+  const auto [least, best] = std::minmax_element(z.begin(), z.end());
+  const auto sums = [&](double temperature) {
+    double sum = 0;
+    double weighted = 0;
+    double squares = 0;
+    for (const double logit : z) {
+      const double x = (logit - *best) / temperature;
+      const double p = std::exp(x);
+      sum += p;
+      if (p > 0) weighted += x * p;
+      squares += p * p;
+    }
+    return std::tuple(std::log(sum), weighted / sum, squares / (sum * sum));
+  };
+  const double temperature = c.temperatures[index];
+  const auto [log_sum, mean, squares] = sums(temperature);
+  RowTruth truth;
+  truth.lse = log_sum + *best / temperature;
+  truth.logprob = z[static_cast<size_t>(c.targets[index])] / temperature - truth.lse;
+  truth.entropy = log_sum - mean;
+  if (!c.entropy_temperatures.empty()) {
+    const auto [other_log_sum, other_mean, unused] = sums(c.entropy_temperatures[index]);
+    truth.entropy = other_log_sum - other_mean;
   }
-  const bool has_entropy_temperature = !c.entropy_temperatures.empty();
-  return kernels::ScoreRowReference(
-      logits,
-      {.target = c.targets[index],
-       .temperature = c.temperatures[index],
-       .entropy_temperature = has_entropy_temperature ? c.entropy_temperatures[index] : 0.0});
+  truth.argmax_id = static_cast<int32_t>(best - z.begin());
+  truth.max_logit = *best;
+  truth.min_logit = *least;
+  truth.sum_p_squared = squares;
+  return truth;
 }
 
 void ExpectNearTruth(const FusedCase& c, const FusedScores& scores, const Tolerance& tolerance) {
@@ -421,7 +442,7 @@ void ExpectNearTruth(const FusedCase& c, const FusedScores& scores, const Tolera
     SCOPED_TRACE(::testing::Message() << "row " << row << " of " << c.num_rows << ", hidden "
                                       << c.hidden_size << ", vocab " << c.vocab_size);
     const auto index = static_cast<size_t>(row);
-    const kernels::RowReference truth = TruthOf(c, row);
+    const RowTruth truth = TruthOf(c, row);
     ASSERT_NEAR(scores.logprob[index], truth.logprob, tolerance.logprob);
     ASSERT_LE(scores.logprob[index], 0.0F);
     ASSERT_NEAR(scores.entropy[index], truth.entropy, tolerance.entropy);

@@ -13,7 +13,6 @@
 #include "kernels/common/logit_transform.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/reference/row_reference.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::testing {
@@ -157,8 +156,17 @@ class FusedRun {
 
 FusedScores RunFused(const FusedCase& inputs, const FusedAsk& ask = {});
 
-/// Returns the scores of a row in double precision, computed from the exact values.
-kernels::RowReference TruthOf(const FusedCase& inputs, int64_t row);
+/// Scores of a row in double precision, computed from the exact values.
+struct RowTruth {
+  double logprob;
+  double entropy;
+  double lse;
+  int32_t argmax_id;
+  double max_logit;
+  double min_logit;
+  double sum_p_squared;
+};
+RowTruth TruthOf(const FusedCase& inputs, int64_t row);
 
 struct Tolerance {
   double logprob = 1e-4;

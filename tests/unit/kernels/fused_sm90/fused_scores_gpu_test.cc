@@ -147,7 +147,7 @@ TEST_F(FusedScoresTest, MaskedTokensAreIgnored) {
   for (int32_t& target : c.targets) target = std::min(target, 599);
   const FusedScores scores = RunFused(c);
   for (const int64_t row : {0, 1, 69}) {
-    const kernels::RowReference truth = TruthOf(c, row);
+    const RowTruth truth = TruthOf(c, row);
     EXPECT_NEAR(scores.logprob[static_cast<size_t>(row)], truth.logprob, 1e-4);
     EXPECT_NEAR(scores.entropy[static_cast<size_t>(row)], truth.entropy, 2e-4);
     EXPECT_EQ(scores.nonfinite[static_cast<size_t>(row)], 0);
