@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs the GPU tests, the benchmarks, the server, its command line client and the operator's library into one
+# Builds, then packs the GPU tests, the benchmarks, the server, its command line client and the operator's library into one
 # archive, stripped, with the distribution's libraries that they need. run.sh runs them on a GPU machine of another
 # distribution, which needs no compiler.
 #   bash tests/gpu/pack.sh [BUILD] [ARCHIVE]   by default build/release and build/gpu.tar.xz
@@ -33,6 +33,9 @@ if [ "${1:-}" = --wheels ]; then
 fi
 build=${1:-build/release} archive=${2:-build/gpu.tar.xz}
 
+# Stale binaries would be tested under the name of the current commit.
+echo "pack.sh: building $build ..." >&2
+cmake --build "$build" >"$build/pack.log" 2>&1 || { tail -n 20 "$build/pack.log" >&2; exit 1; }
 shopt -s nullglob
 binaries=("$build"/tests/*_gpu_test "$build"/tests/fused_example "$build"/bin/gpu_*_bench)
 [ ${#binaries[@]} -gt 0 ] || { echo "pack.sh: error: no GPU tests in $build: build with -DLOGPROBD_CUDA=ON" >&2; exit 1; }
