@@ -62,7 +62,7 @@ class Batcher {
     int64_t queue_requests_max = 65'536;  ///< Maximum number of waiting requests, >= 1.
     /// Share of the three limits above that one client may hold, in (0, 1].
     double client_share_max = 0.5;
-    /// Real time for which the batch thread busy-polls for the next request before it sleeps.
+    /// Time for which the batch thread busy-polls for the next request before it sleeps.
     /// Waking a sleeping thread adds about 50 us to a small request; polling occupies a core. Zero
     /// means that the thread sleeps at once.
     absl::Duration busy_poll = absl::ZeroDuration();

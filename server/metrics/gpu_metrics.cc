@@ -90,9 +90,9 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
 void GpuMetrics::AddDriverFamilies(prometheus::Registry& registry) {
   auto& nvml_up =
       AddGauges(registry, "logprobd_gpu_nvml_up",
-                "1 if the driver's readings are available for this scrape, otherwise 0. While "
-                "it is 0, memory of kind other and free, power, clock and utilization are 0 "
-                "and the ECC counters do not change.");
+                "1 if the driver reported the GPU's memory for this scrape, otherwise 0. While "
+                "it is 0, memory of kind other and free is 0 and the ECC counters do not "
+                "change. A power, clock or utilization that the driver does not report is 0.");
   auto& utilization = AddGauges(registry, "logprobd_gpu_utilization_ratio",
                                 "Share of time during which a kernel was running, 0 to 1, as "
                                 "reported by the driver.");

@@ -16,7 +16,8 @@ struct GpuThrottle {
 
 /// The driver's current readings of a GPU.
 struct GpuReadings {
-  bool is_read = false;          ///< True if the driver answered; otherwise all members are 0.
+  /// True if the driver reported memory. Values that it does not report are 0.
+  bool is_read = false;
   double utilization_ratio = 0;  ///< From 0 to 1, over the driver's last sample period.
   double power_watts = 0;
   double sm_clock_hertz = 0;

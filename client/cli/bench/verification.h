@@ -55,8 +55,8 @@ class Baseline {
 struct Verification {
   VerifyReport before;
   VerifyReport after;
-  int64_t answers_nonfinite =
-      0;  ///< Number of answered rows with a requested score that is NaN or Inf.
+  /// Number of answered rows whose requested logprob or entropy is NaN or Inf.
+  int64_t answers_nonfinite = 0;
   int64_t answers_compared = 0;   ///< Number of rows compared with their first response.
   int64_t answers_different = 0;  ///< Number of these rows that differ in any bit.
   std::string first_difference;   ///< Empty if there is none.
