@@ -36,7 +36,11 @@ GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
   const at::Tensor& weight = problem.inputs.weight;
   const auto wide = problem.inputs.hidden.options().dtype(problem.wide);
   GradientSums sums;
-  if (needs.hidden) sums.hidden = at::empty({num_rows, weight.size(1)}, wide);
+  if (needs.hidden) {
+    const bool is_rounded_by_block = !is_added_at_once && problem.group.is_alone();
+    sums.hidden = at::empty({num_rows, weight.size(1)},
+                            is_rounded_by_block ? problem.inputs.hidden.options() : wide);
+  }
   if (needs.bias) sums.bias = at::zeros({weight.size(0)}, wide);
   if (!needs.weight) return sums;
   if (weight_grad.has_value()) {
@@ -53,11 +57,19 @@ GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
 void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
                   const std::function<void()>& when_hidden_is_complete) {
   const int64_t num_columns = problem.shard.columns;
+  at::Tensor block_sum;  // of a block of rows; undefined: sums.hidden is not rounded
+  if (sums.hidden.defined() && sums.hidden.scalar_type() != problem.wide) {
+    block_sum = at::empty({std::min(kBlockRows, all.rows.size()), sums.hidden.size(1)},
+                          sums.hidden.options().dtype(problem.wide));
+  }
   for (int64_t begin = 0; begin < all.rows.size(); begin += kBlockRows) {
     const BackwardRows block = all.Slice(begin, std::min(kBlockRows, all.rows.size() - begin));
-    at::Tensor hidden_sum = sums.hidden;
-    if (hidden_sum.defined()) hidden_sum = SliceRows(hidden_sum, begin, block.rows.size());
-    if (hidden_sum.defined() && num_columns == 0) hidden_sum.zero_();
+    at::Tensor hidden_gradient = sums.hidden;
+    if (hidden_gradient.defined()) {
+      hidden_gradient = SliceRows(hidden_gradient, begin, block.rows.size());
+      if (num_columns == 0) hidden_gradient.zero_();
+    }
+    at::Tensor hidden_sum = block_sum.defined() ? block_sum : hidden_gradient;
     const auto gradients = problem.path->MakeDotGradients({block, problem, sums.bias});
     const at::Tensor factors = gradients->RowFactors();
     const at::Tensor hidden =
@@ -73,6 +85,9 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
         const bool is_last = columns.end == num_columns;
         if (is_last && factors.defined()) {
           problem.device_ops->MultiplyRows(hidden_sum, factors, hidden_sum);
+        }
+        if (is_last && block_sum.defined()) {
+          SliceRows(hidden_gradient, 0, num_rows).copy_(hidden_sum);
         }
         const bool is_complete = is_last && begin + kBlockRows >= all.rows.size();
         if (is_complete && when_hidden_is_complete) when_hidden_is_complete();

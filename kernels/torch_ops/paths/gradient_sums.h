@@ -15,7 +15,9 @@ namespace logprobd::torch_ops {
 
 /// Sums of gradients over rows, for this rank's columns. A tensor that is not needed is undefined.
 struct GradientSums {
-  at::Tensor hidden;  ///< [n, H] in the wide dtype; each block of rows writes its own rows.
+  /// [n, H]; each block of rows writes its own rows. In the wide dtype, or in the dtype of hidden
+  /// if the sum of each block is rounded as soon as it is complete.
+  at::Tensor hidden;
   at::Tensor weight;  ///< [V, H]
   at::Tensor bias;    ///< [V] in the wide dtype.
   /// How the next rows are combined with `weight`: kReplace while it is unwritten.
@@ -23,7 +25,8 @@ struct GradientSums {
 };
 
 /// Allocates the sums for `num_rows` rows. The weight's sum is `weight_grad` if given; otherwise,
-/// when all rows are added at once, it has the weight's dtype and is written once.
+/// when all rows are added at once, it has the weight's dtype and is written once. When they are
+/// not and no other rank adds to hidden's sum, that sum has the dtype of hidden.
 GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
                           const MaybeTensor& weight_grad, int64_t num_rows, bool is_added_at_once);
 
