@@ -50,10 +50,12 @@ class Mode(NamedTuple):
 
 
 MODES = {
-    "operator": Mode(operator_bench.ours),
+    "operator": Mode(operator_bench.ours, {"memory": "recompute"}),
     operator_bench.KEPT: Mode(operator_bench.kept, {"memory": "cached"}),
     "operator, sequence parallel": Mode(
-        operator_bench.ours, {"sequence_parallel": True}, is_scattered=True
+        operator_bench.ours,
+        {"memory": "recompute", "sequence_parallel": True},
+        is_scattered=True,
     ),
     operator_bench.MEAN: Mode(
         operator_bench.mean_loss, {"gradients_in_forward": True}, is_loss=True

@@ -12,6 +12,7 @@
 #include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/api/signatures.h"
 #include "kernels/torch_ops/loss/loss.h"
+#include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -64,6 +65,13 @@ MaybeTensor IfDefined(const Tensor& tensor) {
 // of `forward`; a missing bias has no index in needs_input_grad.
 constexpr size_t kHidden = 0, kWeight = 1, kBias = 2;
 
+constexpr const char* kIsCaptured = "is_captured";
+
+bool IsCapturing(const LinearLogprobInputs& inputs) {
+  const at::Device device = inputs.hidden.device();
+  return DeviceOps::For(device.type()).IsCapturing(device);
+}
+
 class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunction> {
  public:
   static constexpr size_t kNumArguments = 6;
@@ -82,6 +90,9 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
          inputs.row_temperature.value_or(Tensor()), inputs.mean_logit_weights.value_or(Tensor()),
          lse, lse_rest, entropy, options.keep_logits == LogitCacheKind::kNone ? Tensor() : cache});
     context->saved_data["weight_grad"] = weight_grad;
+    if (options.keep_logits != LogitCacheKind::kNone) {
+      context->saved_data[kIsCaptured] = IsCapturing(inputs);
+    }
     SaveOptions(options, *context);
     variable_list constants = {argmax, lse_rest, cache};
     if (!options.need_entropy) constants.push_back(entropy);
@@ -98,7 +109,12 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
         IfDefined(saved[5])};
     const UpstreamGradients gradients_of_scores = {IfDefined(upstream[0]), IfDefined(upstream[1]),
                                                    IfDefined(upstream[2]), IfDefined(upstream[4])};
-    const SavedOutputs outputs = {saved[6], saved[7], saved[8], IfDefined(saved[9])};
+    SavedOutputs outputs = {saved[6], saved[7], saved[8], IfDefined(saved[9])};
+    // Without a graph the cache has only the valid rows, which a captured pass does not know.
+    if (outputs.cache.has_value() &&
+        context->saved_data[kIsCaptured].toBool() != IsCapturing(inputs)) {
+      outputs.cache.reset();
+    }
     const auto weight_grad = context->saved_data["weight_grad"].toOptional<Tensor>();
     const Needs needs = {context->needs_input_grad(kHidden), context->needs_input_grad(kWeight),
                          inputs.bias.has_value() && context->needs_input_grad(kBias)};
@@ -163,9 +179,9 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
                 "linear_logprob_loss has no second derivative: its gradients are constants");
     TORCH_CHECK(
         context->saved_data.count(kHasRun) == 0,
-        "linear_logprob_loss: a previous backward has used the gradients, which were formed in "
-        "the forward. Call linear_logprob_loss again for each backward, or use linear_logprob, "
-        "which supports retain_graph");
+        "a previous backward has used the gradients, which linear_logprob_loss formed in the "
+        "forward. Call it again for each backward, or use linear_logprob, which supports "
+        "retain_graph. linear_cross_entropy does so with gradients_in_forward=False");
     variable_list gradients(kNumArguments);
     if (!upstream[0].defined()) return gradients;
     context->saved_data[kHasRun] = true;

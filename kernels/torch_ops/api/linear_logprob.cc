@@ -29,6 +29,19 @@ void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight) {
                     "weight_grad must be float32 and have the shape of weight, ", weight.sizes());
 }
 
+/// Returns an uninitialised cache. If memory is short and the options allow it, the pass caches
+/// nothing, and the result has no rows.
+at::Tensor AllocateCache(Problem& problem) {
+  try {
+    return EmptyLogitCache(problem.inputs, problem.options);
+  } catch (const c10::OutOfMemoryError&) {
+    if (problem.options.cached_rows < 0) throw;
+    const at::Tensor none = EmptyLogitCache(0, problem);
+    problem.options.keep_logits = LogitCacheKind::kNone;
+    return none;
+  }
+}
+
 /// Returns whether the gradients need data of the other ranks: their hidden states, or the size of
 /// the vocabulary, by which the gradient of an unweighted mean logit is divided.
 bool NeedsOtherRanks(const UpstreamGradients& upstream, const Problem& problem) {
@@ -50,7 +63,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
     Preparation mine;
     const bool is_early = problem.path->ScoresDuringCompaction(problem);
     mine.subset = CompactValidRows(problem, /*upstream=*/{}, is_early ? Wait::kLater : Wait::kNow);
-    cache = EmptyLogitCache(inputs, options);
+    cache = AllocateCache(problem);
     if (!problem.group.is_alone()) ReserveForwardMemory(mine.subset, problem);
     return mine;
   };
@@ -69,7 +82,9 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   // Autocast must not change the dtypes that are chosen here.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   Problem problem(inputs, options);
-  if (!saved.cache.has_value()) problem.options.keep_logits = LogitCacheKind::kNone;
+  if (!saved.cache.has_value() || saved.cache->size(0) == 0) {
+    problem.options.keep_logits = LogitCacheKind::kNone;
+  }
   const RankGroup& group = problem.group;
   const int64_t num_all = problem.num_rows();
   RowSubset subset;

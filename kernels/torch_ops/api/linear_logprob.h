@@ -88,6 +88,9 @@ struct LinearLogprobOptions {
   bool need_argmax = false;
   bool need_mean_logit = false;
   LogitCacheKind keep_logits = LogitCacheKind::kNone;
+  /// Largest number of rows that are cached: the first valid ones. If memory is short, no row is
+  /// cached. -1: all rows; an out-of-memory error is then thrown.
+  int64_t cached_rows = -1;
 
   static constexpr auto Fields() {
     using Opt = LinearLogprobOptions;
@@ -104,7 +107,8 @@ struct LinearLogprobOptions {
                       Field{"need_entropy", &Opt::need_entropy, kMustAgree},
                       Field{"need_argmax", &Opt::need_argmax, kMustAgree},
                       Field{"need_mean_logit", &Opt::need_mean_logit, kMustAgree},
-                      Field{"keep_logits", &Opt::keep_logits, kMayDiffer}};
+                      Field{"keep_logits", &Opt::keep_logits, kMayDiffer},
+                      Field{"cached_rows", &Opt::cached_rows, kMayDiffer}};
   }
 };
 
@@ -155,7 +159,7 @@ struct SavedOutputs {
   at::Tensor lse;
   at::Tensor lse_rest;
   at::Tensor entropy;
-  MaybeTensor cache;                   ///< Absent: the logits are recomputed.
+  MaybeTensor cache;                   ///< Absent or without rows: all logits are recomputed.
   bool is_cache_overwritable = false;  ///< True if nothing reads the cache later.
 
   static constexpr auto Fields() {

@@ -1,5 +1,6 @@
 // Registers torch.ops.logprobd.*: schemas, kernels for CPU and CUDA, and shapes for tracing.
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -59,14 +60,16 @@ int64_t FreeBytes(int64_t device, int64_t enough) {
   return DeviceOps::For(at::kCUDA).FreeBytes(device, enough);
 }
 
+bool AreSavedTensorsHooked() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
+
 bool IsFused(at::Device device, at::ScalarType hidden, at::ScalarType weight, int64_t hidden_size) {
   return DeviceOps::For(device.type()).FusedPath(device, hidden, weight, hidden_size) != nullptr;
 }
 
-int64_t LogitCacheRowBytes(int64_t keep_logits, at::ScalarType hidden, at::ScalarType weight,
-                           int64_t weight_rows) {
-  return CachedRowBytes(static_cast<LogitCacheKind>(keep_logits), WideDtype(hidden, weight),
-                        weight_rows);
+int64_t CacheableRows(int64_t keep_logits, at::ScalarType hidden, at::ScalarType weight,
+                      int64_t weight_rows, int64_t budget_bytes) {
+  return CachedRowsWithin(budget_bytes, static_cast<LogitCacheKind>(keep_logits),
+                          WideDtype(hidden, weight), weight_rows);
 }
 
 // Shapes for tracing. Sizes may be symbolic.
@@ -141,14 +144,15 @@ void RegisterKernels(torch::Library& library) {
 
 TORCH_LIBRARY(logprobd, library) {
   library.def("free_bytes(int device, int enough) -> int", &FreeBytes);
+  library.def("are_saved_tensors_hooked() -> bool", &AreSavedTensorsHooked);
   library.def(
       "is_fused(Device device, ScalarType hidden_dtype, ScalarType weight_dtype, "
       "int hidden_size) -> bool",
       &IsFused);
   library.def(
-      "logit_cache_row_bytes(int keep_logits, ScalarType hidden_dtype, ScalarType weight_dtype, "
-      "int weight_rows) -> int",
-      &LogitCacheRowBytes);
+      "cacheable_rows(int keep_logits, ScalarType hidden_dtype, ScalarType weight_dtype, "
+      "int weight_rows, int budget_bytes) -> int",
+      &CacheableRows);
   const std::string call = Declare<LinearLogprobInputs>() + ", " + Declare<LinearLogprobOptions>();
   const std::string backward =
       Declare<UpstreamGradients>() + ", " + Declare<SavedOutputs>() + ", " + call;

@@ -27,12 +27,6 @@ namespace {
 using kernels::kTileColumns;
 using kernels::RowGradient;
 
-/// Number of bytes by which a block of gradients may exceed the size of the gradient of hidden in
-/// its own dtype. The memory for that gradient is needed only after the block is freed. The limit
-/// keeps the extra memory of the operator below 256 MiB. Larger blocks need fewer additions to the
-/// gradient of hidden.
-constexpr int64_t kGradientBytesMax = int64_t{208} << 20;
-
 /// Largest size in bytes of a block of gradients while the hidden states of compacted rows exist as
 /// a copy. The copy takes as much memory as the gradient of hidden takes later, so the extra memory
 /// consists of the block and up to 6 MiB of per-row data.
@@ -52,7 +46,8 @@ class FusedDotGradients : public DotGradients {
         layout_(problem_.inputs.weight.size(0)),
         head_(rows_.rows.hidden, problem_),
         pending_(rows_.rows.pending),
-        num_rows_(rows_.rows.size()) {
+        num_rows_(rows_.rows.size()),
+        num_cached_max_(uses_cache() ? rows_.cached.size() : 0) {
     const auto& hidden = rows_.rows.hidden;
     if (rows_.upstream.mean_logit.has_value()) {
       const Columns all = {0, problem_.shard.columns};
@@ -77,11 +72,8 @@ class FusedDotGradients : public DotGradients {
     const int64_t tile_begin = columns.begin / kTileColumns;
     const int64_t tile_end = tile_begin + kernels::NumTiles(columns.size());
     const at::Tensor tiles = Destination(tile_end - tile_begin);
-    if (!uses_cache()) {
-      Recompute(tile_begin, tile_end, tiles);
-    } else if (!is_rebased()) {
-      ConvertCached(tile_begin, tile_end, tiles);
-    }
+    if (num_cached() > 0 && !is_rebased()) ConvertCached(tile_begin, tile_end, tiles);
+    if (num_cached() < num_rows_) Recompute(tile_begin, tile_end, tiles);
     // Waits for the number of rows only now that the kernel is enqueued and runs.
     if (pending_ != nullptr) num_rows_ = std::exchange(pending_, nullptr)->Result().size(num_rows_);
     at::Tensor gradient = tiles.narrow(0, 0, num_rows_).narrow(1, 0, columns.size());
@@ -104,10 +96,18 @@ class FusedDotGradients : public DotGradients {
   int64_t BufferSize() const {
     const int64_t tile_size = num_rows_ * kTileColumns;
     const auto hidden_bytes = static_cast<int64_t>(rows_.rows.hidden.nbytes());
+    // The memory for the gradient of hidden in its own dtype is needed only after the block is
+    // freed.
     int64_t bytes = kGradientBytesMax + hidden_bytes;
+    if (uses_cache() && IsPartlyCached(problem_)) {
+      bytes = GradientBytesBeside(static_cast<int64_t>(rows_.saved.cache->nbytes()));
+    }
     if (pending_ != nullptr) bytes = std::min(bytes, kGradientBytesMaxWithCopy);
     return WholeGroups(bytes / (2 * tile_size)) * tile_size;
   }
+
+  /// Number of rows, the first ones, whose gradients come from cached exponentials.
+  int64_t num_cached() const { return std::min(num_cached_max_, num_rows_); }
 
   /// The gradient of a mean logit needs columns whose probability is 0, which the cache lacks.
   bool uses_cache() const {
@@ -133,14 +133,16 @@ class FusedDotGradients : public DotGradients {
     return rows_.cached.cache.narrow(0, 0, num_rows_).view(dtype).narrow(1, 0, columns);
   }
 
+  /// Computes the rows that are not cached.
   void Recompute(int64_t tile_begin, int64_t tile_end, const at::Tensor& tiles) const {
+    const int64_t begin = num_cached();
+    const int64_t size = num_rows_ - begin;
     kernels::FusedGradientParams params;
-    params.head = head_.Params(tile_begin, tile_end);
-    params.head.num_rows = num_rows_;
+    params.head = head_.Slice(begin, size).Params(tile_begin, tile_end);
     params.head.row_count = row_count();
-    params.rows = static_cast<const RowGradient*>(row_gradients_.const_data_ptr());
+    params.rows = row_gradients() + begin;
     params.mean_logit_weights = Floats(mean_logit_weights_);
-    params.gradients = tiles.mutable_data_ptr();
+    params.gradients = SliceRows(tiles, begin, size).mutable_data_ptr();
     params.gradient_stride = tiles.stride(0);
     CheckLaunch(LaunchFusedGradient(params, at::cuda::getCurrentCUDAStream()),
                 "the fused gradient");
@@ -148,7 +150,7 @@ class FusedDotGradients : public DotGradients {
 
   void ConvertCached(int64_t tile_begin, int64_t tile_end, const at::Tensor& tiles) const {
     kernels::CachedGradientsParams params;
-    params.num_rows = num_rows_;
+    params.num_rows = num_cached();
     params.row_count = row_count();
     params.cached_rows = cached_rows();
     params.exponentials = reinterpret_cast<const __nv_bfloat16*>(cache());
@@ -157,7 +159,7 @@ class FusedDotGradients : public DotGradients {
     params.exponent_stride = layout_.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
     params.tile_begin = tile_begin;
     params.tile_end = tile_end;
-    params.rows = static_cast<const RowGradient*>(row_gradients_.const_data_ptr());
+    params.rows = row_gradients();
     params.softcap = static_cast<float>(problem_.options.softcap);
     params.dtype =
         tiles.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
@@ -177,12 +179,15 @@ class FusedDotGradients : public DotGradients {
     params.row_tiles = layout_.row_tiles();
     params.exponent_stride = layout_.row_bytes() / static_cast<int64_t>(sizeof(int32_t));
     params.num_tiles = head_.num_tiles();
-    params.rows = static_cast<const RowGradient*>(row_gradients_.const_data_ptr());
+    params.rows = row_gradients();
     params.factors = factors_.mutable_data_ptr<float>();
     CheckLaunch(LaunchRebaseExponentials(params, at::cuda::getCurrentCUDAStream()),
                 "the rebasing of cached exponentials");
   }
 
+  const RowGradient* row_gradients() const {
+    return static_cast<const RowGradient*>(row_gradients_.const_data_ptr());
+  }
   const uint8_t* cache() const { return rows_.cached.cache.const_data_ptr<uint8_t>(); }
   /// Row indices into the cache; null when the rows are those of the cache, in order.
   const int64_t* cached_rows() const {
@@ -191,15 +196,21 @@ class FusedDotGradients : public DotGradients {
   }
 
   void ComputeRowGradients() {
+    const int64_t cached = num_cached();
+    if (cached > 0) ComputeRowGradients(0, cached, /*is_cached=*/true);
+    if (cached < num_rows_) ComputeRowGradients(cached, num_rows_ - cached, /*is_cached=*/false);
+  }
+
+  void ComputeRowGradients(int64_t begin, int64_t size, bool is_cached) {
     const c10::cuda::CUDAGuard on_device(row_gradients_.device());
-    const RowArrays arrays(rows_.rows, problem_, head_);
+    const RowArrays arrays(rows_.rows.Slice(begin, size), problem_, head_);
     const UpstreamArrays upstream(rows_.upstream);
     const SavedOutputs& saved = rows_.saved;
     const at::Tensor lse = saved.lse.contiguous();
     const at::Tensor lse_rest = saved.lse_rest.contiguous();
     const at::Tensor entropy = saved.entropy.defined() ? saved.entropy.contiguous() : saved.entropy;
     kernels::RowGradientsParams params;
-    params.num_rows = num_rows_;
+    params.num_rows = size;
     params.source = arrays.source();
     params.ignore_index = problem_.options.ignore_index;
     params.d_logprob = upstream.logprob();
@@ -210,7 +221,7 @@ class FusedDotGradients : public DotGradients {
     params.lse_rest = Floats(lse_rest);
     if (rows_.upstream.entropy.has_value()) params.entropy = Floats(entropy);
     params.gradient_per_log2_scale = head_.gradient_per_log2_scale();
-    if (uses_cache()) {
+    if (is_cached) {
       params.cached_rows = cached_rows();
       params.cached_row_bytes = layout_.row_bytes();
       if (problem_.options.keep_logits == LogitCacheKind::kExponentials) {
@@ -218,7 +229,7 @@ class FusedDotGradients : public DotGradients {
       }
       params.target_logits = reinterpret_cast<const float*>(cache() + layout_.target_logit());
     }
-    params.rows = static_cast<RowGradient*>(row_gradients_.mutable_data_ptr());
+    params.rows = static_cast<RowGradient*>(row_gradients_.mutable_data_ptr()) + begin;
     CheckLaunch(LaunchRowGradients(params, at::cuda::getCurrentCUDAStream()),
                 "the kernel of row gradients");
   }
@@ -238,6 +249,7 @@ class FusedDotGradients : public DotGradients {
   const FusedHead head_;
   std::shared_ptr<PendingCompaction> pending_;  // null when num_rows_ is known
   int64_t num_rows_;               // number of all rows while the compaction is pending
+  const int64_t num_cached_max_;   // number of cached rows, or of all rows while it is pending
   at::Tensor mean_logit_weights_;  // fp32 [tiles * 192] or undefined
   at::Tensor row_gradients_;       // RowGradient [n]
   at::Tensor buffer_;              // gradients of a block of columns; undefined if in place
@@ -256,7 +268,7 @@ bool IsGradientSupported(const UpstreamGradients& upstream, const Problem& probl
 bool FusedPath::DifferentiatesDuringCompaction(const UpstreamGradients& upstream,
                                                const Problem& problem) const {
   return problem.num_rows() > 0 && problem.num_rows() <= kCompactionRowsMax &&
-         IsGradientSupported(upstream, problem);
+         !IsPartlyCached(problem) && IsGradientSupported(upstream, problem);
 }
 
 std::unique_ptr<DotGradients> FusedPath::MakeDotGradients(

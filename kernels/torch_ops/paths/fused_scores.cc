@@ -117,36 +117,49 @@ void ComputeOperands(int64_t num_rows, const RowArrays& arrays, const Memory& me
   CheckLaunch(LaunchRowOperands(params, stream), "the kernel of row operands");
 }
 
-/// Returns the parameters of the fused kernel for tiles [0, tile_end) of `rows`.
-kernels::FusedPartialsParams PartialsParams(const Rows& rows, const FusedHead& head,
+/// Rows [begin, begin + size) of a block.
+struct PartOfRows {
+  int64_t begin;
+  int64_t size;
+  const int64_t* row_count;  ///< FusedPartialsParams::row_count; not null only if all rows.
+};
+
+/// Returns the parameters of the fused kernel for tiles [0, tile_end) of some rows.
+kernels::FusedPartialsParams PartialsParams(const PartOfRows& part, const FusedHead& head,
                                             int64_t tile_end, const Memory& memory) {
-  kernels::FusedPartialsParams params = head.Params(0, tile_end);
-  if (rows.pending != nullptr) params.row_count = rows.pending->count();
-  params.log2_scales = memory.log2_scales;
-  params.targets = memory.target_columns;
-  params.target_logits = memory.target_logits;
+  kernels::FusedPartialsParams params = head.Slice(part.begin, part.size).Params(0, tile_end);
+  params.row_count = part.row_count;
+  params.log2_scales = memory.log2_scales + part.begin;
+  params.targets = memory.target_columns + part.begin;
+  params.target_logits = memory.target_logits + part.begin;
+  return params;
+}
+
+/// Returns the parameters for the partials of all tiles of some rows.
+kernels::FusedPartialsParams AllPartialsParams(const PartOfRows& part, const FusedHead& head,
+                                               const Memory& memory) {
+  kernels::FusedPartialsParams params = PartialsParams(part, head, head.num_tiles(), memory);
+  params.layout = memory.layout;
+  params.sums = memory.partials + part.begin * memory.layout.row_stride;
+  if (memory.max_keys != nullptr) params.max_keys = memory.max_keys + part.begin;
   return params;
 }
 
 /// Computes the sums of the first tile, whose exponents are near those of the other tiles.
-void ComputeReferenceSums(const Rows& rows, const FusedHead& head, const Memory& memory,
+void ComputeReferenceSums(const PartOfRows& part, const FusedHead& head, const Memory& memory,
                           cudaStream_t stream) {
-  kernels::FusedPartialsParams params = PartialsParams(rows, head, 1, memory);
+  kernels::FusedPartialsParams params = PartialsParams(part, head, 1, memory);
   params.layout = {.row_stride = 1, .tile_stride = params.num_rows};
   params.sums = memory.reference_sums;
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel for one tile");
 }
 
-/// Computes the partials of all tiles. With a cache, also writes the rows' exponentials, largest
-/// logit and target's logit to it.
-void ComputePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
-                     const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
-  kernels::FusedPartialsParams params = PartialsParams(rows, head, head.num_tiles(), memory);
-  params.layout = memory.layout;
-  params.sums = memory.partials;
-  params.max_keys = memory.max_keys;
-  if (!cache.defined()) return CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
-  if (memory.reference_sums != nullptr) ComputeReferenceSums(rows, head, memory, stream);
+/// Computes the partials of all tiles for the block's first rows, and writes the rows'
+/// exponentials, largest logit and target's logit to `cache`, which has all of these rows.
+void ComputeCachedPartials(const PartOfRows& part, const FusedHead& head, const Memory& memory,
+                           const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
+  kernels::FusedPartialsParams params = AllPartialsParams(part, head, memory);
+  if (memory.reference_sums != nullptr) ComputeReferenceSums(part, head, memory, stream);
   const CachedRowLayout<int64_t> layout(weight_rows);
   auto* const bytes = PointerTo<uint8_t>(cache);
   params.exponentials.values = reinterpret_cast<__nv_bfloat16*>(bytes);
@@ -157,11 +170,25 @@ void ComputePartials(const Rows& rows, const FusedHead& head, const Memory& memo
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel");
   const auto copy_to_cache = [&](const auto* values, int64_t offset) {
     constexpr auto kBytes = static_cast<int64_t>(sizeof(*values));
-    const at::Tensor words = memory.Values(values, rows.size(), at::kByte);
+    const at::Tensor words = memory.Values(values, part.size, at::kByte);
     cache.narrow(1, offset, kBytes).copy_(words.view({-1, kBytes}));
   };
   if (memory.reference_sums == nullptr) copy_to_cache(memory.max_keys, layout.max_key());
   copy_to_cache(memory.target_logits, layout.target_logit());
+}
+
+/// Computes the partials of all tiles. `cache` has the block's first rows, or is undefined.
+void ComputePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
+                     const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
+  const int64_t* const row_count = rows.pending == nullptr ? nullptr : rows.pending->count();
+  const int64_t num_cached = cache.defined() ? cache.size(0) : 0;
+  if (num_cached > 0) {
+    ComputeCachedPartials({0, num_cached, row_count}, head, memory, cache, weight_rows, stream);
+  }
+  const PartOfRows others = {num_cached, rows.size() - num_cached, row_count};
+  if (others.size == 0) return;
+  CheckLaunch(LaunchFusedPartials(AllPartialsParams(others, head, memory), stream),
+              "the fused kernel");
 }
 
 // Scores.
@@ -384,7 +411,7 @@ class FusedScores : public PendingScores {
 
 bool FusedPath::ScoresDuringCompaction(const Problem& problem) const {
   return problem.group.is_alone() && problem.num_rows() > 0 &&
-         problem.num_rows() <= kCompactionRowsMax;
+         problem.num_rows() <= kCompactionRowsMax && !IsPartlyCached(problem);
 }
 
 void FusedPath::ReserveMemory(int64_t num_rows, const Problem& problem) const {

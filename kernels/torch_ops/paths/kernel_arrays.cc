@@ -107,6 +107,12 @@ FusedHead::FusedHead(const at::Tensor& hidden, const Problem& problem)
   if (problem.inputs.bias.has_value()) bias_ = PaddedToTiles(*problem.inputs.bias, columns_);
 }
 
+FusedHead FusedHead::Slice(int64_t begin, int64_t size) const {
+  FusedHead part = *this;
+  part.hidden_ = SliceRows(hidden_, begin, size);
+  return part;
+}
+
 int64_t FusedHead::num_tiles() const { return kernels::NumTiles(columns_); }
 
 // When dot products are transformed, the correction is part of the transform.

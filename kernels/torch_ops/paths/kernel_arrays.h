@@ -67,6 +67,9 @@ class FusedHead {
  public:
   FusedHead(const at::Tensor& hidden, const Problem& problem);
 
+  /// Returns the head with rows [begin, begin + size) of the hidden states.
+  FusedHead Slice(int64_t begin, int64_t size) const;
+
   int64_t num_tiles() const;
   /// Returns log2(e), times the truncation correction unless the logits contain it already.
   double log2_factor() const;

@@ -3,8 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace logprobd::torch_ops {
 namespace {
+
+/// The number of cached rows is a multiple of this, since the fused kernels compute whole tiles.
+constexpr int64_t kCachedRowsMultiple = 256;
 
 struct CacheFormat {
   at::ScalarType dtype;
@@ -22,6 +27,12 @@ CacheFormat FormatOf(LogitCacheKind kind, at::ScalarType wide, const c10::SymInt
       return {at::kByte, CachedRowLayout(weight_rows).row_bytes()};
   }
   TORCH_CHECK_VALUE(false, "keep_logits is ", static_cast<int64_t>(kind), ": it must be 0, 1 or 2");
+}
+
+c10::SymInt NumCachedRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  if (options.keep_logits == LogitCacheKind::kNone) return 0;
+  const c10::SymInt num_rows = inputs.target.sym_numel();
+  return options.cached_rows < 0 ? num_rows : num_rows.min(options.cached_rows);
 }
 
 /// Returns the indices of `rows` among the valid rows, or an undefined tensor if `rows` are all of
@@ -42,12 +53,29 @@ int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_
   return format.pitch.expect_int() * static_cast<int64_t>(c10::elementSize(format.dtype));
 }
 
+int64_t GradientBytesBeside(int64_t cache_bytes) {
+  return std::min(kGradientBytesMax, cache_bytes);
+}
+
+int64_t CachedRowsWithin(int64_t budget_bytes, LogitCacheKind kind, at::ScalarType wide,
+                         int64_t weight_rows) {
+  const int64_t row_bytes = std::max<int64_t>(CachedRowBytes(kind, wide, weight_rows), 1);
+  if (kind == LogitCacheKind::kWide) return budget_bytes / row_bytes;
+  const int64_t rows = (budget_bytes - GradientBytesBeside(budget_bytes / 2)) / row_bytes;
+  return rows / kCachedRowsMultiple * kCachedRowsMultiple;
+}
+
+bool IsPartlyCached(const Problem& problem) {
+  const int64_t rows = problem.options.cached_rows;
+  return problem.options.keep_logits != LogitCacheKind::kNone && rows >= 0 &&
+         rows < problem.num_rows();
+}
+
 at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
   const CacheFormat format = FormatOf(
       options.keep_logits, WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
       inputs.weight.sym_size(0));
-  const bool is_cached = options.keep_logits != LogitCacheKind::kNone;
-  return at::empty_symint({is_cached ? inputs.target.sym_numel() : c10::SymInt(0), format.pitch},
+  return at::empty_symint({NumCachedRows(inputs, options), format.pitch},
                           inputs.hidden.options().dtype(format.dtype));
 }
 
@@ -59,13 +87,15 @@ at::Tensor EmptyLogitCache(int64_t num_rows, const Problem& problem) {
 }
 
 void CacheLogits(const at::Tensor& cache_rows, Columns columns, const at::Tensor& logits) {
-  cache_rows.narrow(1, columns.begin, columns.size()).copy_(logits);
+  cache_rows.narrow(1, columns.begin, columns.size())
+      .copy_(SliceRows(logits, 0, cache_rows.size(0)));
 }
 
 CachedRows CachedRows::Slice(int64_t begin, int64_t size) const {
-  if (!cache.defined()) return {};
-  if (row_indices.defined()) return {cache, SliceRows(row_indices, begin, size)};
-  return {SliceRows(cache, begin, size), {}};
+  const int64_t count = std::min(begin + size, this->size()) - begin;
+  if (count <= 0) return {};
+  if (row_indices.defined()) return {cache, SliceRows(row_indices, begin, count)};
+  return {SliceRows(cache, begin, count), {}};
 }
 
 at::Tensor CachedRows::Logits(Columns columns) const {
@@ -77,12 +107,17 @@ CachedRows FindCachedRows(const MaybeTensor& cache, const Rows& rows, const Prob
   if (problem.options.keep_logits == LogitCacheKind::kNone || !cache.has_value()) return {};
   const CacheFormat format =
       FormatOf(problem.options.keep_logits, problem.wide, problem.inputs.weight.size(0));
+  const int64_t num_cached = NumCachedRows(problem.inputs, problem.options).expect_int();
   TORCH_CHECK_VALUE(cache->scalar_type() == format.dtype && cache->dim() == 2 &&
-                        cache->size(0) == problem.num_rows() && cache->sym_size(1) == format.pitch,
+                        cache->size(0) == num_cached && cache->sym_size(1) == format.pitch,
                     "cache is ", cache->scalar_type(), " with the shape ", cache->sizes(),
                     ": it must be the tensor that the forward returned, ", format.dtype,
-                    " with the shape [", problem.num_rows(), ", ", format.pitch, "]");
-  return CachedRows{*cache, IndicesAmongValid(rows, problem)}.Slice(0, rows.size());
+                    " with the shape [", num_cached, ", ", format.pitch, "]");
+  at::Tensor indices = IndicesAmongValid(rows, problem);
+  if (indices.defined() && IsPartlyCached(problem)) {
+    indices = indices.narrow(0, 0, indices.lt(num_cached).sum().item<int64_t>());
+  }
+  return CachedRows{*cache, indices}.Slice(0, rows.size());
 }
 
 }  // namespace logprobd::torch_ops

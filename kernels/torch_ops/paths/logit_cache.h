@@ -1,7 +1,8 @@
 #pragma once
 
-// A cache holds the logits between a forward and its backward pass, row-major as [rows, pitch]. The
-// valid rows come first, one after another. The rows behind them are not written.
+// A cache holds the logits between a forward and its backward pass, row-major as [rows, pitch]. It
+// has the first valid rows, one after another. If there are fewer, the rows behind them are not
+// written.
 //
 //   kWide           A row holds one logit before temperature per column of this rank's weight, in
 //                   the wide dtype. Columns of padding are not written.
@@ -52,7 +53,24 @@ struct CachedRowLayout {
 /// c10::ValueError for an invalid `kind`.
 int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_rows);
 
-/// Returns an uninitialised cache for all rows of target, whose sizes may be symbolic. The cache is
+/// Largest size in bytes of the block of gradients that a fused backward pass forms at a time,
+/// besides the memory that it needs later anyway. It keeps the extra memory of the operator below
+/// 256 MiB. Larger blocks need fewer additions to the gradient of hidden.
+inline constexpr int64_t kGradientBytesMax = int64_t{208} << 20;
+
+/// Returns how many rows can be cached if the cache, and the block of gradients that a fused
+/// backward pass forms at a time, may take `budget_bytes` together. Throws like CachedRowBytes.
+int64_t CachedRowsWithin(int64_t budget_bytes, LogitCacheKind kind, at::ScalarType wide,
+                         int64_t weight_rows);
+
+/// Returns the largest size in bytes of the block of gradients next to a cache of `cache_bytes`
+/// that does not have all rows.
+int64_t GradientBytesBeside(int64_t cache_bytes);
+
+/// Returns whether the options may leave rows out of the cache.
+bool IsPartlyCached(const Problem& problem);
+
+/// Returns an uninitialised cache for rows of target, whose sizes may be symbolic. The cache is
 /// [rows, pitch], or has no elements if nothing is cached. The result depends only on dtypes, sizes
 /// and options, as tracing requires.
 at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
@@ -60,26 +78,33 @@ at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogpro
 /// Returns an uninitialised cache for `num_rows` rows.
 at::Tensor EmptyLogitCache(int64_t num_rows, const Problem& problem);
 
-/// Copies a block of logits, [n, columns], to n rows of a cache in the wide dtype.
+/// Copies the first rows of a block of logits, [n, columns], to a cache in the wide dtype, which
+/// has at most n rows.
 void CacheLogits(const at::Tensor& cache_rows, Columns columns, const at::Tensor& logits);
 
-/// A subset of the rows of a cache.
+/// The part of a pass's rows that is cached: its first rows.
 struct CachedRows {
   /// The whole cache if `row_indices` is defined, otherwise these rows of it. Undefined if nothing
   /// is cached.
   at::Tensor cache;
-  at::Tensor row_indices;  ///< [n], int64, indices into `cache`; undefined: 0, 1, 2, ...
+  at::Tensor row_indices;  ///< [cached rows], int64, indices into `cache`; undefined: 0, 1, 2, ...
 
+  /// Returns the number of cached rows.
+  int64_t size() const {
+    if (!cache.defined()) return 0;
+    return row_indices.defined() ? row_indices.size(0) : cache.size(0);
+  }
+  /// Returns the cached ones of the pass's rows [begin, begin + size).
   CachedRows Slice(int64_t begin, int64_t size) const;
   /// Returns whether the cache holds logits rather than exponentials.
   bool has_logits() const { return cache.defined() && cache.scalar_type() != at::kByte; }
-  /// Returns the logits of some columns, [n, columns], like BlockLogits. The result may be a view
-  /// of the cache.
+  /// Returns the logits of some columns, [cached rows, columns], like BlockLogits. The result may
+  /// be a view of the cache.
   at::Tensor Logits(Columns columns) const;
 };
 
-/// Finds `rows` in the cache of a forward pass, which holds its valid rows. Throws c10::ValueError
-/// if `cache` has the wrong dtype or shape.
+/// Finds `rows` in the cache of a forward pass, which holds its first valid rows. Throws
+/// c10::ValueError if `cache` has the wrong dtype or shape.
 CachedRows FindCachedRows(const MaybeTensor& cache, const Rows& rows, const Problem& problem);
 
 }  // namespace logprobd::torch_ops

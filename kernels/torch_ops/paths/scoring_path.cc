@@ -37,7 +37,8 @@ std::unique_ptr<PendingScores> StartBlock(const ScoringPath& path, const Rows& r
   const int64_t size = std::min(path.BlockRows(problem), rows.size() - begin);
   at::Tensor block_cache;
   if (problem.options.keep_logits != LogitCacheKind::kNone) {
-    block_cache = SliceRows(cache, begin, size);
+    const int64_t cached = std::min(size, cache.size(0) - begin);
+    if (cached > 0) block_cache = SliceRows(cache, begin, cached);
   }
   return path.StartScores(rows.Slice(begin, size), problem, block_cache);
 }

@@ -96,10 +96,10 @@ class ScoringPath {
   virtual void ReserveMemory(int64_t num_rows, const Problem& problem) const = 0;
 
   /// Starts to compute the scores of a block of rows. The values that options.keep_logits requests
-  /// are written to `cache`, which is the block's rows of a cache, or undefined if nothing is
-  /// cached. Ranks of a group call it together unless the path is fused. A fused path only enqueues
-  /// kernels, which is also allowed while ranks exchange information. The vocabulary's size need
-  /// not be known yet.
+  /// are written to `cache`, which is the part of a cache for the block's first rows, or undefined
+  /// if none of its rows is cached. Ranks of a group call it together unless the path is fused. A
+  /// fused path only enqueues kernels, which is also allowed while ranks exchange information. The
+  /// vocabulary's size need not be known yet.
   virtual std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
                                                      const at::Tensor& cache) const = 0;
 

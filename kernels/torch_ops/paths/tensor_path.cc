@@ -142,7 +142,8 @@ void AccumulateArgmax(const at::Tensor& logits, int64_t first, BlockStats& stats
   stats.argmax = at::where(is_larger, column + first, stats.argmax);
 }
 
-/// Computes the statistics of `rows`, and writes their logits to `cache` if it is defined.
+/// Computes the statistics of `rows`, and writes the logits of the first rows to `cache` if it is
+/// defined.
 BlockStats AccumulateStats(const Rows& rows, const Problem& problem, const at::Tensor& cache) {
   const LinearLogprobOptions& options = problem.options;
   const Shard& shard = problem.shard;
@@ -317,9 +318,14 @@ class TensorDotGradients : public DotGradients {
 
  private:
   at::Tensor Logits(Columns columns) const {
-    const BackwardRows& all = arguments_.rows;
-    if (all.cached.has_logits()) return all.cached.Logits(columns);
-    return BlockLogits(all.rows.hidden, arguments_.problem, columns);
+    const CachedRows& cached = arguments_.rows.cached;
+    const at::Tensor& hidden = arguments_.rows.rows.hidden;
+    const int64_t num_cached = cached.has_logits() ? cached.size() : 0;
+    const int64_t num_others = hidden.size(0) - num_cached;
+    if (num_others == 0 && num_cached > 0) return cached.Logits(columns);
+    const at::Tensor others =
+        BlockLogits(SliceRows(hidden, num_cached, num_others), arguments_.problem, columns);
+    return num_cached > 0 ? at::cat({cached.Logits(columns), others}) : others;
   }
 
   /// Returns the gradient with respect to the logits before temperature.

@@ -26,9 +26,9 @@ class DeviceOps {
   virtual const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden,
                                        at::ScalarType weight, int64_t hidden_size) const;
 
-  /// Returns the bytes of device memory that this process can still get, including memory that
-  /// PyTorch holds unused, or 0 if the number is unknown. If at least `enough` bytes are available,
-  /// any number that is not below `enough` may be returned.
+  /// Returns the size in bytes of the largest tensor that can still be allocated on the device, or
+  /// 0 if it is unknown. Fragments of memory that PyTorch holds unused do not count. If it is at
+  /// least `enough`, any number that is not below `enough` may be returned.
   virtual int64_t FreeBytes(int64_t device, int64_t enough) const;
 
   /// Returns whether a CUDA graph captures the current stream of the device, so that the host must

@@ -5,12 +5,14 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -51,6 +53,7 @@ int64_t DeviceFreeBytes(c10::DeviceIndex device, int64_t reserved_bytes) {
   FreeMemory& memory = found->second;
   if (is_new || Clock::now() - memory.time > kFreeMemoryAgeMax) {
     const c10::cuda::CUDAGuard on_device(device);
+    const c10::cuda::CUDAStreamCaptureModeGuard while_capturing(cudaStreamCaptureModeRelaxed);
     size_t free = 0;
     size_t total = 0;
     CheckLaunch(cudaMemGetInfo(&free, &total), "the query of free GPU memory");
@@ -175,11 +178,21 @@ class CudaOps : public DeviceOps {
   }
 
   int64_t FreeBytes(int64_t device, int64_t enough) const override {
+    namespace allocator = c10::cuda::CUDACachingAllocator;
     const auto index = static_cast<c10::DeviceIndex>(device);
-    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(index);
+    size_t largest = 1;  // With 0, cacheInfo would query the GPU.
+    allocator::cacheInfo(index, &largest);
+    const auto held = static_cast<int64_t>(largest);
+    if (held >= enough) return held;
+    // For a larger tensor PyTorch first returns to the GPU what it holds, except parts of segments
+    // of which other parts are in use.
+    const auto stats = allocator::getDeviceStats(index);
     const int64_t reserved = stats.reserved_bytes[0].current;
-    const int64_t unused = reserved - stats.allocated_bytes[0].current;
-    return unused >= enough ? unused : unused + DeviceFreeBytes(index, reserved);
+    int64_t kept = stats.active_bytes[0].current;
+    if (!c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) {
+      kept += stats.inactive_split_bytes[0].current;
+    }
+    return std::max(held, DeviceFreeBytes(index, reserved) + reserved - kept);
   }
 
   bool IsCapturing(at::Device device) const override {

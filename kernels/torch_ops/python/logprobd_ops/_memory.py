@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -15,49 +15,90 @@ NOT_CACHED = 0
 WIDE = 1
 EXPONENTIALS = 2
 
+ALL_ROWS = -1  # value of the operators' cached_rows
+
 GIB = 1 << 30
 BUDGET_MIN = GIB
 BUDGET_MAX = 4 * GIB
+# Size of a block of logits for a loss when memory is short. A backward that computes logits again needs as much.
+LOSS_BUDGET_MIN = GIB // 4
 
 
-def budget_bytes(memory_budget: int | None, device: torch.device) -> int:
-    """Returns `memory_budget`, or the default if it is None. The default is an eighth of the GPU's
-    free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a function that is being compiled."""
-    if memory_budget is not None:
-        if memory_budget < 0:
-            raise ValueError(f"memory_budget is {memory_budget}: it must not be negative")
-        return memory_budget
+def budget_bytes(
+    memory_budget: int | None, hidden: Tensor, weight: Tensor, free_min: int = 0
+) -> int:
+    """Returns how many bytes of logits may be cached: `memory_budget`, or the default if it is None.
+
+    The default is an eighth of the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a
+    function that is being compiled. On a GPU the result is at most what is free besides the
+    gradients, but `free_min` bytes count as free. Compiled functions do not query the free memory.
+    """
+    if memory_budget is not None and memory_budget < 0:
+        raise ValueError(f"memory_budget is {memory_budget}: it must not be negative")
     if torch.compiler.is_compiling():
-        return BUDGET_MIN
-    if device.type != "cuda":
-        return BUDGET_MAX
+        return BUDGET_MIN if memory_budget is None else memory_budget
+    if hidden.device.type != "cuda":
+        return BUDGET_MAX if memory_budget is None else memory_budget
+    # Blocks, and the gradients of both inputs in their own dtypes and as sums in fp32.
+    reserve = GIB // 4 + 3 * (hidden.nbytes + weight.nbytes)
+    enough = max(8 * BUDGET_MAX, BUDGET_MAX + reserve)
+    if memory_budget is not None:
+        enough = memory_budget + reserve
+    device = hidden.device.index
     free = torch.ops.logprobd.free_bytes(
-        torch.cuda.current_device() if device.index is None else device.index, 8 * BUDGET_MAX
+        torch.cuda.current_device() if device is None else device, enough
     )
-    return max(BUDGET_MIN, min(BUDGET_MAX, free // 8))
+    if memory_budget is None:
+        memory_budget = max(BUDGET_MIN, min(BUDGET_MAX, free // 8))
+    return min(memory_budget, max(free_min, free - reserve))
 
 
-def logits_to_keep(
+class LogitCache(NamedTuple):
+    """What a forward caches: the operators' keep_logits and cached_rows."""
+
+    kind: int
+    rows: int
+
+
+def logit_cache(
     memory: Memory,
     memory_budget: int | None,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-) -> int:
-    """Returns the operators' keep_logits for these arguments of linear_logprob. Raises a ValueError
-    that names the argument if one is invalid."""
+) -> LogitCache:
+    """Returns what linear_logprob caches for these arguments. Raises a ValueError that names the
+    argument if one is invalid."""
     if memory not in get_args(Memory):
         raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
-    budget = budget_bytes(memory_budget, hidden.device) if memory == "auto" else None
+    budget = budget_bytes(memory_budget, hidden, weight) if memory == "auto" else None
     if memory == "recompute" or not any(gradients_needed(hidden, weight, bias)):
-        return NOT_CACHED
+        return LogitCache(NOT_CACHED, ALL_ROWS)
     kind = cache_kind(hidden, weight)
+    is_hooked = are_saved_tensors_hooked()
+    rows = target.numel()
     if budget is not None:
-        row_bytes = _cached_row_bytes(kind, hidden.dtype, weight.dtype, _as_number(weight.shape[0]))
-        if target.numel() * row_bytes > budget:
-            return NOT_CACHED
-    return kind
+        rows_max = _cacheable_rows(
+            kind, hidden.dtype, weight.dtype, _as_number(weight.shape[0]), _as_number(budget)
+        )
+        if is_hooked or rows_max == 0:
+            return LogitCache(NOT_CACHED, ALL_ROWS)
+        if rows > rows_max:
+            return LogitCache(kind, rows_max)
+    # A forward that is traced, or run again by a checkpoint, must save tensors of known shapes.
+    is_fixed = is_hooked or torch.compiler.is_compiling()
+    return LogitCache(kind, ALL_ROWS if is_fixed else rows)
+
+
+def are_saved_tensors_hooked() -> bool:
+    """Returns whether hooks take the tensors that autograd saves, as in torch.utils.checkpoint
+    without reentrance, or when saved tensors are moved to the CPU.
+
+    Large tensors should not be saved then: checkpointing drops them, and runs the forward again in
+    the backward, where it must save tensors of the same shapes although the free memory has changed.
+    """
+    return not torch.compiler.is_compiling() and torch.ops.logprobd.are_saved_tensors_hooked()
 
 
 def gradients_needed(*inputs: Tensor | None) -> list[bool]:
@@ -92,10 +133,11 @@ def _is_fused(
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _cached_row_bytes(
-    keep_logits: int, hidden: torch.dtype, weight: torch.dtype, weight_rows: int
+def _cacheable_rows(
+    keep_logits: int, hidden: torch.dtype, weight: torch.dtype, weight_rows: int, budget: int
 ) -> int:
-    return _asked_row_bytes(keep_logits, hidden, weight, weight_rows)
+    """Returns how many rows can be cached within a budget in bytes."""
+    return torch.ops.logprobd.cacheable_rows(keep_logits, hidden, weight, weight_rows, budget)
 
 
 @functools.cache  # Every step calls this.
@@ -103,10 +145,3 @@ def _asked_is_fused(
     device: torch.device, hidden: torch.dtype, weight: torch.dtype, hidden_size: int
 ) -> bool:
     return torch.ops.logprobd.is_fused(device, hidden, weight, hidden_size)
-
-
-@functools.cache  # Every step calls this.
-def _asked_row_bytes(
-    keep_logits: int, hidden: torch.dtype, weight: torch.dtype, weight_rows: int
-) -> int:
-    return torch.ops.logprobd.logit_cache_row_bytes(keep_logits, hidden, weight, weight_rows)

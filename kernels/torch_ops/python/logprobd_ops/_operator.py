@@ -73,6 +73,7 @@ def linear_logprob_arguments(
     return_argmax: bool,
     return_mean_logit: bool,
     keep_logits: int,
+    cached_rows: int,
     temperature: float | Tensor = 1.0,
     scale: float = 1.0,
     softcap: float | None = None,
@@ -112,4 +113,5 @@ def linear_logprob_arguments(
         return_argmax,
         return_mean_logit,
         keep_logits,
+        cached_rows,
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from logprobd_ops._memory import Memory, logits_to_keep
+from logprobd_ops._memory import Memory, logit_cache
 from logprobd_ops._operator import OutOfVocab, linear_logprob_arguments, load_library
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def linear_logprob(
     weight_grad: Tensor | None = None,
     return_argmax: bool = False,
     return_mean_logit: bool = False,
-    memory: Memory = "recompute",
+    memory: Memory = "auto",
     memory_budget: int | None = None,
 ) -> LinearLogprobOutput:
     """Computes log-probability, entropy and lse of each row without a [rows, V] tensor of logits.
@@ -87,16 +87,19 @@ def linear_logprob(
             gradient.
         return_argmax: also compute argmax.
         return_mean_logit: also compute mean_logit.
-        memory: whether the forward caches logits for the backward. "recompute": it does not, and
-            the backward computes them again. "cached": it caches the logits of all rows, ignored
-            ones included, until the end of the backward, which saves one of three matrix products.
-            The cache takes [rows, V] in fp32 (fp64 if hidden or weight is fp64), or about 2 bytes
-            per logit with the fused kernels, which save no product if the mean logit has a
-            gradient. "auto": "cached" if the cache fits in memory_budget, else "recompute". Nothing
-            is cached if no backward can follow. With a cache, a CUDA graph must contain both
-            forward and backward, or neither.
-        memory_budget: bytes, for "auto". Default: an eighth of the GPU's free memory, from 1 to 4 GiB;
-            4 GiB on a CPU; 1 GiB in a function that torch.compile traces.
+        memory: of how many rows the forward caches the logits for the backward, which computes those
+            of the other rows again: one matrix product more than the three that are needed. "auto": as
+            many as fit in memory_budget, the first rows that are not ignored. "cached": all rows.
+            "recompute": none. The cache takes [rows, V] in fp32 (fp64 if hidden or weight is fp64), or
+            about 2 bytes per logit with the fused kernels, which do not use it if the mean logit has a
+            gradient. It has room for ignored rows as well. Nothing is cached if no backward can follow
+            or the GPU's memory is short and, with "auto", while hooks take the tensors that autograd
+            saves, as in torch.utils.checkpoint without reentrance. A backward outside of the CUDA
+            graph that contains its forward does not use the cache.
+        memory_budget: bytes, for "auto": the cache and, with the fused kernels and rows that are not
+            cached, the block of gradients that the backward computes at a time. Default: an eighth of
+            the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a function that
+            torch.compile traces. On a GPU it is reduced to what is free besides the gradients.
 
     Raises:
         ValueError: shapes, dtypes, devices or options are invalid or do not match; the message
@@ -105,6 +108,7 @@ def linear_logprob(
         IndexError: a target is outside the vocabulary; the message names the row.
         RuntimeError: another rank of the group failed.
     """
+    cache = logit_cache(memory, memory_budget, hidden, weight, target, bias)
     logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob(
         *linear_logprob_arguments(
             hidden,
@@ -124,7 +128,8 @@ def linear_logprob(
             out_of_vocab=out_of_vocab,
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
-            keep_logits=logits_to_keep(memory, memory_budget, hidden, weight, target, bias),
+            keep_logits=cache.kind,
+            cached_rows=cache.rows,
         ),
         weight_grad,
     )

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from logprobd_ops._memory import NOT_CACHED, budget_bytes, cache_kind, gradients_needed
+from logprobd_ops._memory import (
+    ALL_ROWS,
+    LOSS_BUDGET_MIN,
+    NOT_CACHED,
+    budget_bytes,
+    cache_kind,
+    gradients_needed,
+)
 from logprobd_ops._operator import (
     OutOfVocab,
     check_head_options,
@@ -101,13 +108,14 @@ def linear_logprob_loss(
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
             keep_logits=cache_kind(hidden, weight) if any(needs) else NOT_CACHED,
+            cached_rows=ALL_ROWS,
             **head_options,
         ),
         *(each if isinstance(each, Tensor) else None for each in coefficients),
         [_factor(each) for each in coefficients],
         reduction == "mean",
         needs,
-        budget_bytes(memory_budget, hidden.device),
+        budget_bytes(memory_budget, hidden, weight, LOSS_BUDGET_MIN),
     )
     return LinearLogprobLossOutput(
         loss,

@@ -29,7 +29,7 @@ from logprobd_ops._cross_entropy import (
     row_coefficients,
     uniform_coefficients,
 )
-from logprobd_ops._memory import Memory
+from logprobd_ops._memory import Memory, are_saved_tensors_hooked
 from logprobd_ops._operator import check_head_options
 from logprobd_ops.linear_logprob import LinearLogprobOutput, linear_logprob
 from logprobd_ops.linear_logprob_loss import LinearLogprobLossOutput, linear_logprob_loss
@@ -69,10 +69,10 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     class_weights: Tensor | None = None,
     token_scaling: bool = False,
-    memory: Memory = "recompute",
+    memory: Memory = "auto",
     memory_budget: int | None = None,
     weight_grad: Tensor | None = None,
-    gradients_in_forward: bool = False,
+    gradients_in_forward: bool | None = None,
     return_z_loss: bool = False,
     return_token_accuracy: bool = False,
     return_predicted_tokens: bool = False,
@@ -93,11 +93,15 @@ def linear_cross_entropy(
         class_weights: the weights of the whole vocabulary, even if `weight` is a shard of it. They
             have no gradient. Entries from `vocab_valid` on are not used and may be missing.
         label_smoothing: in [0, 1]. The smoothed share is spread over the valid vocabulary.
-        gradients_in_forward: compute the gradients in this call. Only one backward can follow; it
-            multiplies them by the upstream gradient of the loss (see linear_logprob_loss). This
-            requires reduction "mean" or "sum". It excludes z_loss and token_scaling, whose
-            coefficients depend on the scores, and weight_grad, to which the forward would add.
-            `memory` is not used; memory_budget bounds the logits that are cached at a time.
+        gradients_in_forward: True: compute the gradients in this call, which is the fastest way. Only
+            one backward can follow; it multiplies them by the upstream gradient of the loss (see
+            linear_logprob_loss). This requires reduction "mean" or "sum". It excludes z_loss and
+            token_scaling, whose coefficients depend on the scores, and weight_grad, to which the
+            forward would add. `memory` is not used; memory_budget bounds the logits that are cached at
+            a time. False: compute them in the backward, as often as it runs. None: True if it is
+            possible, `memory` is "auto", no input is fp16 (a loss scale would come after the rounding
+            of the gradients) and no hooks take the tensors that autograd saves (as in
+            torch.utils.checkpoint without reentrance); else False.
         ignore_index, temperature, scale, softcap, vocab_start, vocab_valid, process_group, sequence_parallel,
             memory, memory_budget, weight_grad: see linear_logprob.
 
@@ -109,8 +113,16 @@ def linear_cross_entropy(
         raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
-    if gradients_in_forward:
-        _check_coefficients_are_known(reduction, z_loss, token_scaling, weight_grad)
+    obstacle = _obstacle_to_forward(reduction, z_loss, token_scaling, weight_grad)
+    if gradients_in_forward is None:
+        is_fp16 = torch.float16 in [
+            each.dtype for each in (hidden, weight, bias) if each is not None
+        ]
+        gradients_in_forward = (
+            obstacle is None and memory == "auto" and not is_fp16 and not are_saved_tensors_hooked()
+        )
+    elif gradients_in_forward and obstacle is not None:
+        raise ValueError(f"gradients_in_forward: {obstacle}; use only one of the two")
     is_smoothed = label_smoothing > 0.0
     needs_argmax = return_token_accuracy or return_predicted_tokens
     ignore_index = head_options.get("ignore_index", -100)
@@ -209,16 +221,14 @@ def _loss_of_rows(coefficients: RowCoefficients, scores: LinearLogprobOutput) ->
     return loss
 
 
-def _check_coefficients_are_known(
+def _obstacle_to_forward(
     reduction: Reduction, z_loss: float, token_scaling: bool, weight_grad: Tensor | None
-) -> None:
-    """Raises ValueError unless gradients can be computed in the forward."""
+) -> str | None:
+    """Returns why gradients cannot be computed in the forward, or None if they can."""
     obstacles = {
         'reduction "none" has one loss per row': reduction == "none",
         "z_loss has a gradient that depends on lse": z_loss != 0.0,
         "token_scaling depends on the probabilities": token_scaling,
         "weight_grad would change in the forward": weight_grad is not None,
     }
-    for obstacle, is_given in obstacles.items():
-        if is_given:
-            raise ValueError(f"gradients_in_forward: {obstacle}; use only one of the two")
+    return next((obstacle for obstacle, is_given in obstacles.items() if is_given), None)

@@ -20,18 +20,19 @@ using Scores = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
                              const MaybeTensor&, const MaybeTensor&, double, double, double,
                              int64_t, int64_t, int64_t, std::string_view, bool, bool, bool, bool,
-                             bool, int64_t, const MaybeTensor&);
+                             bool, int64_t, int64_t, const MaybeTensor&);
 
 Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
   const auto score = c10::Dispatcher::singleton()
                          .findSchemaOrThrow("logprobd::linear_logprob", "")
                          .typed<LinearLogprob>();
-  return score.call(
-      hidden, weight, target, std::nullopt, std::nullopt, std::nullopt,
-      /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0, /*ignore_index=*/-100,
-      /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
-      /*sequence_parallel=*/false, /*out_of_vocab_is_zero=*/false, /*need_entropy=*/true,
-      /*need_argmax=*/false, /*need_mean_logit=*/false, /*keep_logits=*/0, std::nullopt);
+  return score.call(hidden, weight, target, std::nullopt, std::nullopt, std::nullopt,
+                    /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0, /*ignore_index=*/-100,
+                    /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
+                    /*sequence_parallel=*/false, /*out_of_vocab_is_zero=*/false,
+                    /*need_entropy=*/true,
+                    /*need_argmax=*/false, /*need_mean_logit=*/false, /*keep_logits=*/0,
+                    /*cached_rows=*/-1, std::nullopt);
 }
 
 class LinearLogprobTest : public ::testing::Test {

@@ -276,7 +276,7 @@ def test_a_gradient_that_is_not_needed_has_no_elements(needs):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
     _, entropy, lse, *_ = linear_logprob(hidden, weight, case.target, bias)
-    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 0)
+    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 0, -1)
 
     computed = torch.ops.logprobd.linear_logprob_backward(
         *upstream_of(11),

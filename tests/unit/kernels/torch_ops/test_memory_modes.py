@@ -1,7 +1,9 @@
 """Cached logits give the bits of recomputed logits, and are cached exactly when they should be."""
 
 import gc
+import inspect
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from gradient_cases import (
     IGNORED,
     OPTIONS,
     Case,
+    assert_same,
     error_of,
     gradients,
     make_case,
@@ -17,10 +20,22 @@ from gradient_cases import (
     upstream_of,
 )
 from linear_logprob_reference import seeded
-from logprobd_ops._memory import GIB, budget_bytes
+from logprobd_ops import _memory
+from logprobd_ops._memory import (
+    ALL_ROWS,
+    EXPONENTIALS,
+    GIB,
+    LOSS_BUDGET_MIN,
+    NOT_CACHED,
+    WIDE,
+    LogitCache,
+    budget_bytes,
+    logit_cache,
+)
 from logprobd_ops.linear_logprob import linear_logprob
 from logprobd_ops.losses import linear_cross_entropy
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
@@ -180,27 +195,81 @@ def test_a_second_backward_gives_the_same_bits():
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
 
 
-def test_nothing_is_cached_by_default():
+def test_nothing_is_cached_on_request():
     case = make_case()
     with SavedCaches(case) as saved:
-        scores = score(case)
+        scores = score(case, memory="recompute")
 
     assert saved.logits == 0 and scores[0].requires_grad
 
 
 # Choice of the mode.
 
-BYTES = 11 * 200 * 8  # size of the case's logits in fp64
+ROW_BYTES = 200 * 8  # size of a row of the case's logits in fp64
 
 
-@pytest.mark.parametrize(("budget", "is_cached"), [(BYTES - 1, False), (BYTES, True), (None, True)])
-def test_auto_caches_logits_that_fit_the_budget(budget, is_cached):
+def cache_for(case: Case, memory="auto", memory_budget=None) -> LogitCache:
+    return logit_cache(memory, memory_budget, *case)
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows"),
+    [(11 * ROW_BYTES, 11), (None, 11), (11 * ROW_BYTES - 1, 10), (ROW_BYTES, 1)],
+)
+def test_auto_caches_as_many_rows_as_fit_the_budget(budget, rows):
+    assert cache_for(make_case(), memory_budget=budget) == LogitCache(WIDE, rows)
+
+
+def test_auto_caches_nothing_if_not_one_row_fits_the_budget():
+    assert cache_for(make_case(), memory_budget=ROW_BYTES - 1).kind == NOT_CACHED
+
+
+def test_auto_is_the_default():
     case = make_case()
-    with SavedCaches(case) as saved:
-        score_kept = score(case, memory="auto", memory_budget=budget)
 
-        assert saved.logits == int(is_cached)
-    assert score_kept[0].requires_grad
+    assert linear_logprob(*case).logprob.grad_fn is not None
+    assert inspect.signature(linear_logprob).parameters["memory"].default == "auto"
+
+
+# Every cut through 40 rows, of which some are ignored and some have no gradient.
+@pytest.mark.parametrize("cached_rows", (1, 2, 17, 34, 35, 36, 39))
+@pytest.mark.parametrize("ignored", ([], [0, 3, 4, 20, 39]))
+@pytest.mark.parametrize("unreached", ([], [0, 1, 5, 17, 38], list(range(30)), list(range(10, 40))))
+def test_rows_that_are_partly_cached_have_the_bits_of_recomputed_ones(
+    cached_rows, ignored, unreached
+):
+    case = exact_case()
+    case.target[ignored] = IGNORED
+    upstream = wide_upstream(case)
+    for each in upstream:
+        each[unreached] = 0
+    budget = cached_rows * 400 * 4
+    assert logit_cache("auto", budget, *case) == LogitCache(WIDE, cached_rows)
+
+    partly, recomputed = (
+        score(case, memory=m, memory_budget=budget) for m in ("auto", "recompute")
+    )
+    ours = torch.autograd.grad(partly, case.leaves, upstream, retain_graph=True)
+    again = torch.autograd.grad(partly, case.leaves, upstream)
+
+    truth = gradients(recomputed, case, upstream)
+    for our, same, true in zip(ours, again, truth, strict=True):
+        assert torch.equal(our, true) and torch.equal(same, true)
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "cached_rows"), [(33_500, 50, 32_900), (700, 8_000, 300)]
+)
+def test_blocks_of_rows_and_columns_may_be_partly_cached(rows, vocab, cached_rows):
+    case = exact_case(rows, 8, vocab)
+    case.target[::7] = IGNORED
+    upstream = wide_upstream(case)
+    budget = cached_rows * vocab * 4
+
+    ours = gradients(score(case, memory_budget=budget), case, upstream)
+
+    truth = gradients(score(case, memory="recompute"), case, upstream)
+    assert all(torch.equal(our, true) for our, true in zip(ours, truth, strict=True))
 
 
 def test_cached_ignores_the_budget():
@@ -211,19 +280,23 @@ def test_cached_ignores_the_budget():
         assert saved.logits == 1
 
 
-def cache_of(case: Case, keep_logits: int) -> Tensor:
+def cache_of(case: Case, keep_logits: int, cached_rows: int = ALL_ROWS) -> Tensor:
     """Returns the cache of the operator."""
     arguments = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False)
-    return torch.ops.logprobd.linear_logprob(*case, None, None, *arguments, keep_logits, None)[-1]
+    return torch.ops.logprobd.linear_logprob(
+        *case, None, None, *arguments, keep_logits, cached_rows, None
+    )[-1]
 
 
 def test_the_operator_returns_the_cache():
     case = make_case().to(torch.bfloat16)
 
-    cache, empty = cache_of(case, 1), cache_of(case, 0)
+    cache, part, empty = cache_of(case, 1), cache_of(case, 1, 5), cache_of(case, 0)
 
     assert cache.shape == (11, 200) and cache.dtype == torch.float32
     assert not cache.requires_grad
+    assert torch.equal(part, cache[:5])
+    assert cache_of(case, 1, 100).shape == (11, 200)
     assert empty.numel() == 0
 
 
@@ -235,9 +308,15 @@ def test_the_library_knows_the_size_of_the_cache(keep_logits, vocab, dtype):
     weight = torch.empty(vocab, 16, dtype=dtype, device="meta")
     case = Case(hidden, weight, torch.empty(7, dtype=torch.int64, device="meta"), None)
 
-    row_bytes = torch.ops.logprobd.logit_cache_row_bytes(keep_logits, dtype, dtype, vocab)
+    row_bytes = cache_of(case, keep_logits).nbytes // 7
+    budget = 3 << 40
 
-    assert cache_of(case, keep_logits).nbytes == 7 * row_bytes
+    rows = torch.ops.logprobd.cacheable_rows(keep_logits, dtype, dtype, vocab, budget)
+
+    # Beside exponentials, a block of 208 MiB fits, and rows are whole tiles of 256.
+    spare = budget - rows * row_bytes
+    block = 208 << 20 if keep_logits == EXPONENTIALS else 0
+    assert block <= spare < block + (256 if block else 1) * row_bytes
 
 
 def test_the_fused_kernels_do_not_support_a_cpu():
@@ -274,28 +353,120 @@ def test_nothing_is_cached_if_no_backward_can_follow(monkeypatch):
     assert len(seen) >= 2 and not any(seen)
 
 
-@pytest.mark.parametrize(("free_gib", "budget_gib"), [(100, 4), (16, 2), (8, 1), (2, 1)])
-def test_the_default_budget_is_an_eighth_of_the_free_memory(monkeypatch, free_gib, budget_gib):
-    monkeypatch.setattr(torch.ops.logprobd, "free_bytes", lambda _device, _enough: free_gib * GIB)
+class OnGpu(NamedTuple):
+    """What budget_bytes reads of a tensor on a GPU."""
 
-    assert budget_bytes(None, torch.device("cuda", 0)) == budget_gib * GIB
+    nbytes: int
+    device: torch.device = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("given_gib", "free_gib", "budget_gib"),
+    [
+        *[(None, 100, 4), (None, 16, 2), (None, 8, 1), (None, 3, 1)],
+        # A quarter and three times the inputs, here half a GiB in all, are left free.
+        *[(None, 1, 0.5), (None, 0.5, 0), (None, 0.3, 0), (None, 0, 0)],
+        *[(6, 100, 6), (6, 3, 2.5), (6, 0.3, 0), (0.25, 3, 0.25), (0, 100, 0)],
+    ],
+)
+def test_the_budget_is_at_most_what_is_free_besides_the_gradients(
+    monkeypatch, given_gib, free_gib, budget_gib
+):
+    monkeypatch.setattr(
+        torch.ops.logprobd, "free_bytes", lambda _device, _enough: int(free_gib * GIB)
+    )
+    given = None if given_gib is None else int(given_gib * GIB)
+
+    budget = budget_bytes(given, OnGpu(GIB // 24), OnGpu(GIB // 24))
+
+    assert abs(budget - budget_gib * GIB) <= 16
+
+
+@pytest.mark.parametrize(
+    ("given_mib", "free_mib", "budget_mib"),
+    [(None, 300, 256), (None, 0, 256), (None, 1024, 512), (100, 0, 100), (0, 0, 0)],
+)
+def test_a_loss_has_a_block_of_logits_even_if_memory_is_short(
+    monkeypatch, given_mib, free_mib, budget_mib
+):
+    monkeypatch.setattr(torch.ops.logprobd, "free_bytes", lambda *_: free_mib << 20)
+    given = None if given_mib is None else given_mib << 20
+
+    budget = budget_bytes(given, OnGpu(GIB // 24), OnGpu(GIB // 24), LOSS_BUDGET_MIN)
+
+    assert abs(budget - (budget_mib << 20)) <= 16
 
 
 def test_the_default_budget_on_a_cpu_is_the_maximum():
-    assert budget_bytes(None, torch.device("cpu")) == 4 * GIB
+    case = make_case()
+
+    assert budget_bytes(None, case.hidden, case.weight) == 4 * GIB
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("use_reentrant", (False, True))
+@pytest.mark.parametrize("memory", ("auto", "cached", "recompute"))
+@pytest.mark.parametrize("budgets", [(0, GIB), (GIB, 0), (5 * ROW_BYTES, 3 * ROW_BYTES)])
+def test_a_checkpoint_may_see_another_budget_in_its_second_forward(
+    monkeypatch, use_reentrant, memory, budgets
+):
+    """Regression: without reentrance, torch raised CheckpointError."""
+    case = make_case()
+    case.target[3] = IGNORED
+    of_forwards = iter(budgets)
+    monkeypatch.setattr(_memory, "budget_bytes", lambda *_: next(of_forwards))
+
+    def scores_of(hidden, weight, target, bias):
+        return tuple(score(Case(hidden, weight, target, bias), memory=memory))
+
+    scores = checkpoint(scores_of, *case, use_reentrant=use_reentrant)
+    torch.autograd.backward(scores, upstream_of(11))
+
+    truth = gradients(score(case, memory="recompute"), case, upstream_of(11))
+    assert_same([leaf.grad for leaf in case.leaves], truth)
+
+
+@pytest.mark.parametrize("use_reentrant", (False, True))
+def test_a_checkpoint_of_a_mean_loss_has_its_gradients(use_reentrant):
+    case = make_case()
+
+    def loss_of(hidden, weight, target, bias):
+        return linear_cross_entropy(hidden, weight, target, bias)
+
+    loss = checkpoint(loss_of, *case, use_reentrant=use_reentrant)
+    loss.backward()
+
+    truth = gradients(loss_of(*case), case)
+    assert_same([leaf.grad for leaf in case.leaves], truth)
+
+
+@pytest.mark.parametrize(("memory", "kind"), [("auto", NOT_CACHED), ("cached", WIDE)])
+def test_auto_saves_no_logits_through_hooks(memory, kind):
+    case = make_case()
+
+    with torch.autograd.graph.save_on_cpu():
+        cache = cache_for(case, memory)
+
+    assert cache == LogitCache(kind, ALL_ROWS)
 
 
 # Compiled callers.
 
 
-@pytest.mark.parametrize("memory", ("cached", "auto"))
+@pytest.mark.parametrize(
+    ("memory", "memory_budget"), [("cached", None), ("auto", None), ("auto", 17 * 200 * 4)]
+)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("is_dynamic", (False, True))
-def test_a_compiled_caller_gets_the_bits_of_eager(memory, dtype, is_dynamic):
+def test_a_compiled_caller_gets_the_bits_of_eager(memory, memory_budget, dtype, is_dynamic):
     torch._dynamo.reset()
 
     def loss(hidden, weight, target, bias):
-        logprob, entropy, *_ = linear_logprob(hidden, weight, target, bias, memory=memory)
+        logprob, entropy, *_ = linear_logprob(
+            hidden, weight, target, bias, memory=memory, memory_budget=memory_budget
+        )
         return logprob.sum() + 0.5 * entropy.sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=is_dynamic)
@@ -311,7 +482,7 @@ def test_a_compiled_caller_gets_the_bits_of_eager(memory, dtype, is_dynamic):
 def test_the_backward_operator_passes_opcheck_with_cached_logits():
     case = make_case().to(torch.float32)
     leaves = [leaf.detach() for leaf in case.leaves]
-    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1)
+    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1, -1)
     inputs = (leaves[0], leaves[1], case.target, leaves[2], None, None, *options)
     _, entropy, lse, _, _, lse_rest, cache = torch.ops.logprobd.linear_logprob(*inputs, None)
 
@@ -342,7 +513,7 @@ def test_an_unknown_kind_of_cache_is_named():
 def test_a_cache_of_another_format_raises(cache):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
-    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1)
+    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1, -1)
     rows = torch.ones(11, dtype=torch.float64)
 
     with pytest.raises(ValueError, match="cache is"):
@@ -355,16 +526,19 @@ def test_a_cache_of_another_format_raises(cache):
 # Losses.
 
 
-@pytest.mark.parametrize("memory", ("cached", "auto"))
-def test_the_cross_entropy_passes_on_the_mode(memory):
+@pytest.mark.parametrize(("memory", "budget"), [("cached", 0), ("recompute", None)])
+@pytest.mark.parametrize("gradients_in_forward", (False, None))
+def test_the_cross_entropy_passes_on_the_mode(memory, budget, gradients_in_forward):
     case = make_case()
     with SavedCaches(case) as saved:
-        loss = linear_cross_entropy(*case, memory=memory)
-        assert saved.logits == 1
-        small = linear_cross_entropy(*case, memory=memory, memory_budget=BYTES - 1)
-        assert saved.logits == 1 + (memory == "cached")
+        _alive = linear_cross_entropy(
+            *case,
+            memory=memory,
+            memory_budget=budget,
+            gradients_in_forward=gradients_in_forward,
+        )
 
-    assert torch.equal(loss, small)
+        assert saved.logits == int(memory == "cached")
 
 
 def test_the_cross_entropy_passes_on_weight_grad():

@@ -332,7 +332,22 @@ def differentiate_another_cache(rank: int, _size: int, given: dict, borders: lis
     mine = shard(given, borders, rank)
     inputs = (*(mine[name] for name in ("hidden", "weight", "target")), None, None, None)
     group = dist.group.WORLD.group_name
-    options = (1.0, 1.0, 0.0, -100, borders[rank], -1, group, False, False, True, False, False, 1)
+    options = (
+        1.0,
+        1.0,
+        0.0,
+        -100,
+        borders[rank],
+        -1,
+        group,
+        False,
+        False,
+        True,
+        False,
+        False,
+        1,
+        -1,
+    )
     _, entropy, lse, _, _, rest, cache = torch.ops.logprobd.linear_logprob(*inputs, *options, None)
     upstream = (torch.ones(ROWS), None, None, None, lse, rest, entropy)
     torch.ops.logprobd.linear_logprob_backward(
@@ -406,5 +421,5 @@ def test_an_unknown_group_raises() -> None:
         torch.ops.logprobd.linear_logprob(
             *(given[name] for name in ("hidden", "weight", "target")),
             *(None, None, None, 1.0, 1.0, 0.0, -100, 0, -1, "nobody"),
-            *(False, False, True, False, False, 0, None),
+            *(False, False, True, False, False, 0, -1, None),
         )

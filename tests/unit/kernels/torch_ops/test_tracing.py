@@ -48,6 +48,7 @@ def raw_arguments(
     vocab_valid=-1,
     needs=(True, False, False),
     keep_logits=False,
+    cached_rows=-1,
     weight_grad=None,
 ) -> tuple:
     """Returns the arguments of torch.ops.logprobd.linear_logprob. `needs` are the flags for entropy, argmax and mean
@@ -71,6 +72,7 @@ def raw_arguments(
         False,
         *needs,
         int(keep_logits),
+        cached_rows,
         weight_grad,
     )
 
@@ -84,6 +86,7 @@ SAMPLES = {
     "softcap": {"softcap": 10.0},
     "padding": {"vocab_valid": 256},
     "cached logits": {"keep_logits": True},
+    "some cached logits": {"keep_logits": True, "cached_rows": 5},
 }
 CHECKS = (
     "test_schema",
