@@ -1,6 +1,7 @@
 """Imports the linear cross entropy functions of other packages for operator_bench.py."""
 
 import importlib
+import os
 from collections.abc import Callable
 
 from torch import Tensor
@@ -38,11 +39,57 @@ def _liger() -> Scores:
     return scores
 
 
-# verl returns both scores of each token, CCE returns the loss of each token, and Liger (Triton) returns the mean loss.
+def _liger_cute() -> Scores:
+    # By default, Liger waits for the GPU in each call to check the targets.
+    os.environ.setdefault("LIGER_SCALED_CE_SM90_VALIDATE_TARGETS", "0")
+    module = importlib.import_module("liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90")
+    function = module.LigerFusedScaledCrossEntropySM90Function
+
+    def scores(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        loss, entropy = function.apply(hidden, weight, target, 1.0, -100, 1, True)
+        return -loss, entropy
+
+    return scores
+
+
+def _quack() -> Scores:
+    _let_quack_name_unknown_objects()
+    loss = importlib.import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
+
+    def scores(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        return (loss(hidden, weight, target, reduction="mean", tuned=False),)
+
+    return scores
+
+
+def _let_quack_name_unknown_objects() -> None:
+    """Lets QuACK 0.6.5 run with nvidia-cutlass-dsl 4.7: its key for compiled kernels refuses some objects, which
+    are named by their type here."""
+    identity = importlib.import_module("quack.gemm_runtime.identity")
+    known = identity.semantic_value_key
+
+    def key(value: object, seen: object) -> object:
+        try:
+            return known(value, seen)
+        except TypeError:
+            return (
+                "opaque",
+                type(value).__module__,
+                type(value).__qualname__,
+                str(getattr(value, "__qualname__", getattr(value, "name", ""))),
+            )
+
+    identity.semantic_value_key = key
+
+
+# verl and Liger CuTe return both scores of each token, CCE returns the loss of each token, and Liger (Triton) and
+# QuACK return the mean loss.
 PEERS = {
     "verl": _verl,
     "CCE, no entropy": _cce,
     "Liger Triton, mean loss, no entropy": _liger,
+    "Liger CuTe": _liger_cute,
+    "QuACK, mean loss, no entropy": _quack,
 }
 
 
@@ -51,6 +98,6 @@ def importable() -> dict[str, Scores]:
     for name, peer in PEERS.items():
         try:
             found[name] = peer()
-        except ImportError:
+        except (ImportError, AttributeError):
             continue
     return found

@@ -30,7 +30,12 @@ class View(NamedTuple):
 
 SHAPE = r"H=(?P<H>\d+), V=(?P<V>\d+), T=(?P<T>\d+)"
 OPERATOR_SHAPE = r"T=(?P<T>\d+), H=(?P<H>\d+), V=(?P<V>\d+)"
-OURS = ("operator", "operator, logits kept", "operator, mean loss, gradients in the forward")
+OURS = (
+    "operator",
+    "operator, logits kept",
+    "operator, logits kept in part",
+    "operator, mean loss, gradients in the forward",
+)
 PACKAGES = (
     "operator",
     "torch",
@@ -38,6 +43,8 @@ PACKAGES = (
     "verl",
     "CCE, no entropy",
     "Liger Triton, mean loss, no entropy",
+    "Liger CuTe",
+    "QuACK, mean loss, no entropy",
 )
 TIMED = ("figure", "ratio", "target")
 
@@ -339,6 +346,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
 # Short names of columns and baselines for the tables.
 SHORT = {
     "operator, logits kept": "logits kept",
+    "operator, logits kept in part": "kept in part",
     "operator, mean loss, gradients in the forward": "mean loss",
     "operator, sequence parallel": "sequence parallel",
     "operator, 70 % of rows ignored": "operator, one call",

@@ -1,7 +1,9 @@
 // Autograd of torch.ops.logprobd.linear_logprob and linear_logprob_loss.
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <array>
@@ -54,6 +56,13 @@ void CheckNeedsNoGradient(const MaybeTensor& tensor, const char* name) {
 void CheckConstantInputs(const LinearLogprobInputs& inputs) {
   CheckNeedsNoGradient(inputs.row_temperature, "temperature");
   CheckNeedsNoGradient(inputs.mean_logit_weights, "mean_logit_weights");
+}
+
+/// Returns whether the backward pass that runs is the last one through its graph, so that it may
+/// overwrite saved tensors. A traced pass must not, because it may run several times.
+bool IsLastBackward() {
+  return !torch::autograd::get_current_graph_task_keep_graph() &&
+         !c10::impl::dispatch_mode_enabled();
 }
 
 MaybeTensor IfDefined(const Tensor& tensor) {
@@ -109,7 +118,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
         IfDefined(saved[5])};
     const UpstreamGradients gradients_of_scores = {IfDefined(upstream[0]), IfDefined(upstream[1]),
                                                    IfDefined(upstream[2]), IfDefined(upstream[4])};
-    SavedOutputs outputs = {saved[6], saved[7], saved[8], IfDefined(saved[9])};
+    SavedOutputs outputs = {saved[6], saved[7], saved[8], IfDefined(saved[9]), IsLastBackward()};
     // Without a graph the cache has only the valid rows, which a captured pass does not know.
     if (outputs.cache.has_value() &&
         context->saved_data[kIsCaptured].toBool() != IsCapturing(inputs)) {

@@ -55,7 +55,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
                              const LinearLogprobOptions& options) {
   // Autocast must not change the dtypes that are chosen here.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  Problem problem(inputs, options);
+  Problem problem(inputs, WithRebasedCache(inputs, options));
   at::Tensor cache;
   const auto prepare = [&] {
     CheckArguments(inputs, options, problem.group);
@@ -81,7 +81,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
                         GradientNeeds needs, const MaybeTensor& weight_grad) {
   // Autocast must not change the dtypes that are chosen here.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  Problem problem(inputs, options);
+  Problem problem(inputs, WithRebasedCache(inputs, options));
   if (!saved.cache.has_value() || saved.cache->size(0) == 0) {
     problem.options.keep_logits = LogitCacheKind::kNone;
   }
@@ -93,7 +93,10 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
     problem.Plan();
-    const bool is_early = problem.path->DifferentiatesDuringCompaction(upstream, problem);
+    // The gradients overwrite the cached exponentials only if the host knows the rows.
+    const bool is_in_place = saved.cache.has_value() && saved.is_cache_overwritable;
+    const bool is_early =
+        !is_in_place && problem.path->DifferentiatesDuringCompaction(upstream, problem);
     subset = CompactRows(problem, FlatTarget(inputs), upstream, /*ids=*/{},
                          is_early ? Wait::kLater : Wait::kNow);
     const int64_t num_rows = subset.size(num_all);

@@ -66,8 +66,8 @@ enum class LogitCacheKind : int64_t {
   kWide = 1,  ///< All logits, in the wide dtype.
   /// All logits as exponentials in 16 bits (kernels::CachedExponentials). Fused path only.
   kExponentials = 2,
-  /// Like kExponentials, but relative to one reference exponent per row where possible. The loss
-  /// chooses it when gradients are exponentials times a factor; callers cannot request it.
+  /// Like kExponentials, but relative to one reference exponent per row where possible. The
+  /// operator chooses it when gradients are exponentials times a factor; callers cannot request it.
   kRebasedExponentials = 3,
 };
 
@@ -165,7 +165,8 @@ struct SavedOutputs {
   static constexpr auto Fields() {
     using Saved = SavedOutputs;
     return std::tuple{Field{"lse", &Saved::lse}, Field{"lse_rest", &Saved::lse_rest},
-                      Field{"entropy", &Saved::entropy}, Field{"cache", &Saved::cache}};
+                      Field{"entropy", &Saved::entropy}, Field{"cache", &Saved::cache},
+                      Field{"is_cache_overwritable", &Saved::is_cache_overwritable}};
   }
 };
 

@@ -108,10 +108,8 @@ bool AreGradientsExponentials(const LossCoefficients& coefficients, GradientNeed
                               const LinearLogprobOptions& options) {
   const auto [logprob, entropy, lse, mean_logit] = coefficients.factors;
   const bool is_logprob_alone = logprob != 0 && entropy == 0 && lse == 0 && mean_logit == 0;
-  // The bias's gradient is summed over rows before they are multiplied by their factors. The range
-  // of fp16 is too small for the exponentials.
-  return is_logprob_alone && !needs.bias && options.softcap == 0 &&
-         inputs.hidden.scalar_type() == at::kBFloat16;
+  // The bias's gradient is summed over rows before they are multiplied by their factors.
+  return is_logprob_alone && !needs.bias && CanRebaseExponentials(inputs, options);
 }
 
 /// Returns the options of the pass, which may compute more scores than it returns.

@@ -117,7 +117,8 @@ class FusedDotGradients : public DotGradients {
   /// Whether gradients overwrite the cached exponentials, which have the same size. The rows must
   /// be those of the cache, in order.
   bool is_in_place() const {
-    return uses_cache() && rows_.saved.is_cache_overwritable && cached_rows() == nullptr;
+    return uses_cache() && rows_.saved.is_cache_overwritable && cached_rows() == nullptr &&
+           num_cached() == num_rows_;
   }
 
   /// Whether rebasing alone turns the exponentials into gradients, up to a factor per row.

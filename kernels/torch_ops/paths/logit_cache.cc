@@ -48,6 +48,23 @@ at::Tensor IndicesAmongValid(const Rows& rows, const Problem& problem) {
 
 }  // namespace
 
+bool CanRebaseExponentials(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
+  // The range of fp16 is too small for the exponentials.
+  return options.softcap == 0 && inputs.hidden.scalar_type() == at::kBFloat16;
+}
+
+LinearLogprobOptions WithRebasedCache(const LinearLogprobInputs& inputs,
+                                      LinearLogprobOptions options) {
+  // The bias's gradient is summed over rows before they are multiplied by their factors.
+  const bool is_linear =
+      !options.need_entropy && !options.need_mean_logit && !inputs.bias.has_value();
+  if (options.keep_logits == LogitCacheKind::kExponentials && is_linear &&
+      CanRebaseExponentials(inputs, options)) {
+    options.keep_logits = LogitCacheKind::kRebasedExponentials;
+  }
+  return options;
+}
+
 int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_rows) {
   const CacheFormat format = FormatOf(kind, wide, weight_rows);
   return format.pitch.expect_int() * static_cast<int64_t>(c10::elementSize(format.dtype));

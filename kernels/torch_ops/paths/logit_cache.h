@@ -49,6 +49,15 @@ struct CachedRowLayout {
   T num_tiles;
 };
 
+/// Returns whether a cache of exponentials may be kRebasedExponentials, provided that the gradient
+/// of a row is its exponentials times one factor, except at the target.
+bool CanRebaseExponentials(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+
+/// Returns `options` with kRebasedExponentials in place of kExponentials if every gradient that can
+/// follow the forward pass permits it. Forward and backward pass call it with the same arguments.
+LinearLogprobOptions WithRebasedCache(const LinearLogprobInputs& inputs,
+                                      LinearLogprobOptions options);
+
 /// Returns the number of bytes per row of a cache for a weight of `weight_rows` rows. Throws
 /// c10::ValueError for an invalid `kind`.
 int64_t CachedRowBytes(LogitCacheKind kind, at::ScalarType wide, int64_t weight_rows);

@@ -14,6 +14,9 @@ BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "releas
 os.environ.setdefault(
     "LINEAR_LOGPROB_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
 )
+# Compiled graphs of an earlier build may call operators with other arguments.
+os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 DEVICE = os.environ.get("LINEAR_LOGPROB_DEVICE", "cpu")
 if DEVICE != "cpu":
     torch.set_default_device(DEVICE)

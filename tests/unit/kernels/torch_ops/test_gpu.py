@@ -383,6 +383,27 @@ def test_a_second_backward_through_the_fused_kernels_gives_the_same_bits(memory)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("need_entropy", (True, False))
+@pytest.mark.parametrize(("rows", "unreached"), [(300, []), (300, [1, 8, 299]), (5000, [])])
+def test_the_last_backward_may_overwrite_the_cache(rows, unreached, need_entropy):
+    hidden, weight, target = make_case(rows, 256, 40_000)
+    weight.data[: rows // 2] *= 8  # peaked rows
+    upstream = torch.randn(3, rows, device="cuda")
+    upstream[:, unreached] = 0
+
+    def gradients(memory: str, passes: int) -> list[Tensor]:
+        scores = linear_logprob(hidden, weight, target, need_entropy=need_entropy, memory=memory)
+        outputs = [scores.logprob, scores.lse] + [scores.entropy] * need_entropy
+        for _ in range(passes - 1):
+            torch.autograd.backward(outputs, list(upstream[: len(outputs)]), retain_graph=True)
+        return torch.autograd.grad(outputs, (hidden, weight), list(upstream[: len(outputs)]))
+
+    expected = gradients("recompute", 1)
+    for passes in (1, 2):
+        for ours, same in zip(gradients("cached", passes), expected, strict=True):
+            assert (ours.double() - same.double()).norm() <= 4e-3 * same.double().norm()
+
+
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
 def test_rows_have_the_same_bits_among_so_many_that_the_host_waits_for_their_number(memory):
     hidden, weight, target = make_case(rows=5000)

@@ -284,6 +284,7 @@ def test_a_gradient_that_is_not_needed_has_no_elements(needs):
         torch.zeros_like(lse),
         entropy,
         None,
+        False,
         hidden,
         weight,
         case.target,

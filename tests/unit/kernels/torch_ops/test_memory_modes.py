@@ -488,7 +488,7 @@ def test_the_backward_operator_passes_opcheck_with_cached_logits():
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward.default,
-        (*wide_upstream(case), lse, lse_rest, entropy, cache, *inputs, [True, True, True]),
+        (*wide_upstream(case), lse, lse_rest, entropy, cache, False, *inputs, [True, True, True]),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -518,7 +518,7 @@ def test_a_cache_of_another_format_raises(cache):
 
     with pytest.raises(ValueError, match="cache is"):
         torch.ops.logprobd.linear_logprob_backward(
-            *(rows, None, None, None, rows, rows, rows, cache),
+            *(rows, None, None, None, rows, rows, rows, cache, False),
             *(hidden, weight, case.target, bias, None, None, *options, [True, True, True]),
         )
 

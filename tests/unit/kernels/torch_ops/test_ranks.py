@@ -351,7 +351,12 @@ def differentiate_another_cache(rank: int, _size: int, given: dict, borders: lis
     _, entropy, lse, _, _, rest, cache = torch.ops.logprobd.linear_logprob(*inputs, *options, None)
     upstream = (torch.ones(ROWS), None, None, None, lse, rest, entropy)
     torch.ops.logprobd.linear_logprob_backward(
-        *upstream, cache[:, 1:] if rank == 1 else cache, *inputs, *options, [True, True, False]
+        *upstream,
+        cache[:, 1:] if rank == 1 else cache,
+        False,
+        *inputs,
+        *options,
+        [True, True, False],
     )
 
 

@@ -131,7 +131,7 @@ def test_the_backward_operator_passes_opcheck(needs):
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward.default,
-        (*upstream, lse, lse_rest, entropy, None, *forward[:-1], list(needs)),
+        (*upstream, lse, lse_rest, entropy, None, False, *forward[:-1], list(needs)),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -150,6 +150,7 @@ def test_the_accumulating_backward_operator_passes_opcheck():
             lse_rest,
             entropy,
             None,
+            False,
             *forward[:-1],
             [True, True, True],
             torch.ones(257, 17),
