@@ -66,8 +66,9 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
 
 const std::vector<std::string>& OutputNames() {
   // Name i belongs to bit i of ScoreRequest.outputs.
-  static const std::vector<std::string> names = {
-      "logprob", "entropy", "lse", "argmax", "greedy", "sum_p_squared", "max_logit", "min_logit"};
+  static const std::vector<std::string> names = {"logprob",   "entropy",   "lse",
+                                                 "argmax",    "greedy",    "sum_p_squared",
+                                                 "max_logit", "min_logit", "target_rank"};
   return names;
 }
 

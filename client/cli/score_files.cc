@@ -292,6 +292,7 @@ void WriteJsonLines(const ScoreArgs& args, const ScoreResult& result, std::ostre
     AddIfPresent("sum_p_squared", result.sum_p_squared, row, line);
     AddIfPresent("max_logit", result.max_logit, row, line);
     AddIfPresent("min_logit", result.min_logit, row, line);
+    AddIfPresent("target_rank", result.target_rank, row, line);
     if (top_k > 0) {
       line.AddList("top_k_ids", absl::MakeConstSpan(result.top_k_ids).subspan(row * top_k, top_k));
       line.AddList("top_k_logprobs",
@@ -342,6 +343,7 @@ absl::Status WriteNpyFiles(const ScoreArgs& args, const ScoreResult& result,
   write("sum_p_squared", "<f4", result.sum_p_squared);
   write("max_logit", "<f4", result.max_logit);
   write("min_logit", "<f4", result.min_logit);
+  write("target_rank", "<i4", result.target_rank);
   write("top_k_ids", "<i4", result.top_k_ids, top_k_shape);
   write("top_k_logprobs", "<f4", result.top_k_logprobs, top_k_shape);
   write("candidate_logprobs", "<f4", result.candidate_logprobs);

@@ -179,6 +179,7 @@ ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
   result_.sum_p_squared.resize(size(output::kSumPSquared));
   result_.max_logit.resize(size(output::kMaxLogit));
   result_.min_logit.resize(size(output::kMinLogit));
+  result_.target_rank.resize(size(output::kTargetRank));
   result_.candidate_logprobs.resize(args.candidate_ids.size());
   const size_t segments = args.segment_offsets.empty() ? 0 : args.segment_offsets.size() - 1;
   result_.segment_logprob.resize(segments);
@@ -245,6 +246,8 @@ absl::StatusOr<bool> ResultMerger::Offer(
                       &result_.max_logit));
   status.Update(Place("min_logit", response.min_logit(), begin, count(output::kMinLogit),
                       &result_.min_logit));
+  status.Update(Place("target_rank", response.target_rank(), begin, count(output::kTargetRank),
+                      &result_.target_rank));
   status.Update(Place("top_k_ids", response.top_k_ids(), begin * args_.top_k, rows * args_.top_k,
                       &result_.top_k_ids));
   status.Update(Place("top_k_logprobs", response.top_k_logprobs(), begin * args_.top_k,

@@ -102,6 +102,7 @@ inline constexpr uint32_t kGreedy = 16;
 inline constexpr uint32_t kSumPSquared = 32;
 inline constexpr uint32_t kMaxLogit = 64;
 inline constexpr uint32_t kMinLogit = 128;
+inline constexpr uint32_t kTargetRank = 256;
 inline constexpr uint32_t kDefault = kLogprob | kEntropy;
 }  // namespace output
 
@@ -168,7 +169,8 @@ struct ServerTimings {
 };
 
 /// The scores of a call, in the order of its rows. Outputs that were not requested are empty.
-/// Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids. Logprobs,
+/// Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids
+/// and ranks. Logprobs,
 /// entropies and lse are in nats.
 struct ScoreResult {
   int64_t rows = 0;
@@ -196,6 +198,9 @@ struct ScoreResult {
   std::vector<double> segment_logprob;    ///< [segments], sum over the scored rows.
   std::vector<uint32_t> segment_rows;     ///< [segments], number of rows that are not ignored.
   std::vector<uint8_t> segment_greedy;    ///< [segments], 1: every scored row is greedy.
+  /// [rows], number of ids with a larger logit than the target's, or with an equal one and a lower
+  /// id; 0: the target is the argmax.
+  std::vector<int32_t> target_rank;
 
   Transport transport = Transport::kTcp;  ///< The transport of most rows.
   ServerTimings timings;

@@ -1,5 +1,6 @@
 // The kernels that read a chunk of fp32 dot products: TileStatsKernel, TopKKernel and
-// GatherLogitsKernel.
+// GatherLogitsKernel; GatherWeightKernel and TargetLogitsKernel, which compute the logits of
+// targets before the first chunk.
 //
 // TileStatsKernel: computes the partials of every (row, tile) of a chunk.
 //
@@ -32,6 +33,17 @@
 // Traffic   Reads 8 bytes per pair and chunk, and one sector for each pair that the chunk holds.
 // Numerics  Logits are bit-identical to those that the other kernels use.
 // Limits    2^31 - 1 pairs per launch.
+// Source    Our own.
+//
+// GatherWeightKernel, TargetLogitsKernel: compute the logits of the targets of some rows.
+//
+// Idea      A rank is the number of logits above the target's, so that logit must be known before
+//           the chunks are read. The GEMM multiplies the rows by the weight rows of their targets;
+//           the diagonal of the product has the bits that the target has in its chunk.
+// Work      One block per weight row, 16 bytes per thread and step; one thread per target logit.
+// Traffic   Reads and writes one weight row per target.
+// Numerics  Copies bits; logits are computed as in the other kernels.
+// Limits    2^24 rows per launch.
 // Source    Our own.
 
 #include <climits>
@@ -171,6 +183,20 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
     if (writes) atomicMax(params.min_keys + row, ~OrderedBits(min_logit));
   }
+  if (params.rank_counts != nullptr) {
+    const float target_logit = params.target_logits[some_row];
+    const auto target = static_cast<int32_t>(params.targets[some_row] - vocab_column);
+    int32_t count = 0;
+#pragma unroll
+    for (int i = 0; i < kChainColumns; ++i) {
+      count += RanksAbove(z[i], i * kTileChains, target_logit, target) ? 1 : 0;
+    }
+#pragma unroll
+    for (int mask = 1; mask < kTileChains; mask *= 2) {
+      count += __shfl_xor_sync(kFullWarp, count, mask);
+    }
+    if (writes && count > 0) atomicAdd(params.rank_counts + row, count);
+  }
   if (writes) {
     const int64_t column = params.targets[row] - vocab_tile * kTileColumns;
     if (column >= 0 && column < kTileColumns && params.targets[row] < chunk.vocab_size) {
@@ -236,6 +262,37 @@ __global__ void __launch_bounds__(kBlockThreads)
   params.logits[i] = LogitAt<true>(params.chunk, row, column);
 }
 
+__device__ __forceinline__ bool Holds(const ShardTargets& shard, int32_t target) {
+  return target >= shard.column_begin && target < shard.column_end;
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    GatherWeightKernel(const ShardTargets shard, const uint4* weight, const int64_t row_vectors,
+                       uint4* out) {
+  const int64_t row = blockIdx.x;
+  const int32_t target = shard.targets[row];
+  const int64_t column = Holds(shard, target) ? target - shard.column_begin : 0;
+  for (int64_t i = threadIdx.x; i < row_vectors; i += kBlockThreads) {
+    out[row * row_vectors + i] = weight[column * row_vectors + i];
+  }
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    TargetLogitsKernel(const TargetLogitsParams params) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  if (row >= params.targets.num_rows) return;
+  const int32_t target = params.targets.targets[row];
+  if (!Holds(params.targets, target)) return;
+  const float bias = params.bias == nullptr ? 0.0F : params.bias[target];
+  const float dot = params.dots[row * params.row_stride + row];
+  params.logits[row] = LogitOf(dot, bias, params.transform);
+}
+
+bool IsValid(const ShardTargets& shard) {
+  return shard.targets != nullptr && shard.num_rows >= 0 && shard.num_rows <= (1 << 24) &&
+         shard.column_begin >= 0 && shard.column_begin < shard.column_end;
+}
+
 }  // namespace
 
 cudaError_t LaunchTileStats(const TileStatsParams& params, cudaStream_t stream) {
@@ -286,6 +343,31 @@ cudaError_t LaunchGatherLogits(const GatherLogitsParams& params, cudaStream_t st
   const int64_t blocks = (params.count + kBlockThreads - 1) / kBlockThreads;
   GatherLogitsKernel<<<static_cast<uint32_t>(blocks), kBlockThreads, 0, stream>>>(
       params, ValidColumns(params.chunk));
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchGatherWeight(const ShardTargets& targets, const void* weight, int64_t row_bytes,
+                               void* out, cudaStream_t stream) {
+  constexpr int64_t kVectorBytes = sizeof(uint4);
+  if (!IsValid(targets) || weight == nullptr || out == nullptr || row_bytes < kVectorBytes ||
+      row_bytes % kVectorBytes != 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (targets.num_rows == 0) return cudaSuccess;
+  GatherWeightKernel<<<static_cast<uint32_t>(targets.num_rows), kBlockThreads, 0, stream>>>(
+      targets, static_cast<const uint4*>(weight), row_bytes / kVectorBytes,
+      static_cast<uint4*>(out));
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchTargetLogits(const TargetLogitsParams& params, cudaStream_t stream) {
+  if (!IsValid(params.targets) || params.dots == nullptr || params.logits == nullptr ||
+      params.row_stride < params.targets.num_rows) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.targets.num_rows == 0) return cudaSuccess;
+  const int64_t blocks = (params.targets.num_rows + kBlockThreads - 1) / kBlockThreads;
+  TargetLogitsKernel<<<static_cast<uint32_t>(blocks), kBlockThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 

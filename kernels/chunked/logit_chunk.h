@@ -49,6 +49,10 @@ struct TileStatsParams {
   /// [num_rows]: maximum of the old value and ~OrderedBits of the chunk's smallest logit; null: not
   /// requested.
   uint32_t* min_keys = nullptr;
+  /// [num_rows]: increased by the number of the chunk's logits that rank above the target's
+  /// (RanksAbove); null: not requested. Otherwise target_logits must hold the logit of every row's
+  /// target before the launch; LaunchTargetLogits computes them.
+  int32_t* rank_counts = nullptr;
 };
 
 /// Computes the partials of every tile of a chunk. The bits of the partials of a (row, tile) depend
@@ -81,5 +85,34 @@ struct GatherLogitsParams {
 
 /// Looks up the logits of listed (row, id) pairs in a chunk.
 [[nodiscard]] cudaError_t LaunchGatherLogits(const GatherLogitsParams& params, cudaStream_t stream);
+
+/// The targets of some rows and the shard that may hold them, in device memory.
+struct ShardTargets {
+  const int32_t* targets = nullptr;  ///< [num_rows], ids in the whole vocabulary.
+  int64_t num_rows = 0;              ///< 0 to 2^24; 0 does nothing.
+  int64_t column_begin = 0;          ///< First column of the shard.
+  int64_t column_end = 0;            ///< End of the shard's columns, exclusive.
+};
+
+/// Copies the weight row of each target to the rows of `out`, [num_rows, row_bytes]. A target that
+/// the shard does not hold gets a copy of its first row. `weight` starts with column_begin; both
+/// arrays are 16-byte aligned, and row_bytes is a multiple of 16.
+[[nodiscard]] cudaError_t LaunchGatherWeight(const ShardTargets& targets, const void* weight,
+                                             int64_t row_bytes, void* out, cudaStream_t stream);
+
+/// Inputs and outputs of LaunchTargetLogits.
+struct TargetLogitsParams {
+  ShardTargets targets;
+  /// [num_rows, row_stride], the products of the rows with the weight rows that LaunchGatherWeight
+  /// has copied: the product of a row with its target is on the diagonal.
+  const float* dots = nullptr;
+  int64_t row_stride = 0;  ///< Elements, >= num_rows.
+  LogitTransform transform;
+  const float* bias = nullptr;  ///< As in LogitChunk.
+  float* logits = nullptr;      ///< [num_rows]; written where the shard holds the target.
+};
+
+/// Computes the logits of the targets, which ranks are counted against.
+[[nodiscard]] cudaError_t LaunchTargetLogits(const TargetLogitsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels

@@ -307,7 +307,8 @@ bool IsValid(const PeerGroup& group, uint64_t epoch) {
 cudaError_t LaunchPeerScores(const PeerScoresParams& params, cudaStream_t stream) {
   const RowScoresParams& scores = params.scores;
   if (!IsValid(params.step.group, params.step.epoch) || !internal::HasValidOutputs(scores) ||
-      scores.num_rows < 1 || scores.num_rows > kPeerScoresRowsMax || scores.num_tiles < 1 ||
+      scores.target_rank != nullptr || scores.num_rows < 1 ||
+      scores.num_rows > kPeerScoresRowsMax || scores.num_tiles < 1 ||
       scores.num_tiles > NumTiles(scores.vocab_size) || scores.layout.row_stride < 1 ||
       scores.layout.tile_stride < 1 || scores.sums == nullptr) {
     return cudaErrorInvalidValue;

@@ -16,7 +16,8 @@ struct PeerScoresParams {
   /// target_logits hold the values of this shard; a target_logits entry is 0 where another shard
   /// holds the target. Only rank 0 writes the outputs, including normalizers and nonfinite; on
   /// other ranks the pointers only indicate which outputs are requested. num_rows is at most
-  /// kPeerScoresRowsMax, and the partials of each row are contiguous.
+  /// kPeerScoresRowsMax, and the partials of each row are contiguous. target_rank must be null,
+  /// because a mailbox has no word for it.
   RowScoresParams scores;
 };
 

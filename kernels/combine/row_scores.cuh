@@ -164,6 +164,9 @@ __device__ inline void WriteScores(const RowScoresParams& params, int64_t row,
   if (params.sum_p_squared != nullptr) {
     params.sum_p_squared[row] = SumPSquaredOf(sums, normalizer);
   }
+  if (params.target_rank != nullptr) {
+    params.target_rank[row] = normalizer.finite ? params.rank_counts[row] : -1;
+  }
 }
 
 /// Returns true if sizes, outputs and the inputs that they require are within the bounds that
@@ -176,6 +179,7 @@ inline bool HasValidOutputs(const RowScoresParams& params) {
          params.normalizers != nullptr && params.nonfinite != nullptr &&
          (!needs_max || params.max_keys != nullptr) &&
          (params.min_logit == nullptr || params.min_keys != nullptr) &&
+         (params.target_rank == nullptr || params.rank_counts != nullptr) &&
          (params.logprob == nullptr || params.target_logits != nullptr);
 }
 

@@ -25,6 +25,8 @@ struct RowScoresParams {
   /// contain it.
   float logit_correction = 1.0F;
   const float* target_logits = nullptr;  ///< [num_rows]
+  /// [num_rows], number of logits that rank above the target's (RanksAbove), or null.
+  const int32_t* rank_counts = nullptr;
   /// True lets this kernel start while the preceding kernel on the stream ends. Set it only if that
   /// kernel is the one that writes the partials.
   bool follows_partials = false;
@@ -41,10 +43,12 @@ struct RowScoresParams {
   float* max_logit = nullptr;       ///< Requires `max_keys`.
   float* min_logit = nullptr;       ///< Requires `min_keys`.
   float* sum_p_squared = nullptr;
+  int32_t* target_rank = nullptr;  ///< Requires `rank_counts`.
 };
 
 /// Enqueues on `stream` the combination of every row's partials into its scores and returns without
-/// waiting. A row with a NaN or +inf logit, or with -inf only, gets NaN, id -1 and nonfinite 1.
+/// waiting. A row with a NaN or +inf logit, or with -inf only, gets NaN, -1 as id
+/// and rank, and nonfinite 1.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
 /// of the launch.

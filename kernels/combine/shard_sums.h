@@ -54,7 +54,8 @@ struct ShardScoresParams {
 };
 
 /// Each function enqueues one step on `stream` and returns without waiting. A row with a NaN or
-/// +inf logit on any shard, or whose logits are all -inf, gets NaN, id -1 and nonfinite 1.
+/// +inf logit on any shard, or whose logits are all -inf, gets NaN, -1 as
+/// id and rank, and nonfinite 1.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the result
 /// of the launch.

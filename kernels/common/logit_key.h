@@ -40,6 +40,13 @@ LOGPROBD_HOST_DEVICE inline uint64_t LogitKey(float logit, int32_t id) {
   return static_cast<uint64_t>(OrderedBits(logit)) << 32 | static_cast<uint32_t>(~id);
 }
 
+/// Returns true if a logit ranks above another one: it is larger, or equal with a lower id. This is
+/// the order of LogitKeys.
+LOGPROBD_HOST_DEVICE inline bool RanksAbove(float logit, int32_t id, float other,
+                                            int32_t other_id) {
+  return logit > other || (logit == other && id < other_id);
+}
+
 /// Inverts LogitKey.
 LOGPROBD_HOST_DEVICE inline LogitEntry LogitEntryOf(uint64_t key) {
   return {FromOrderedBits(static_cast<uint32_t>(key >> 32)),

@@ -1,6 +1,7 @@
 #include "kernels/cpu/row_scorer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -58,10 +59,12 @@ struct RowScorer::Impl {
         logits(options.num_threads * sizes.unit_rows * kTileColumns),
         scratch(options.num_threads * kDotScratchBytes),
         unit_extremes(options.num_threads * sizes.unit_rows),
+        unit_rank_counts(options.num_threads * sizes.unit_rows),
         row_extremes(options.num_threads * sizes.rows),
         log2_scales(static_cast<size_t>(sizes.rows)),
         entropy_log2_scales(static_cast<size_t>(sizes.rows)),
         target_logits(static_cast<size_t>(sizes.rows)),
+        rank_counts(static_cast<size_t>(sizes.rows)),
         top(sizes.rows, options.top_k_max),
         shared(sizes.rows, options) {}
 
@@ -71,8 +74,12 @@ struct RowScorer::Impl {
     int32_t count = 0;
   };
 
-  void ScoreTiles(const ScoreRowsParams& batch, int64_t first_row, int64_t row_count);
+  void Begin(const ScoreRowsParams& batch, int64_t first_row, int64_t row_count);
+  void ScoreTargets();
+  void ScoreTarget(int64_t row, int32_t worker);
+  void ScoreTiles();
   void ScoreUnit(int64_t unit, int32_t worker);
+  void ComputeDots(int64_t shard_tile, int64_t first, int64_t count, int32_t worker);
   void GatherLogits(int64_t unit_begin, int64_t unit_rows, int64_t tile, const float* tile_logits);
 
   void FinishWholeRows();
@@ -83,6 +90,11 @@ struct RowScorer::Impl {
   TileExtremes ExtremesOf(int64_t row) const;
   void FinishRow(int64_t row, const RowSums& row_sums, const RowSums& entropy,
                  const TileExtremes& extremes, const TopList& top_list);
+
+  /// Returns the number of valid columns of the tile that starts with `first_column`.
+  int32_t NumColumns(int64_t first_column) const {
+    return static_cast<int32_t>(std::min<int64_t>(kTileColumns, head.vocab_size - first_column));
+  }
 
   /// Calls `body(row, count)` for groups of at most kCombineRows consecutive rows, in parallel.
   template <typename Body>
@@ -105,10 +117,12 @@ struct RowScorer::Impl {
   AlignedArray<float> logits;                // [threads, unit_rows, kTileColumns]
   AlignedArray<std::byte> scratch;           // [threads, kDotScratchBytes]
   AlignedArray<TileExtremes> unit_extremes;  // [threads, unit_rows]
+  AlignedArray<int32_t> unit_rank_counts;    // [threads, unit_rows]
   AlignedArray<TileExtremes> row_extremes;   // [threads, rows]
   std::vector<float> log2_scales;            // [rows]
   std::vector<float> entropy_log2_scales;    // [rows]
   std::vector<float> target_logits;          // [rows]
+  std::vector<int32_t> rank_counts;          // [rows], number of logits above the target's
   TopRows top;
   std::vector<int64_t>
       candidate_offsets;  // [rows + 1], offsets into the caller's arrays; may be empty
@@ -134,14 +148,25 @@ int64_t RowScorer::step_rows() const { return impl_->sizes.rows; }
 
 void RowScorer::Score(const ScoreRowsParams& params) {
   for (int64_t row = 0; row < params.num_rows; row += step_rows()) {
-    impl_->ScoreTiles(params, row, std::min(step_rows(), params.num_rows - row));
+    impl_->Begin(params, row, std::min(step_rows(), params.num_rows - row));
+    if (params.target_rank != nullptr) impl_->ScoreTargets();
+    impl_->ScoreTiles();
     impl_->FinishWholeRows();
   }
 }
 
+std::span<const Reduction> RowScorer::ScoreTargets(const ScoreRowsParams& params, int64_t row_begin,
+                                                   int64_t num_rows) {
+  impl_->Begin(params, row_begin, num_rows);
+  impl_->ScoreTargets();
+  impl_->reductions = {{impl_->target_logits.data(), num_rows, ReductionType::kSumInt32}};
+  return impl_->reductions;
+}
+
 std::span<const Reduction> RowScorer::ScoreTiles(const ScoreRowsParams& params, int64_t row_begin,
                                                  int64_t num_rows) {
-  impl_->ScoreTiles(params, row_begin, num_rows);
+  if (params.target_rank == nullptr) impl_->Begin(params, row_begin, num_rows);
+  impl_->ScoreTiles();
   return impl_->ShareMaxima();
 }
 
@@ -157,8 +182,8 @@ uint64_t* RowScorer::gathered_top_keys() { return impl_->shared.gathered_keys.da
 
 void RowScorer::WriteScores() { impl_->FinishSharedRows(); }
 
-void RowScorer::Impl::ScoreTiles(const ScoreRowsParams& batch, int64_t first_row,
-                                 int64_t row_count) {
+/// Packs and prepares the rows of a step.
+void RowScorer::Impl::Begin(const ScoreRowsParams& batch, int64_t first_row, int64_t row_count) {
   params = batch;
   row_begin = first_row;
   num_rows = row_count;
@@ -198,9 +223,64 @@ void RowScorer::Impl::ScoreTiles(const ScoreRowsParams& batch, int64_t first_row
                                   params.candidate_rows);
     }
   }
+}
+
+/// Computes the logits of the targets that the shard holds, from which ranks are counted.
+void RowScorer::Impl::ScoreTargets() {
+  std::fill_n(rank_counts.begin(), num_rows, 0);
+  pool.ForEach(num_rows, [this](int64_t row, int32_t worker) { ScoreTarget(row, worker); });
+}
+
+/// Computes the logit of a row's target if the shard holds it. It has the bits that ScoreUnit
+/// computes, because these depend neither on the other rows of the block nor on their number.
+void RowScorer::Impl::ScoreTarget(int64_t row, int32_t worker) {
+  const int32_t target = params.targets[row_begin + row];
+  const int64_t shard_tile = target / kTileColumns - head.tile_begin;
+  if (shard_tile < 0 || shard_tile >= num_tiles) return;
+  const DotKernel& dots = DotKernelFor(options.isa, params.hidden_dtype, head.dtype);
+  const int64_t block_begin = row / dots.row_block * dots.row_block;
+  const int64_t block_rows = std::min<int64_t>(dots.row_block, num_rows - block_begin);
+  ComputeDots(shard_tile, block_begin, block_rows, worker);
+
+  float* row_logits = logits.get() + (worker * sizes.unit_rows + row - block_begin) * kTileColumns;
+  const int64_t first_column = (head.tile_begin + shard_tile) * kTileColumns;
+  TileSums unused_sums;
+  TileExtremes unused_extremes;
+  TileStatsFor(options.isa)(CpuTileStatsParams{
+      .logits = row_logits,
+      .num_rows = 1,
+      .first_column = static_cast<int32_t>(first_column),
+      .num_columns = NumColumns(first_column),
+      .transform = head.transform,
+      .bias = head.bias == nullptr ? nullptr : head.bias + first_column,
+      .log2_scales = &log2_scales[static_cast<size_t>(row)],
+      .sums = &unused_sums,
+      .extremes = &unused_extremes,
+  });
+  target_logits[static_cast<size_t>(row)] = row_logits[target - first_column];
+}
+
+void RowScorer::Impl::ScoreTiles() {
   const int64_t row_units = (num_rows + sizes.unit_rows - 1) / sizes.unit_rows;
   pool.ForEach(num_tiles * row_units,
                [&](int64_t unit, int32_t worker) { ScoreUnit(unit, worker); });
+}
+
+/// Computes the dot products of rows [first, first + count) of the step with a tile into the
+/// worker's logits. `first` is the start of a block of packed rows.
+void RowScorer::Impl::ComputeDots(int64_t shard_tile, int64_t first, int64_t count,
+                                  int32_t worker) {
+  const DotKernel& dots = DotKernelFor(options.isa, params.hidden_dtype, head.dtype);
+  dots.tile_dots(TileDotsParams{
+      .hidden = packed_hidden.get() + first * dots.packed_row_bytes(head.hidden_size),
+      .num_rows = count,
+      .hidden_size = head.hidden_size,
+      .weight_tile = static_cast<const std::byte*>(head.packed_weight) +
+                     shard_tile * PackedTileBytes(head.dtype, head.hidden_size),
+      .weight_dtype = head.dtype,
+      .dots = logits.get() + worker * sizes.unit_rows * kTileColumns,
+      .scratch = scratch.get() + worker * kDotScratchBytes,
+  });
 }
 
 void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
@@ -210,24 +290,15 @@ void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
   const int64_t unit_rows = std::min(sizes.unit_rows, num_rows - unit_begin);
   const auto begin = static_cast<size_t>(unit_begin);
 
-  const DotKernel& dots = DotKernelFor(options.isa, params.hidden_dtype, head.dtype);
+  ComputeDots(shard_tile, unit_begin, unit_rows, worker);
   float* tile_logits = logits.get() + worker * sizes.unit_rows * kTileColumns;
-  dots.tile_dots(TileDotsParams{
-      .hidden = packed_hidden.get() + unit_begin * dots.packed_row_bytes(head.hidden_size),
-      .num_rows = unit_rows,
-      .hidden_size = head.hidden_size,
-      .weight_tile = static_cast<const std::byte*>(head.packed_weight) +
-                     shard_tile * PackedTileBytes(head.dtype, head.hidden_size),
-      .weight_dtype = head.dtype,
-      .dots = tile_logits,
-      .scratch = scratch.get() + worker * kDotScratchBytes,
-  });
+  int32_t* unit_counts = unit_rank_counts.get() + worker * sizes.unit_rows;
+  const bool wants_ranks = params.target_rank != nullptr;
 
   TileExtremes* extremes = unit_extremes.get() + worker * sizes.unit_rows;
   const int64_t tile = head.tile_begin + shard_tile;
   const int64_t first_column = tile * kTileColumns;
-  const auto num_columns =
-      static_cast<int32_t>(std::min<int64_t>(kTileColumns, head.vocab_size - first_column));
+  const int32_t num_columns = NumColumns(first_column);
   TileStatsFor(options.isa)(CpuTileStatsParams{
       .logits = tile_logits,
       .num_rows = unit_rows,
@@ -239,11 +310,21 @@ void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
       .entropy_log2_scales = HasOwnEntropy(params) ? &entropy_log2_scales[begin] : nullptr,
       .wants_sum_squares = params.sum_p_squared != nullptr,
       .wants_extremes = WantsExtremes(params),
+      .target_logits = wants_ranks ? &target_logits[begin] : nullptr,
+      .targets = params.targets + row_begin + unit_begin,
       .sums = sums.get() + shard_tile * sizes.rows + unit_begin,
       .entropy_sums = entropy_sums.get() + shard_tile * sizes.rows + unit_begin,
       .extremes = extremes,
+      .rank_counts = unit_counts,
   });
 
+  if (wants_ranks) {
+    for (int64_t row = 0; row < unit_rows; ++row) {
+      if (unit_counts[row] == 0) continue;
+      std::atomic_ref(rank_counts[begin + static_cast<size_t>(row)])
+          .fetch_add(unit_counts[row], std::memory_order_relaxed);
+    }
+  }
   GatherLogits(unit_begin, unit_rows, tile, tile_logits);
   if (WantsExtremes(params)) {
     TileExtremes* rows = row_extremes.get() + worker * sizes.rows + unit_begin;
@@ -257,12 +338,13 @@ void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
   }
 }
 
-/// Copies the logits of the targets and candidates that the tile holds. candidate_logprobs holds
-/// the logits of candidates until the row is finished.
+/// Copies the logits of the targets, unless ScoreTargets has computed them, and of the candidates
+/// that the tile holds. candidate_logprobs holds the logits of candidates until the row is
+/// finished.
 void RowScorer::Impl::GatherLogits(int64_t unit_begin, int64_t unit_rows, int64_t tile,
                                    const float* tile_logits) {
   const int64_t first_column = tile * kTileColumns;
-  for (int64_t row = 0; row < unit_rows; ++row) {
+  for (int64_t row = 0; params.target_rank == nullptr && row < unit_rows; ++row) {
     const int64_t column = params.targets[row_begin + unit_begin + row] - first_column;
     if (column >= 0 && column < kTileColumns) {
       target_logits[static_cast<size_t>(unit_begin + row)] =
@@ -344,8 +426,11 @@ std::span<const Reduction> RowScorer::Impl::ShareSums() {
     }
   });
   const int64_t num_fields = num_sets == 1 ? 3 : kSumFields;
+  // With ranks, the shards have already added their target logits.
+  void* const per_row = params.target_rank == nullptr ? static_cast<void*>(target_logits.data())
+                                                      : static_cast<void*>(rank_counts.data());
   reductions = {{shared.sums.data(), num_fields * num_rows, ReductionType::kSumInt64},
-                {target_logits.data(), num_rows, ReductionType::kSumInt32}};
+                {per_row, num_rows, ReductionType::kSumInt32}};
   return reductions;
 }
 
@@ -430,6 +515,7 @@ void RowScorer::Impl::FinishRow(int64_t row, const RowSums& row_sums, const RowS
   }
   if (params.max_logit != nullptr) params.max_logit[out] = finite ? extremes.max_logit : kNan;
   if (params.min_logit != nullptr) params.min_logit[out] = finite ? extremes.min_logit : kNan;
+  if (params.target_rank != nullptr) params.target_rank[out] = finite ? rank_counts[i] : -1;
   for (int32_t k = 0; k < params.top_k; ++k) {
     const int64_t at = out * params.top_k + k;
     const bool exists = finite && k < top_list.count;

@@ -28,7 +28,7 @@ struct CpuHead {
 
 /// Rows to score and the arrays for their scores; a score whose array is null is not computed.
 /// Meanings and shapes are those of ScoreBatch (server/base). A row with a NaN or +inf logit, or
-/// with -inf only, gets NaN and ids -1. The caller owns the memory.
+/// with -inf only, gets NaN and -1 as ids and rank. The caller owns the memory.
 struct ScoreRowsParams {
   Dtype hidden_dtype = Dtype::kBf16;
   const void* hidden = nullptr;  ///< [num_rows, hidden_size]
@@ -50,6 +50,7 @@ struct ScoreRowsParams {
   float* sum_p_squared = nullptr;
   float* max_logit = nullptr;
   float* min_logit = nullptr;
+  int32_t* target_rank = nullptr;       ///< Number of ids that rank above the target.
   int32_t* top_k_ids = nullptr;         ///< [num_rows, top_k]; -1 beyond the vocabulary.
   float* top_k_logprobs = nullptr;      ///< [num_rows, top_k]; NaN beyond the vocabulary.
   float* candidate_logprobs = nullptr;  ///< [num_candidates]
@@ -60,6 +61,7 @@ struct ScoreRowsParams {
 /// of candidates, 8 bytes per row, are allocated with the first batch that has candidates.)
 ///
 ///   rows, as many as the workspace holds -> packed hidden
+///   rows over the threads, for ranks     -> logits of the targets
 ///   (tile, rows) units over the threads  -> dot products -> logits, in cache -> TileSums
 ///   rows over the threads                -> TileSums of all tiles -> scores
 ///
@@ -95,11 +97,13 @@ class RowScorer {
   /// Returns the maximum number of rows of a step, which is the same for every shard of a head.
   int64_t step_rows() const;
 
-  /// Run the three steps of a shard for rows [row_begin, row_begin + num_rows) of a batch, in the
-  /// order ScoreTiles, SumTiles, WriteScores. All shards run the first two; after each of these,
-  /// the caller reduces the returned arrays over the shards. All shards share the score arrays:
-  /// every shard writes the logits of its candidates there, and WriteScores, which one shard runs,
-  /// writes the scores.
+  /// Run the steps of a shard for rows [row_begin, row_begin + num_rows) of a batch, in the order
+  /// ScoreTargets (only if target_rank is requested), ScoreTiles, SumTiles, WriteScores. All shards
+  /// run all but the last; after each of these, the caller reduces the returned arrays over the
+  /// shards. All shards share the score arrays: every shard writes the logits of its candidates
+  /// there, and WriteScores, which one shard runs, writes the scores.
+  std::span<const Reduction> ScoreTargets(const ScoreRowsParams& params, int64_t row_begin,
+                                          int64_t num_rows);
   std::span<const Reduction> ScoreTiles(const ScoreRowsParams& params, int64_t row_begin,
                                         int64_t num_rows);
   std::span<const Reduction> SumTiles();

@@ -46,7 +46,8 @@ WorkspaceSizes WorkspaceSizesOf(const CpuHead& head, const RowScorer::Options& o
     sizes.packed_row_bytes =
         std::max(sizes.packed_row_bytes, dots.packed_row_bytes(head.hidden_size));
   }
-  constexpr int64_t kUnitRowBytes = kTileColumns * sizeof(float) + sizeof(TileExtremes);
+  constexpr int64_t kUnitRowBytes =
+      kTileColumns * sizeof(float) + sizeof(TileExtremes) + sizeof(int32_t);
   const int64_t thread_bytes_max = kThreadsBytesMax / options.num_threads;
   sizes.unit_rows = kUnitRowsMax;
   while (sizes.unit_rows > kRowBlockMax &&
@@ -56,10 +57,10 @@ WorkspaceSizes WorkspaceSizesOf(const CpuHead& head, const RowScorer::Options& o
   const int64_t threads_bytes =
       options.num_threads * (sizes.unit_rows * kUnitRowBytes + kDotScratchBytes);
   // A row needs memory for its packed hidden states, two sets of sums, the extremes of every
-  // thread, the scales, the target logit and the candidate offset.
+  // thread, the scales, the target's logit and rank, and the candidate offset.
   const int64_t row_bytes = sizes.packed_row_bytes +
                             sizes.num_tiles * 2 * static_cast<int64_t>(sizeof(TileSums)) +
-                            options.num_threads * static_cast<int64_t>(sizeof(TileExtremes)) + 20 +
+                            options.num_threads * static_cast<int64_t>(sizeof(TileExtremes)) + 24 +
                             TopRows::BytesOfRow(options.top_k_max) + SharedRowBytes(options);
   sizes.rows = std::min({(kWorkspaceBytesMax - threads_bytes) / row_bytes, kRowsMax,
                          RoundUp(options.batch_rows_max, kRowBlockMax)});

@@ -40,20 +40,27 @@ struct DotKernel {
 
 /// Inputs and outputs of one pass over the dot products of some rows in one tile.
 struct CpuTileStatsParams {
-  float* logits;  ///< [num_rows, kTileColumns], dot products in, logits out; aligned to 64 bytes.
-  int64_t num_rows;
-  int32_t first_column;  ///< First column of the tile, counted in the vocabulary.
+  /// [num_rows, kTileColumns], dot products in, logits out; aligned to 64 bytes.
+  float* logits = nullptr;
+  int64_t num_rows = 0;
+  int32_t first_column = 0;  ///< First column of the tile, counted in the vocabulary.
   /// Number of valid columns, 1 to kTileColumns. The logits of the other columns become -inf.
-  int32_t num_columns;
+  int32_t num_columns = kTileColumns;
   LogitTransform transform;
-  const float* bias;                 ///< [kTileColumns], or null.
-  const float* log2_scales;          ///< [num_rows], c of TileSums.
-  const float* entropy_log2_scales;  ///< [num_rows], or null.
-  bool wants_sum_squares;            ///< If true, computes TileSums::sum_squares.
-  bool wants_extremes;               ///< If true, writes min_logit and argmax of `extremes`.
-  TileSums* sums;                    ///< [num_rows]
-  TileSums* entropy_sums;            ///< [num_rows]; not written if entropy_log2_scales is null.
-  TileExtremes* extremes;            ///< [num_rows]; max_logit is always written.
+  const float* bias = nullptr;                 ///< [kTileColumns], or null.
+  const float* log2_scales = nullptr;          ///< [num_rows], c of TileSums.
+  const float* entropy_log2_scales = nullptr;  ///< [num_rows], or null.
+  bool wants_sum_squares = false;              ///< If true, computes TileSums::sum_squares.
+  bool wants_extremes = false;  ///< If true, writes min_logit and argmax of `extremes`.
+  /// [num_rows], logits of the targets. If null, rank_counts is not written.
+  const float* target_logits = nullptr;
+  /// [num_rows], ids in the vocabulary; read with target_logits only.
+  const int32_t* targets = nullptr;
+  TileSums* sums = nullptr;          ///< [num_rows]
+  TileSums* entropy_sums = nullptr;  ///< [num_rows]; not written if entropy_log2_scales is null.
+  TileExtremes* extremes = nullptr;  ///< [num_rows]; max_logit is always written.
+  /// [num_rows], number of the tile's logits that rank above the target's (RanksAbove).
+  int32_t* rank_counts = nullptr;
 };
 
 using TileStatsFunction = void (*)(const CpuTileStatsParams& params);

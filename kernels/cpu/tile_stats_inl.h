@@ -145,6 +145,21 @@ inline float MinOfRow(const float* logits, int32_t num_columns) {
   return min;
 }
 
+/// Returns the number of columns that rank above the target (RanksAbove). `target_column` is
+/// relative to the first column and may lie in another tile.
+inline int32_t CountAbove(const float* logits, int32_t num_columns, float target_logit,
+                          int32_t target_column) {
+  const int32_t lower_ids = target_column < 0             ? 0
+                            : target_column > num_columns ? num_columns
+                                                          : target_column;
+  int32_t count = 0;
+  for (int32_t column = 0; column < lower_ids; ++column) count += logits[column] >= target_logit;
+  for (int32_t column = lower_ids; column < num_columns; ++column) {
+    count += logits[column] > target_logit;
+  }
+  return count;
+}
+
 /// Computes TileSums of `num_rows` (at most V::kLanes) rows, which start at `logits`, at
 /// scales[row].
 template <class V, bool kSquares>
@@ -210,6 +225,13 @@ inline void StatsOfGroup(const CpuTileStatsParams& params, int64_t row_begin, in
   if (params.entropy_log2_scales != nullptr) {
     SumsOfGroup<V, false>(logits, num_rows, max_logits, params.entropy_log2_scales + row_begin,
                           params.entropy_sums + row_begin);
+  }
+  if (params.target_logits != nullptr) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+      params.rank_counts[row_begin + row] = CountAbove(
+          logits + row * kTileColumns, params.num_columns, params.target_logits[row_begin + row],
+          params.targets[row_begin + row] - params.first_column);
+    }
   }
   for (int64_t row = 0; row < num_rows; ++row) {
     TileExtremes& extremes = params.extremes[row_begin + row];

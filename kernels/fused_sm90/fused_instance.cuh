@@ -46,6 +46,7 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
       params.target_logits,
       params.max_keys,
       params.min_keys,
+      params.rank_counts,
       IndexedByVocabularyTile(params.tile_max, params.tile_begin, 1),
       num_tiles,
       params.wants_sum_squares,

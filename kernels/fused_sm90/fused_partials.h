@@ -86,6 +86,10 @@ struct FusedPartialsParams {
   uint64_t* max_keys = nullptr;
   /// [num_rows]: maximum of the old value and ~OrderedBits of the smallest logit of these tiles.
   uint32_t* min_keys = nullptr;
+  /// [num_rows]: increased by the number of logits of these tiles that rank above the target's
+  /// (RanksAbove). Not null: target_logits must hold the logit of every row's target before the
+  /// launch, wherever the target's tile is; LaunchListedLogits computes them with the same bits.
+  int32_t* rank_counts = nullptr;
   float* tile_max = nullptr;  ///< [num_rows, tile_end - tile_begin]: largest logit of each tile.
   /// Output that is not written if `values` is null. Only k128PingPong kernels support it, and
   /// wants_sum_squares must be false.

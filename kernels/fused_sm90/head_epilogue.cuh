@@ -40,6 +40,7 @@ struct HeadEpilogueParams {
   float* target_logits;
   uint64_t* max_keys;
   uint32_t* min_keys;
+  int32_t* rank_counts;
   float* tile_max;
   int64_t tile_max_stride;
   bool wants_sum_squares;
@@ -131,6 +132,7 @@ class HeadEpilogue
           logits.template TileSumsOf<false>(entropy_origin, *entropy_at, entropy_at, no_visit);
       if (writes) StoreTileSums(params_.entropy_sums + partial, entropy_origin, entropy_sums);
     }
+    if (params_.rank_counts != nullptr) AddRank(logits, some_row, writes, first_column);
     if (!has_row) return;
     StoreTarget(logits, row, tile_column, lane_column);
     if (params_.max_keys != nullptr) {
@@ -198,6 +200,23 @@ class HeadEpilogue
       if (column - lane_column == Logits::Column(i)) target_logit = logits.z(i);
     }
     params_.target_logits[row] = target_logit;
+  }
+
+  /// Adds the number of the tile's logits that rank above the target's. All lanes of a warp call
+  /// it. Logits beyond the vocabulary are -inf and have higher ids than the target, so none counts.
+  template <class Logits>
+  __device__ __forceinline__ void AddRank(const Logits& logits, int32_t row, bool writes,
+                                          int32_t first_column) {
+    const float target_logit = params_.target_logits[row];
+    const int32_t target = params_.targets[row] - first_column;
+    int32_t count = 0;
+#pragma unroll
+    for (int i = 0; i < Logits::kCount; ++i) {
+      count += RanksAbove(logits.z(i), Logits::Column(i), target_logit, target) ? 1 : 0;
+    }
+    count += __shfl_xor_sync(0xFFFFFFFFU, count, 1);
+    count += __shfl_xor_sync(0xFFFFFFFFU, count, 2);
+    if (writes && count > 0) atomicAdd(params_.rank_counts + row, count);
   }
 
   /// Returns the upper half of the row's max_keys entry: OrderedBits of its largest logit so far.

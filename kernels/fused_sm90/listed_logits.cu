@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
   int64_t row = -1;
   int64_t id = -1;
   if (pair < params.count) {
-    row = static_cast<int64_t>(params.rows[pair]) - params.row_begin;
+    row =
+        params.rows == nullptr ? pair : static_cast<int64_t>(params.rows[pair]) - params.row_begin;
     id = params.ids[pair];
   }
   const int64_t id_end = partials.tile_end * kTileColumns;
@@ -124,7 +125,7 @@ cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t st
   if (params.count < 0 || params.count > INT32_MAX) return cudaErrorInvalidValue;
   if (params.count == 0 || params.partials.num_rows == 0) return cudaSuccess;
   if (!internal::HasValidOperands(params.partials) || params.partials.row_count != nullptr ||
-      params.rows == nullptr || params.ids == nullptr || params.logits == nullptr) {
+      params.ids == nullptr || params.logits == nullptr) {
     return cudaErrorInvalidValue;
   }
   const auto blocks = static_cast<uint32_t>((params.count + kBlockPairs - 1) / kBlockPairs);

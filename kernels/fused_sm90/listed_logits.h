@@ -13,11 +13,12 @@ struct ListedLogitsParams {
   /// Rows, weight, vocabulary, bias and transform, as LaunchFusedPartials takes them; the other
   /// fields are not read. row_count must be null.
   FusedPartialsParams partials;
-  const int32_t* rows = nullptr;  ///< [count], rows of the batch.
-  const int32_t* ids = nullptr;   ///< [count], ids in the whole vocabulary.
-  int32_t row_begin = 0;          ///< Row of the batch that is row 0 of `partials`.
-  int64_t count = 0;              ///< 0 to 2^31 - 1; 0 does nothing.
-  float* logits = nullptr;        ///< [count]; written where `partials` contain the row and the id.
+  const int32_t* rows =
+      nullptr;  ///< [count], rows of the batch; null: pair i is row i of `partials`.
+  const int32_t* ids = nullptr;  ///< [count], ids in the whole vocabulary.
+  int32_t row_begin = 0;    ///< Row of the batch that is row 0 of `partials`; 0 without `rows`.
+  int64_t count = 0;        ///< 0 to 2^31 - 1; 0 does nothing.
+  float* logits = nullptr;  ///< [count]; written where `partials` contain the row and the id.
 };
 
 /// Enqueues the logits of listed (row, id) pairs on `stream` and returns without waiting. They are

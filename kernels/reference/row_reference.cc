@@ -89,6 +89,10 @@ RowReference ScoreRowReference(std::span<const double> logits, const RowQuestion
     const double p = std::exp(z / question.temperature - row.lse);
     row.sum_p_squared += p * p;
   }
+  const auto target = static_cast<size_t>(question.target);
+  row.target_rank = static_cast<int32_t>(
+      std::count_if(logits.begin(), logits.end(), [&](double z) { return z > logits[target]; }) +
+      std::count(logits.begin(), logits.begin() + question.target, logits[target]));
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   const auto top_k = std::min<size_t>(static_cast<size_t>(question.top_k), ids.size());

@@ -20,6 +20,7 @@ struct RowReference {
   double sum_p_squared = 0;
   double max_logit = 0;
   double min_logit = 0;
+  int32_t target_rank = -1;
   std::vector<int32_t> top_k_ids;
   std::vector<double> top_k_logprobs;
   std::vector<double> candidate_logprobs;
@@ -35,7 +36,8 @@ struct RowQuestion {
 };
 
 /// Scores one row of logits z (after scale, bias and cap, before temperature). A row with a NaN or
-/// +inf logit, or whose logits are all -inf, gets NaN scores and the id -1.
+/// +inf logit, or whose logits are all -inf, gets NaN scores and -1
+/// as ids and rank.
 RowReference ScoreRowReference(std::span<const double> logits, const RowQuestion& question);
 
 /// Returns element `index` of an array of `dtype`, exactly.

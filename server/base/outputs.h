@@ -24,11 +24,12 @@ enum class Output : uint32_t {
   kSumPSquared = 32,
   kMaxLogit = 64,
   kMinLogit = 128,
+  kTargetRank = 256,
 };
 
 class OutputSet {
  public:
-  static constexpr uint32_t kAllBits = 255;
+  static constexpr uint32_t kAllBits = 511;
 
   constexpr OutputSet() = default;
   constexpr OutputSet(Output output) : bits_(static_cast<uint32_t>(output)) {}  // NOLINT
@@ -68,6 +69,7 @@ struct ScoreColumns {
   std::vector<double> segment_logprob;
   std::vector<uint32_t> segment_rows;
   std::vector<uint8_t> segment_greedy;
+  std::vector<int32_t> target_rank;
 };
 
 /// Views of the caller's memory for the columns that an engine fills. There are no greedy flags and
@@ -84,6 +86,7 @@ struct ScoreSpans {
   absl::Span<int32_t> top_k_ids;
   absl::Span<float> top_k_logprobs;
   absl::Span<float> candidate_logprobs;
+  absl::Span<int32_t> target_rank;
 };
 
 /// How the length of a column follows from a request or a batch.
@@ -182,7 +185,9 @@ inline constexpr auto kOutputColumns = [] {
                           &S::candidate_logprobs},
       OutputColumn<double>{"segment_logprob", 22, kSegment, {}, {}, &C::segment_logprob, nullptr},
       OutputColumn<uint32_t>{"segment_rows", 23, kSegment, {}, {}, &C::segment_rows, nullptr},
-      OutputColumn<uint8_t>{"segment_greedy", 24, kSegment, {}, {}, &C::segment_greedy, nullptr}};
+      OutputColumn<uint8_t>{"segment_greedy", 24, kSegment, {}, {}, &C::segment_greedy, nullptr},
+      OutputColumn<int32_t>{"target_rank", 26, kRow, kTargetRank, kTargetRank, &C::target_rank,
+                            &S::target_rank}};
 }();
 
 /// Calls `visit(column)` with each OutputColumn of the table.

@@ -90,6 +90,10 @@ absl::Status CpuShard::ScoreInShards(const kernels::ScoreRowsParams& params,
                                      Collective& collective) {
   for (int64_t row = 0; row < params.num_rows; row += scorer_.step_rows()) {
     const int64_t num_rows = std::min(scorer_.step_rows(), params.num_rows - row);
+    if (params.target_rank != nullptr) {
+      LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(
+          rank_, ToAbsl(scorer_.ScoreTargets(params, row, num_rows)), /*stream=*/nullptr));
+    }
     LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(
         rank_, ToAbsl(scorer_.ScoreTiles(params, row, num_rows)), /*stream=*/nullptr));
     LOGPROBD_RETURN_IF_ERROR(

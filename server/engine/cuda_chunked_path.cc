@@ -27,6 +27,7 @@ std::vector<CudaGemm::Shape> ShapesOf(const WorkspacePlan& plan,
       if (plan.num_tiles % tiles != 0) {
         shapes.push_back({.columns = plan.num_tiles % tiles * kTileColumns, .rows = rows});
       }
+      shapes.push_back({.columns = rows, .rows = rows});  // EnqueueTargetLogits
     }
   }
   return shapes;
@@ -60,6 +61,7 @@ class ChunkedPathImpl final : public ScorePath {
     return workspace_.chunked_top_k_keys;
   }
 
+  absl::Status EnqueueTargetLogits(const CudaBlock& block, cudaStream_t stream) override;
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream) override;
 
   /// Does nothing, because EnqueuePartials has already completed the keys.
@@ -71,10 +73,20 @@ class ChunkedPathImpl final : public ScorePath {
   absl::Status EnqueueChunk(const CudaBlock& block, int64_t tile, int64_t num_tiles,
                             cudaStream_t stream);
 
-  /// Returns the weight of a chunk in the form in which it is multiplied, and enqueues the
-  /// conversion if one is needed.
-  absl::StatusOr<const std::byte*> EnqueueWeight(kernels::Dtype hidden_dtype, int64_t tile,
-                                                 int64_t num_tiles, cudaStream_t stream);
+  /// Returns `columns` rows of the weight in the form in which they are multiplied, and enqueues
+  /// the conversion to `converted` if one is needed.
+  absl::StatusOr<const std::byte*> EnqueueWeight(kernels::Dtype hidden_dtype,
+                                                 const std::byte* weight, int64_t columns,
+                                                 std::byte* converted, cudaStream_t stream);
+
+  const CudaGemm& GemmOf(kernels::Dtype hidden_dtype) const {
+    return plan_.ConvertsWeight(hidden_dtype) ? *mixed_ : *native_;
+  }
+
+  /// Bytes from one row of the stored weight to the next.
+  size_t weight_row_bytes() const {
+    return static_cast<size_t>(plan_.padded_hidden * kernels::DtypeBytes(plan_.head_dtype));
+  }
 
   const CudaWorkspace& workspace_;
   const WorkspacePlan& plan_;
@@ -125,26 +137,62 @@ absl::Status ChunkedPathImpl::EnqueuePartials(const CudaBlock& block, cudaStream
   return absl::OkStatus();
 }
 
+absl::Status ChunkedPathImpl::EnqueueTargetLogits(const CudaBlock& block, cudaStream_t stream) {
+  // As many rows at a time as the arena has room for.
+  int64_t group_rows = PadRows(block.num_rows);
+  while (group_rows > kRowGranularity &&
+         plan_.TargetProductOf(block.hidden_dtype, group_rows).bytes > plan_.arena_bytes) {
+    group_rows -= kRowGranularity;
+  }
+  std::byte* const arena = workspace_.arena.get();
+  for (int64_t row = 0; row < block.num_rows; row += group_rows) {
+    kernels::TargetLogitsParams params;
+    params.targets = {.targets = block.targets + row,
+                      .num_rows = std::min(group_rows, block.num_rows - row),
+                      .column_begin = plan_.tile_begin * kTileColumns,
+                      .column_end = std::min((plan_.tile_begin + plan_.num_tiles) * kTileColumns,
+                                             plan_.vocab_size)};
+    const int64_t rows = PadRows(params.targets.num_rows);
+    const TargetProduct product = plan_.TargetProductOf(block.hidden_dtype, rows);
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        kernels::LaunchGatherWeight(params.targets, workspace_.head->weight.get(),
+                                    static_cast<int64_t>(weight_row_bytes()), arena, stream));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const std::byte* const weight,
+        EnqueueWeight(block.hidden_dtype, arena, rows, arena + product.converted_offset, stream));
+    auto* const dots = reinterpret_cast<float*>(arena + product.dots_offset);
+    LOGPROBD_RETURN_IF_ERROR(
+        GemmOf(block.hidden_dtype)
+            .Run(weight, block.hidden + row * plan_.MultipliedRowBytes(block.hidden_dtype),
+                 {.columns = rows, .rows = rows}, dots, stream));
+    params.dots = dots;
+    params.row_stride = rows;
+    params.transform = workspace_.Transform(block.hidden_dtype);
+    params.bias = workspace_.bias();
+    params.logits = workspace_.target_logits + row;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTargetLogits(params, stream));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<const std::byte*> ChunkedPathImpl::EnqueueWeight(kernels::Dtype hidden_dtype,
-                                                                int64_t tile, int64_t num_tiles,
+                                                                const std::byte* weight,
+                                                                int64_t columns,
+                                                                std::byte* converted,
                                                                 cudaStream_t stream) {
-  const int64_t columns = num_tiles * kTileColumns;
-  const auto row_bytes =
-      static_cast<size_t>(plan_.padded_hidden * kernels::DtypeBytes(plan_.head_dtype));
-  const std::byte* const weight =
-      workspace_.head->weight.get() + static_cast<size_t>(tile * kTileColumns) * row_bytes;
+  const size_t row_bytes = weight_row_bytes();
   if (!plan_.ConvertsWeight(hidden_dtype)) return weight;
   if (plan_.ProductFormOf(hidden_dtype) == ProductForm::kWidened) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         kernels::LaunchWiden(weight, plan_.head_dtype, columns * plan_.padded_hidden,
-                             reinterpret_cast<float*>(converted_weight_), stream));
-    return converted_weight_;
+                             reinterpret_cast<float*>(converted), stream));
+    return converted;
   }
   // Makes one copy of the weight's rows for each split of the hidden rows, padded with zeros.
   const auto split_bytes = static_cast<size_t>(kernels::SplitPitch(plan_.hidden_size)) * 2;
   const size_t pitch = split_bytes * kernels::kHiddenSplits;
   for (size_t split = 0; split < kernels::kHiddenSplits; ++split) {
-    std::byte* const out = converted_weight_ + split * split_bytes;
+    std::byte* const out = converted + split * split_bytes;
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out, pitch, weight, row_bytes, row_bytes,
                                                     static_cast<size_t>(columns),
                                                     cudaMemcpyDeviceToDevice, stream));
@@ -154,16 +202,20 @@ absl::StatusOr<const std::byte*> ChunkedPathImpl::EnqueueWeight(kernels::Dtype h
                                                       static_cast<size_t>(columns), stream));
     }
   }
-  return converted_weight_;
+  return converted;
 }
 
 absl::Status ChunkedPathImpl::EnqueueChunk(const CudaBlock& block, int64_t tile, int64_t num_tiles,
                                            cudaStream_t stream) {
   const int64_t columns = num_tiles * kTileColumns;
-  LOGPROBD_ASSIGN_OR_RETURN(const std::byte* const weight,
-                            EnqueueWeight(block.hidden_dtype, tile, num_tiles, stream));
-  const CudaGemm& gemm = plan_.ConvertsWeight(block.hidden_dtype) ? *mixed_ : *native_;
-  LOGPROBD_RETURN_IF_ERROR(gemm.Run(weight, block.hidden,
+  LOGPROBD_ASSIGN_OR_RETURN(
+      const std::byte* const weight,
+      EnqueueWeight(block.hidden_dtype,
+                    workspace_.head->weight.get() +
+                        static_cast<size_t>(tile * kTileColumns) * weight_row_bytes(),
+                    columns, converted_weight_, stream));
+  LOGPROBD_RETURN_IF_ERROR(GemmOf(block.hidden_dtype)
+                               .Run(weight, block.hidden,
                                     {.columns = columns, .rows = PadRows(block.num_rows)}, logits_,
                                     stream));
   const kernels::LogitChunk chunk = {.dots = logits_,
@@ -186,7 +238,8 @@ absl::Status ChunkedPathImpl::EnqueueChunk(const CudaBlock& block, int64_t tile,
                                 .wants_sum_squares = block.scores.sum_p_squared != nullptr,
                                 .target_logits = workspace_.target_logits,
                                 .max_keys = workspace_.MaxKeys(block),
-                                .min_keys = workspace_.MinKeys(block)},
+                                .min_keys = workspace_.MinKeys(block),
+                                .rank_counts = workspace_.RankCounts(block)},
                                stream));
   if (block.top_k > 0) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTopK(

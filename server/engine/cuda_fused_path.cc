@@ -40,6 +40,15 @@ class FusedPath final : public ScorePath {
     return reinterpret_cast<uint64_t*>(workspace_.arena.get());
   }
 
+  absl::Status EnqueueTargetLogits(const CudaBlock& block, cudaStream_t stream) override {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchListedLogits({.partials = Params(block),
+                                                               .ids = block.targets,
+                                                               .count = block.num_rows,
+                                                               .logits = workspace_.target_logits},
+                                                              stream));
+    return absl::OkStatus();
+  }
+
   absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream) override {
     const kernels::FusedPartialsParams params = Params(block);
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedPartials(params, stream));
@@ -101,6 +110,7 @@ class FusedPath final : public ScorePath {
     params.target_logits = workspace_.target_logits;
     params.max_keys = workspace_.MaxKeys(block);
     params.min_keys = workspace_.MinKeys(block);
+    params.rank_counts = workspace_.RankCounts(block);
     params.tile_max = TileMax(block);
     return params;
   }

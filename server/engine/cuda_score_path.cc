@@ -36,8 +36,9 @@ absl::StatusOr<std::unique_ptr<CudaWorkspace>> CudaWorkspace::Create(
   w.target_logits =
       reinterpret_cast<float*>(w.chunked_top_k_keys + plan.block_rows * plan.top_k_max);
   w.min_keys = reinterpret_cast<uint32_t*>(w.target_logits + plan.row_state_rows);
+  w.rank_counts = reinterpret_cast<int32_t*>(w.min_keys + plan.row_state_rows);
   if (plan.num_shards > 1) {  // aligned, since the number of rows is even
-    w.row_sums = reinterpret_cast<int64_t*>(w.min_keys + plan.row_state_rows);
+    w.row_sums = reinterpret_cast<int64_t*>(w.rank_counts + plan.row_state_rows);
     w.exponents = reinterpret_cast<int32_t*>(w.row_sums + kSharedSumFields * plan.row_state_rows);
   }
   return workspace;
@@ -71,6 +72,10 @@ uint64_t* CudaWorkspace::MaxKeys(const CudaBlock& block) const {
 
 uint32_t* CudaWorkspace::MinKeys(const CudaBlock& block) const {
   return block.scores.min_logit != nullptr ? min_keys : nullptr;
+}
+
+int32_t* CudaWorkspace::RankCounts(const CudaBlock& block) const {
+  return block.scores.target_rank != nullptr ? rank_counts : nullptr;
 }
 
 kernels::TileSums* CudaWorkspace::EntropySums(const CudaBlock& block,

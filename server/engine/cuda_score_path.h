@@ -64,6 +64,7 @@ struct CudaWorkspace {
   uint64_t* chunked_top_k_keys = nullptr;         ///< [block_rows, top_k_max], chunked path only.
   float* target_logits = nullptr;                 ///< [row_state_rows]
   uint32_t* min_keys = nullptr;                   ///< [row_state_rows]
+  int32_t* rank_counts = nullptr;                 ///< [row_state_rows]
   /// Arrays that are reduced over the shards, [kSharedSumFields, row_state_rows] and
   /// [2, row_state_rows]; null for one shard.
   int64_t* row_sums = nullptr;
@@ -87,6 +88,10 @@ struct CudaWorkspace {
   /// no score of the block needs them.
   uint64_t* MaxKeys(const CudaBlock& block) const;
   uint32_t* MinKeys(const CudaBlock& block) const;
+
+  /// Returns the number of logits of each row above the target's, or null if no score of the block
+  /// needs it.
+  int32_t* RankCounts(const CudaBlock& block) const;
 
   /// Returns the partials at the entropy's temperature, which follow the block's `sums`, or null if
   /// the block has only one temperature.
@@ -119,8 +124,14 @@ class ScorePath {
   /// Returns the top-k keys of a block, [num_rows, top_k].
   virtual uint64_t* TopKKeys(const CudaBlock& block) const = 0;
 
-  /// Enqueues the kernels that compute partials, the keys of the largest and smallest logits, and
-  /// the logits of targets and candidates. The hidden rows must already be converted.
+  /// Enqueues the computation of the logits of the targets that this shard holds. Blocks that ask
+  /// for the target's rank need them before EnqueuePartials. The hidden rows must already be
+  /// converted. It may overwrite the arena.
+  virtual absl::Status EnqueueTargetLogits(const CudaBlock& block, cudaStream_t stream) = 0;
+
+  /// Enqueues the kernels that compute partials, the keys of the largest and smallest logits, the
+  /// counts of the target's rank, and the logits of targets and candidates. The hidden rows must
+  /// already be converted.
   virtual absl::Status EnqueuePartials(const CudaBlock& block, cudaStream_t stream) = 0;
 
   /// Enqueues the rest of the computation of the top-k keys; call it after EnqueuePartials and the

@@ -26,9 +26,27 @@ bool CudaScorer::IsFused(kernels::Dtype hidden_dtype) const {
 }
 
 absl::Status CudaScorer::EnqueuePartials(const CudaBlock& block, cudaStream_t stream) {
+  LOGPROBD_RETURN_IF_ERROR(EnqueueBegin(block, stream));
+  return PathOf(block.hidden_dtype).EnqueuePartials(block, stream);
+}
+
+absl::Status CudaScorer::EnqueueShardPartials(const CudaBlock& block, int32_t rank,
+                                              Collective& collective, cudaStream_t stream) {
+  LOGPROBD_RETURN_IF_ERROR(EnqueueBegin(block, stream));
+  if (workspace_->RankCounts(block) != nullptr) {
+    const kernels::Reduction target_logits = {workspace_->target_logits, block.num_rows,
+                                              kernels::ReductionType::kSumInt32};
+    LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(rank, {target_logits}, stream));
+  }
+  return PathOf(block.hidden_dtype).EnqueuePartials(block, stream);
+}
+
+absl::Status CudaScorer::EnqueueBegin(const CudaBlock& block, cudaStream_t stream) {
   LOGPROBD_RETURN_IF_ERROR(EnqueueConversion(block, stream));
   LOGPROBD_RETURN_IF_ERROR(EnqueueClear(block, stream));
-  return PathOf(block.hidden_dtype).EnqueuePartials(block, stream);
+  return workspace_->RankCounts(block) == nullptr
+             ? absl::OkStatus()
+             : PathOf(block.hidden_dtype).EnqueueTargetLogits(block, stream);
 }
 
 absl::Status CudaScorer::EnqueueClear(const CudaBlock& block, cudaStream_t stream) {
@@ -40,6 +58,10 @@ absl::Status CudaScorer::EnqueueClear(const CudaBlock& block, cudaStream_t strea
   if (uint32_t* const min_keys = workspace_->MinKeys(block)) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         cudaMemsetAsync(min_keys, 0, num_rows * sizeof(uint32_t), stream));
+  }
+  if (int32_t* const rank_counts = workspace_->RankCounts(block)) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(rank_counts, 0, num_rows * sizeof(int32_t), stream));
   }
   if (plan().num_shards == 1) return absl::OkStatus();
   // A shard contributes zero for the targets and candidates of other shards.
@@ -87,6 +109,7 @@ kernels::RowScoresParams CudaScorer::RowScores(const CudaBlock& block) const {
   scores.log2_scales = block.log2_scales;
   scores.logit_correction = static_cast<float>(Correction(block.hidden_dtype));
   scores.target_logits = workspace_->target_logits;
+  scores.rank_counts = workspace_->RankCounts(block);
   scores.normalizers = workspace_->normalizers;
   return scores;
 }
@@ -102,9 +125,11 @@ absl::Status CudaScorer::EnqueueScores(const CudaBlock& block, cudaStream_t stre
 absl::Status CudaScorer::EnqueueShardScores(const CudaBlock& block, int32_t rank,
                                             Collective& collective, cudaStream_t stream) {
   // For few rows, one kernel exchanges the sums and computes the scores, if the GPUs can access
-  // each other's memory.
+  // each other's memory. That kernel does not exchange the counts of ranks.
+  const bool wants_ranks = workspace_->RankCounts(block) != nullptr;
   std::optional<kernels::PeerStep> step;
-  if (block.num_rows <= kernels::kPeerScoresRowsMax) step = collective.TakePeerStep(rank);
+  if (block.num_rows <= kernels::kPeerScoresRowsMax && !wants_ranks)
+    step = collective.TakePeerStep(rank);
   if (step.has_value()) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         kernels::LaunchPeerScores({.step = *step, .scores = RowScores(block)}, stream));
@@ -154,11 +179,15 @@ absl::Status CudaScorer::EnqueueShardSums(const CudaBlock& block, int32_t rank,
        ReductionType::kMaxUint32}};
   LOGPROBD_RETURN_IF_ERROR(collective.AllReduce(rank, maxima, stream));
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchShardSums(sums, stream));
+  // For ranks, EnqueueShardPartials has already exchanged the logits of the targets.
+  int32_t* const rank_counts = workspace_->RankCounts(block);
   const Reduction sums_of_shards[] = {
       {workspace_->row_sums,
        kernels::NumSumFields(sums.wants_sum_squares, has_entropy_sums) * block.num_rows,
        ReductionType::kSumInt64},
-      {workspace_->target_logits, block.num_rows, ReductionType::kSumInt32},
+      {workspace_->target_logits, rank_counts == nullptr ? block.num_rows : 0,
+       ReductionType::kSumInt32},
+      {rank_counts, rank_counts == nullptr ? 0 : block.num_rows, ReductionType::kSumInt32},
       {block.candidate_logprobs, block.num_candidates, ReductionType::kSumInt32}};
   return collective.AllReduce(rank, sums_of_shards, stream);
 }

@@ -59,8 +59,11 @@ class CudaScorer {
   /// same block.
   absl::Status EnqueueScores(const CudaBlock& block, cudaStream_t stream);
 
-  /// Does the same for a head in shards. Every shard calls it with its rank; rank 0 receives the
-  /// scores.
+  /// Do the same for a head in shards. Every shard calls them with its rank; rank 0 receives the
+  /// scores. Shards exchange the logits of their targets before the partials if the block asks for
+  /// the target's rank.
+  absl::Status EnqueueShardPartials(const CudaBlock& block, int32_t rank, Collective& collective,
+                                    cudaStream_t stream);
   absl::Status EnqueueShardScores(const CudaBlock& block, int32_t rank, Collective& collective,
                                   cudaStream_t stream);
 
@@ -74,6 +77,9 @@ class CudaScorer {
 
   /// Converts the hidden rows of the block into the form in which they are multiplied.
   absl::Status EnqueueConversion(const CudaBlock& block, cudaStream_t stream);
+  /// Prepares the hidden rows and arrays of the block, and enqueues the computation of the logits
+  /// of this shard's targets if they are needed before the partials.
+  absl::Status EnqueueBegin(const CudaBlock& block, cudaStream_t stream);
   /// Clears the arrays of the block that kernels write only in part or update with a maximum.
   absl::Status EnqueueClear(const CudaBlock& block, cudaStream_t stream);
   kernels::RowScoresParams RowScores(const CudaBlock& block) const;

@@ -382,7 +382,10 @@ absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, c
   block.hidden = buffer.memory.get();
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(compute_.get(), events.copy_end.get()));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_begin.get(), compute_.get()));
-  LOGPROBD_RETURN_IF_ERROR(scorer_->EnqueuePartials(block, compute_.get()));
+  LOGPROBD_RETURN_IF_ERROR(
+      num_shards() == 1
+          ? scorer_->EnqueuePartials(block, compute_.get())
+          : scorer_->EnqueueShardPartials(block, options_.rank, team.collective(), compute_.get()));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(events.kernel_end.get(), compute_.get()));
   LOGPROBD_RETURN_IF_ERROR(
       num_shards() == 1

@@ -50,7 +50,8 @@ inline constexpr auto kRowScorePointers =
                std::pair{&ScoreSpans::argmax_logprob, &Params::argmax_logprob},
                std::pair{&ScoreSpans::sum_p_squared, &Params::sum_p_squared},
                std::pair{&ScoreSpans::max_logit, &Params::max_logit},
-               std::pair{&ScoreSpans::min_logit, &Params::min_logit}};
+               std::pair{&ScoreSpans::min_logit, &Params::min_logit},
+               std::pair{&ScoreSpans::target_rank, &Params::target_rank}};
 
 /// Sets the pointer of `params` through which kernels return `column`.
 template <typename Params, typename T>

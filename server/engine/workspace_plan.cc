@@ -25,8 +25,9 @@ constexpr int64_t kConvertedWeightBytes = int64_t{32} << 20;
 constexpr int64_t kConvertedWeightBytesWithFused = int64_t{12} << 20;
 /// A tile has TileSums at two temperatures.
 constexpr int64_t kPartialBytesPerTile = 2 * int64_t{sizeof(TileSums)};
-/// Bytes per row: normalizer (24), largest logit (8), target logit (4), smallest logit (4).
-constexpr int64_t kRowStateBytes = 40;
+/// Bytes per row: normalizer (24), largest logit (8), target logit (4), smallest logit (4), count
+/// of logits above the target's (4).
+constexpr int64_t kRowStateBytes = 44;
 /// Maximum number of rows of one fused launch; more rows do not make it faster per row. Counts of
 /// at least kFusedGranularity rows are powers of two, so that the kernel's block tiles form whole
 /// groups.
@@ -80,6 +81,16 @@ int64_t ListBytes(const WorkspacePlan& plan, int64_t rows, int64_t rows_at_once)
          kAlignment;
 }
 
+/// Returns the largest WorkspacePlan::TargetProductOf of one group of rows.
+int64_t WidestTargetProductBytes(const WorkspacePlan& plan) {
+  int64_t bytes = 0;
+  for (const kernels::Dtype dtype :
+       {kernels::Dtype::kBf16, kernels::Dtype::kF16, kernels::Dtype::kF32}) {
+    bytes = std::max(bytes, plan.TargetProductOf(dtype, kRowGranularity).bytes);
+  }
+  return bytes;
+}
+
 void SizeBuffers(WorkspacePlan& plan, const WorkspacePlanOptions& options) {
   const int64_t widest_row = WidestRowBytes(plan);
   const int64_t hidden_rows =
@@ -107,8 +118,9 @@ void SizeBuffers(WorkspacePlan& plan, const WorkspacePlanOptions& options) {
       Align(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
             plan.candidates_per_pass * kSlotBytesPerCandidate);
   plan.gemm_bytes = (plan.head_dtype == kernels::Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
-  plan.arena_bytes = std::max(plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes,
-                              plan.GatheredKeyBytes(plan.block_rows, plan.top_k_max));
+  plan.arena_bytes = std::max({plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes,
+                               plan.GatheredKeyBytes(plan.block_rows, plan.top_k_max),
+                               WidestTargetProductBytes(plan)});
   if (plan.with_fused) {
     plan.arena_bytes = std::max(plan.arena_bytes, ListBytes(plan, kRowGranularity, 1));
   }
@@ -167,6 +179,17 @@ int64_t WorkspacePlan::HiddenOffset(kernels::Dtype hidden_dtype) const {
 
 int64_t WorkspacePlan::BlockRows(kernels::Dtype hidden_dtype) const {
   return std::min(block_rows, HiddenRows(hidden_dtype));
+}
+
+TargetProduct WorkspacePlan::TargetProductOf(kernels::Dtype hidden_dtype, int64_t rows) const {
+  TargetProduct product;
+  const int64_t native_bytes = Align(rows * padded_hidden * kernels::DtypeBytes(head_dtype));
+  product.converted_offset = native_bytes;
+  product.dots_offset =
+      native_bytes +
+      (ConvertsWeight(hidden_dtype) ? Align(rows * MultipliedRowBytes(hidden_dtype)) : 0);
+  product.bytes = product.dots_offset + Align(rows * rows * int64_t{sizeof(float)});
+  return product;
 }
 
 int64_t WorkspacePlan::TopKKeyBytes(int64_t rows, int32_t top_k) {

@@ -80,6 +80,14 @@ enum class ProductForm {
   kWidened,  ///< Both are converted to fp32, which is exact.
 };
 
+/// How the arena holds the product of some rows with the weight rows of their targets, which the
+/// chunked path computes before the first chunk. The weight rows come first; offsets are in bytes.
+struct TargetProduct {
+  int64_t converted_offset = 0;  ///< Weight rows in the form in which they are multiplied.
+  int64_t dots_offset = 0;       ///< fp32 products, [rows, rows].
+  int64_t bytes = 0;             ///< End of the product.
+};
+
 /// The size of every buffer of the CUDA engine. The head and the limits determine all sizes; no
 /// request changes them.
 ///
@@ -117,8 +125,8 @@ struct WorkspacePlan {
   int64_t arena_bytes = 0;             ///< Partials, logits and converted weight together.
   bool with_fused = false;
   int64_t row_state_rows = 0;  ///< Maximum number of rows of a block on either path.
-  /// Normalizers, largest, smallest and target logits, running top-k keys, and the sums and
-  /// exponents that the shards of a head exchange.
+  /// Normalizers, largest, smallest and target logits, counts of ranks, running top-k keys, and the
+  /// sums and exponents that the shards of a head exchange.
   int64_t row_state_bytes = 0;
   int64_t slot_bytes = 0;       ///< Inputs and scores of one of the two batches in flight.
   int64_t gemm_bytes = 0;       ///< Counters of the GEMM kernels.
@@ -159,6 +167,10 @@ struct WorkspacePlan {
   /// Returns the maximum number of rows of a chunked block of this dtype, a multiple of
   /// kRowGranularity and at most block_rows.
   int64_t BlockRows(kernels::Dtype hidden_dtype) const;
+
+  /// Returns the layout of the product of `rows` rows, a multiple of kRowGranularity, with their
+  /// targets. The arena has room for kRowGranularity rows at least.
+  TargetProduct TargetProductOf(kernels::Dtype hidden_dtype, int64_t rows) const;
 
   /// Returns the maximum number of rows of a fused block of this dtype, a multiple of
   /// kRowGranularity. `num_sums` is 2 if the entropy has its own temperature, otherwise 1; `top_k`

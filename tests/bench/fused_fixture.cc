@@ -59,6 +59,7 @@ absl::Status FusedFixture::Allocate() {
   LOGPROBD_ASSIGN_OR_RETURN(
       normalizers_, AllocateDevice(rows * int64_t{sizeof(kernels::RowNormalizer)}, "scores"));
   LOGPROBD_ASSIGN_OR_RETURN(max_keys_, AllocateDevice(rows * 8, "scores"));
+  LOGPROBD_ASSIGN_OR_RETURN(ranks_, AllocateDevice(rows * 8, "scores"));
   LOGPROBD_ASSIGN_OR_RETURN(targets_, AllocateDevice(rows * 4, "targets"));
   LOGPROBD_ASSIGN_OR_RETURN(nonfinite_, AllocateDevice(rows, "scores"));
   return absl::OkStatus();
@@ -199,6 +200,19 @@ absl::Status FusedFixture::ScoreBlock(int64_t row, int64_t num_rows, const Ask& 
     params.max_keys = max_keys;
     scores.max_keys = max_keys;
     scores.argmax_logprob = Floats(kArgmaxLogprob) + row;
+  }
+  if (ask.target_rank) {
+    auto* const counts = reinterpret_cast<int32_t*>(ranks_.get()) + row;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(counts, 0, static_cast<size_t>(num_rows) * 4, stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchListedLogits({.partials = params,
+                                                               .ids = params.targets,
+                                                               .count = num_rows,
+                                                               .logits = params.target_logits},
+                                                              stream));
+    params.rank_counts = counts;
+    scores.rank_counts = counts;
+    scores.target_rank = counts + AllRows();
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedPartials(params, stream));
   if (!ask.combine) return absl::OkStatus();

@@ -32,6 +32,7 @@ class FusedFixture {
   /// The outputs of a call in addition to logprob and entropy, and the type of its rows.
   struct Ask {
     bool argmax = false;
+    bool target_rank = false;
     bool sum_p_squared = false;
     bool entropy_temperature = false;
     /// Type of the rows. fp32 and fp16 rows are split into bf16 values before each launch. A launch
@@ -119,6 +120,7 @@ class FusedFixture {
   DeviceBuffer floats_;
   DeviceBuffer normalizers_;
   DeviceBuffer max_keys_;
+  DeviceBuffer ranks_;  ///< [2, AllRows()]: counts, then the ranks of the last call.
   DeviceBuffer targets_;
   DeviceBuffer nonfinite_;
 };

@@ -121,14 +121,18 @@ EngineScores RunCase(ScoringEngine& engine, const EngineCase& inputs) {
   return StartedCase(engine, inputs).Wait();
 }
 
-kernels::RowReference ReferenceOf(const InMemoryHead& head, const EngineCase& inputs, int64_t row) {
+std::vector<double> LogitsOf(const InMemoryHead& head, const EngineCase& inputs, int64_t row) {
   const HeadInfo& info = head.info();
-  const auto index = static_cast<size_t>(row);
   const kernels::LogitTransform transform{.scale = info.scale, .softcap = info.softcap};
-  const std::vector<double> logits = kernels::LogitsReference(
+  return kernels::LogitsReference(
       inputs.hidden.data() + row * inputs.hidden_size * DtypeBytes(inputs.dtype),
       KernelDtype(inputs.dtype), head.weight(), KernelDtype(info.dtype), info.vocab_size,
       info.hidden_size, transform, head.bias());
+}
+
+kernels::RowReference ReferenceOf(const InMemoryHead& head, const EngineCase& inputs, int64_t row) {
+  const auto index = static_cast<size_t>(row);
+  const std::vector<double> logits = LogitsOf(head, inputs, row);
   kernels::RowQuestion question;
   question.target = inputs.targets[index];
   question.temperature = static_cast<double>(inputs.temperatures[index]);

@@ -69,6 +69,9 @@ class StartedCase {
 /// Scores `inputs` in one batch.
 EngineScores RunCase(ScoringEngine& engine, const EngineCase& inputs);
 
+/// The logits of row `row` of `inputs` in double precision, before temperature.
+std::vector<double> LogitsOf(const InMemoryHead& head, const EngineCase& inputs, int64_t row);
+
 /// The scores of row `row` of `inputs` in double precision.
 kernels::RowReference ReferenceOf(const InMemoryHead& head, const EngineCase& inputs, int64_t row);
 

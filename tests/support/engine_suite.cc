@@ -81,6 +81,17 @@ void EngineSuite::ExpectMatchesReference(const InMemoryHead& head, const EngineC
     if (outputs.Has(Output::kMinLogit)) {
       EXPECT_NEAR(scores.min_logit[i], truth.min_logit, near(truth.min_logit));
     }
+    if (outputs.Has(Output::kTargetRank)) {
+      // Logits that are closer to the target's than the errors may count or not.
+      const std::vector<double> logits = LogitsOf(head, inputs, row);
+      const double target = logits[static_cast<size_t>(inputs.targets[i])];
+      const double error = near(std::max(std::fabs(truth.max_logit), std::fabs(truth.min_logit)));
+      const auto count_above = [&](double bound) {
+        return std::count_if(logits.begin(), logits.end(), [&](double z) { return z > bound; });
+      };
+      EXPECT_GE(scores.target_rank[i], count_above(target + error));
+      EXPECT_LT(scores.target_rank[i], count_above(target - error));
+    }
     const auto top_k = static_cast<size_t>(inputs.top_k);
     for (size_t k = 0; k < truth.top_k_ids.size(); ++k) {
       const size_t at = i * top_k + k;

@@ -104,6 +104,57 @@ TEST_P(EngineSuite, TargetCandidateArgmaxAndTopKHaveTheSameBits) {
   }
 }
 
+TEST_P(EngineSuite, AnEqualLogitRanksAboveTheTargetIfItsIdIsLower) {
+  std::vector<float> values(600, 0.25F);
+  for (const size_t id : {70U, 191U, 192U, 400U, 599U}) values[id] = 0.5F;
+  values[5] = 0.0F;
+  values[450] = -0.0F;
+  const auto head = HeadOfColumns(values, 16);
+  EngineCase inputs = OnesCase(*head, 9);
+  inputs.targets = {70, 191, 192, 400, 599, 0, 598, 5, 450};
+  const auto engine = Create(*head);
+  ASSERT_NE(engine, nullptr);
+
+  const EngineScores scores = RunCase(*engine, inputs);
+
+  EXPECT_THAT(scores.target_rank, ElementsAre(0, 1, 2, 3, 4, 5, 597, 598, 599));
+}
+
+// The logit of the target is computed before all others, for every dtype in another way. A
+// difference in its last bit would make the target rank above or below itself.
+TEST_P(EngineSuite, EntryKOfTopKHasTargetRankK) {
+  for (const Dtype weight_dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const Dtype hidden_dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      for (const bool transforms : {false, true}) {
+        SCOPED_TRACE(absl::StrCat("hidden ", DtypeName(hidden_dtype), ", head ",
+                                  DtypeName(weight_dtype), ", transform ", transforms));
+        const auto head = MakeRandomHead({.vocab_size = 2'500,
+                                          .hidden_size = 203,
+                                          .dtype = weight_dtype,
+                                          .logit_stddev = 5,
+                                          .bias = transforms,
+                                          .scale = transforms ? 0.75F : 1.0F,
+                                          .softcap = transforms ? 50.0F : 0.0F});
+        EngineCase inputs = MakeRandomCase(*head, 150, hidden_dtype);
+        inputs.top_k = 60;
+        const auto engine = Create(*head, 150);
+        ASSERT_NE(engine, nullptr);
+        const EngineScores lists = RunCase(*engine, inputs);
+        ASSERT_TRUE(lists.status.ok()) << lists.status;
+        for (size_t row = 0; row < 150; ++row) {
+          inputs.targets[row] = lists.top_k_ids[row * 60 + row % 60];
+        }
+
+        const EngineScores scores = RunCase(*engine, inputs);
+
+        for (size_t row = 0; row < 150; ++row) {
+          EXPECT_EQ(scores.target_rank[row], static_cast<int32_t>(row % 60)) << "row " << row;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(EngineSuite, RowsMayHaveDifferentNumbersOfCandidatesAndDuplicates) {
   const auto head = MakeRandomHead({.vocab_size = 800, .hidden_size = 48});
   EngineCase inputs = MakeRandomCase(*head, 6);

@@ -209,9 +209,11 @@ TEST_P(EngineSuite, AnInfinitelyNegativeLogitHasNoProbability) {
   const auto head = HeadOfLogits(logits);
   EngineCase inputs = OneRow(250);
   inputs.outputs = OutputSet(OutputSet::kAllBits & ~static_cast<uint32_t>(Output::kLogprob) &
-                             ~static_cast<uint32_t>(Output::kMinLogit));
+                             ~static_cast<uint32_t>(Output::kMinLogit) &
+                             ~static_cast<uint32_t>(Output::kTargetRank));
   ExpectMatchesReference(*head, inputs, tolerances().logprob);
-  inputs.outputs = OutputSet().With(Output::kLogprob).With(Output::kMinLogit);
+  inputs.outputs =
+      OutputSet().With(Output::kLogprob).With(Output::kMinLogit).With(Output::kTargetRank);
 
   const auto engine = Create(*head);
   ASSERT_NE(engine, nullptr);
@@ -219,6 +221,7 @@ TEST_P(EngineSuite, AnInfinitelyNegativeLogitHasNoProbability) {
 
   EXPECT_EQ(scores.logprob[0], -kInfinity);
   EXPECT_EQ(scores.min_logit[0], -kInfinity);
+  EXPECT_EQ(scores.target_rank[0], 399);  // all finite logits, and 192 equal ones with lower ids
 }
 
 }  // namespace

@@ -138,6 +138,7 @@ void Score(ScoreBatch& batch, const HeadInfo& info, float logprob_offset) {
     Put(batch.sum_p_squared, row, scores.sum_p_squared, outputs.Has(Output::kSumPSquared));
     Put(batch.max_logit, row, scores.max_logit, outputs.Has(Output::kMaxLogit));
     Put(batch.min_logit, row, scores.min_logit, outputs.Has(Output::kMinLogit));
+    Put(batch.target_rank, row, scores.target_rank, outputs.Has(Output::kTargetRank));
     Put(batch.nonfinite, row, static_cast<uint8_t>(scores.nonfinite));
     for (int32_t rank = 0; rank < batch.top_k; ++rank) {
       const size_t index = row * static_cast<size_t>(batch.top_k) + static_cast<size_t>(rank);
@@ -165,6 +166,7 @@ FakeScores FakeScoresOf(absl::Span<const std::byte> row, Dtype dtype, int32_t ta
                       .sum_p_squared = nan,
                       .max_logit = nan,
                       .min_logit = nan,
+                      .target_rank = -1,
                       .nonfinite = true};
   }
   uint64_t bytes_hash = 1;
@@ -183,6 +185,8 @@ FakeScores FakeScoresOf(absl::Span<const std::byte> row, Dtype dtype, int32_t ta
       .sum_p_squared = UnitOf(Mix(hash, 5)),
       .max_logit = 10 + UnitOf(Mix(bytes_hash, 6)),
       .min_logit = -10 - UnitOf(Mix(bytes_hash, 7)),
+      .target_rank = static_cast<int32_t>(Mix(bytes_hash, static_cast<uint32_t>(target)) %
+                                          static_cast<uint64_t>(vocab_size)),
   };
 }
 

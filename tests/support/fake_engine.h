@@ -29,6 +29,7 @@ struct FakeScores {
   float sum_p_squared = 0;
   float max_logit = 0;
   float min_logit = 0;
+  int32_t target_rank = 0;
   bool nonfinite = false;  ///< True if the row contains NaN or Inf. Scores are then NaN, ids -1.
 };
 

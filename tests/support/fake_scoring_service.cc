@@ -49,6 +49,7 @@ void ScoreRow(const v1::ScoreRequest& request, size_t row, int32_t target, float
   if ((outputs & 32) != 0) Append(0.5F, response->mutable_sum_p_squared());
   if ((outputs & 64) != 0) Append(1.0F, response->mutable_max_logit());
   if ((outputs & 128) != 0) Append(-1.0F, response->mutable_min_logit());
+  if ((outputs & 256) != 0) Append(target / 2, response->mutable_target_rank());
   for (uint32_t k = 0; k < request.top_k(); ++k) {
     Append(target + static_cast<int32_t>(k), response->mutable_top_k_ids());
     Append(logprob - static_cast<float>(k), response->mutable_top_k_logprobs());

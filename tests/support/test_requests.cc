@@ -162,6 +162,7 @@ ScoreResult ExpectedResult(const ScoreRequest& request, int64_t vocab_size,
   column(Output::kSumPSquared, &FakeScores::sum_p_squared, result.sum_p_squared);
   column(Output::kMaxLogit, &FakeScores::max_logit, result.max_logit);
   column(Output::kMinLogit, &FakeScores::min_logit, result.min_logit);
+  column(Output::kTargetRank, &FakeScores::target_rank, result.target_rank);
   if (request.outputs().Has(Output::kGreedy)) {
     result.greedy = greedy;
   }

@@ -50,6 +50,7 @@ uint64_t DigestOf(const ScoreResult& result, size_t row) {
   digest = MixRow(digest, result.sum_p_squared, row);
   digest = MixRow(digest, result.max_logit, row);
   digest = MixRow(digest, result.min_logit, row);
+  digest = MixRow(digest, result.target_rank, row);
   digest = MixRow(digest, result.top_k_ids, row, top_k);
   return MixRow(digest, result.top_k_logprobs, row, top_k);
 }

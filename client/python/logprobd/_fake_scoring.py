@@ -186,8 +186,10 @@ def score(head: FakeHead, request: _wire.ScoreRequest) -> _wire.ScoreResponse:
         out["greedy"][row] = best == target
         out["sum_p_squared"][row] = np.exp(2 * (x - lse)).sum()
         out["max_logit"][row], out["min_logit"][row] = z.max(), z.min()
-        order = np.argsort(-z, kind="stable")[:top_k]
-        top_ids[row], top_logprobs[row] = order, x[order] - lse
+        order = np.argsort(-z, kind="stable")
+        out["target_rank"][row] = np.flatnonzero(order == target)[0]
+        best_ids = order[:top_k]
+        top_ids[row], top_logprobs[row] = best_ids, x[best_ids] - lse
         candidates[begin:end] = x[checked.candidate_ids[begin:end]] - lse
 
     response = _wire.ScoreResponse(

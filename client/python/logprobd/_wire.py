@@ -76,6 +76,7 @@ OUTPUTS = {
     "sum_p_squared": Output(32, {"sum_p_squared": ("<f4", "float32")}),
     "max_logit": Output(64, {"max_logit": ("<f4", "float32")}),
     "min_logit": Output(128, {"min_logit": ("<f4", "float32")}),
+    "target_rank": Output(256, {"target_rank": ("<i4", "int64")}),
 }
 
 SERVING = 1  # grpc.health.v1 HealthCheckResponse.ServingStatus
@@ -160,6 +161,7 @@ class ScoreResponse:
     segment_rows: Buffer = wire(23, "bytes")
     segment_greedy: Buffer = wire(24, "bytes")
     timings: StageTimings = wire(25, "message", message=StageTimings)
+    target_rank: Buffer = wire(26, "bytes")
 
 
 @dataclass

@@ -31,8 +31,8 @@ class ScoreResult:
 
     Arrays have the caller's array type: NumPy arrays, or torch tensors, which are copied to the
     device of `hidden` when they are first read. "[...]" is the shape of the targets, which is the
-    shape of `hidden` without its last axis. Values are float32, in nats; ids are int64. Ignored
-    rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids. Reading an output that was
+    shape of `hidden` without its last axis. Values are float32, in nats; ids and ranks are
+    int64. Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids and ranks. Reading an output that was
     not requested raises AttributeError.
     """
 
@@ -122,6 +122,13 @@ class ScoreResult:
     def min_logit(self) -> Array:
         """[...], smallest logit before temperature."""
         return self._get("min_logit")
+
+    @property
+    def target_rank(self) -> Array:
+        """[...] int64, number of ids with a larger logit than the target's, or an equal one and a
+        lower id; 0 if the target is the argmax.
+        """
+        return self._get("target_rank")
 
     @property
     def top_k_ids(self) -> Array:

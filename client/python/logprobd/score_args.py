@@ -31,7 +31,8 @@ class ScoreArgs:
             them).
         temperature: divisor of the logits, 1e-4 to 1e4. A number, or an array that broadcasts to
             the shape of targets.
-        outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit, min_logit.
+        outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit, min_logit,
+            target_rank.
         entropy_temperature: temperature of the entropy alone. None means the value of temperature.
         candidates: further ids to score, as an array [..., n], as one list of ids per row, or as a
             tuple of ids [n] and offsets [rows + 1].

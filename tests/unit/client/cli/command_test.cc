@@ -145,7 +145,8 @@ TEST(OutputNamesTest, AddsUpTheNamedBits) {
   EXPECT_EQ(*ParseOutputs({"logprob"}), output::kLogprob);
   EXPECT_EQ(*ParseOutputs({"argmax", "min_logit", "argmax"}), output::kArgmax | output::kMinLogit);
   EXPECT_EQ(*ParseOutputs({"greedy", "sum_p_squared"}), output::kGreedy | output::kSumPSquared);
-  EXPECT_EQ(*ParseOutputs({"all"}), 255U);
+  EXPECT_EQ(*ParseOutputs({"target_rank"}), output::kTargetRank);
+  EXPECT_EQ(*ParseOutputs({"all"}), 511U);
 }
 
 TEST(OutputNamesTest, ListsTheNamesIfOneIsUnknown) {

@@ -50,8 +50,10 @@ def test_all_outputs_are_those_of_the_definitions(server, client, rows):
             np.testing.assert_allclose(getattr(result, name)[row], expected, atol=TOLERANCE)
         assert result.argmax_id[row] == z.argmax()
         assert result.greedy[row] == (z.argmax() == target)
+        assert result.target_rank[row] == (z > z[target]).sum()
         assert result.top_k_ids[row].tolist() == best.tolist()
     assert result.greedy[0]
+    assert result.target_rank[0] == 0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

@@ -41,7 +41,7 @@ REQUEST = {
     "row_temperatures": b"\0\0\x80?\0\0\0@",
     "entropy_temperature": 1.0,
     "ignore_index": -100,
-    "outputs": 255,
+    "outputs": 511,
     "top_k": 5,
     "candidate_ids": b"\x07\0\0\0",
     "candidate_offsets": b"\0" * 12,
@@ -67,6 +67,7 @@ RESPONSE_BYTES = [
     "segment_logprob",
     "segment_rows",
     "segment_greedy",
+    "target_rank",
 ]
 
 

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <random>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -222,6 +223,92 @@ TEST_F(TileStatsTest, OtherOutputsDoNotChangeTheBits) {
       ASSERT_EQ(some.target_logits, all.target_logits);
     }
   }
+}
+
+TEST_F(TileStatsTest, RankCountsAreThoseOfLogitsAboveTheTarget) {
+  for (const int64_t launch_tiles : {1, 4, 27}) {
+    StatsCase c = MakeCase(9, 5'000, 3.0F);
+    for (float& z : c.logits) z = std::round(4.0F * z) / 4.0F;  // many equal logits
+    std::vector<float> target_logits;
+    std::vector<int32_t> expected;
+    for (int64_t row = 0; row < c.num_rows; ++row) {
+      const float* const z = &c.logits[static_cast<size_t>(row * c.stride())];
+      const int32_t target = c.targets[static_cast<size_t>(row)];
+      target_logits.push_back(z[target]);
+      expected.push_back(0);
+      for (int32_t id = 0; id < c.vocab_size; ++id) {
+        expected.back() += RanksAbove(z[id], id, z[target], target) ? 1 : 0;
+      }
+    }
+    const DeviceArray<float> logits(c.logits);
+    const DeviceArray<float> scales(c.log2_scales);
+    const DeviceArray<int32_t> targets(c.targets);
+    const DeviceArray<float> known_logits(target_logits);
+    const DeviceArray<TileSums> sums(
+        std::vector<TileSums>(static_cast<size_t>(c.num_rows * c.num_tiles())));
+    const DeviceArray<int32_t> counts(std::vector<int32_t>(expected.size(), 0));
+
+    for (int64_t tile = 0; tile < c.num_tiles(); tile += launch_tiles) {
+      TileStatsParams params;
+      params.chunk.dots = logits.data() + tile * kTileColumns;
+      params.chunk.row_stride = c.stride();
+      params.chunk.num_rows = c.num_rows;
+      params.chunk.tile_begin = tile;
+      params.chunk.num_tiles = std::min(launch_tiles, c.num_tiles() - tile);
+      params.chunk.vocab_size = c.vocab_size;
+      params.log2_scales = scales.data();
+      params.targets = targets.data();
+      params.layout = c.layout();
+      params.sums = sums.data();
+      params.target_logits = known_logits.data();
+      params.rank_counts = counts.data();
+      ASSERT_EQ(LaunchTileStats(params, nullptr), cudaSuccess);
+    }
+
+    EXPECT_EQ(counts.Read(), expected) << launch_tiles << " tiles per chunk";
+    EXPECT_EQ(known_logits.Read(), target_logits);
+  }
+}
+
+TEST_F(TileStatsTest, TargetLogitsAreTheDiagonalOfTheGatheredProduct) {
+  constexpr int64_t kHidden = 8;
+  std::vector<float> weight;  // rows of ids 192 to 391, each with its id in every element
+  for (int32_t id = 192; id < 392; ++id)
+    weight.insert(weight.end(), kHidden, static_cast<float>(id));
+  const DeviceArray<float> weight_array(weight);
+  const DeviceArray<int32_t> targets(std::vector<int32_t>{391, 192, 191, 250, 392});
+  const DeviceArray<float> gathered(std::vector<float>(5 * kHidden, -777.0F));
+  const ShardTargets shard = {
+      .targets = targets.data(), .num_rows = 5, .column_begin = 192, .column_end = 392};
+
+  ASSERT_EQ(LaunchGatherWeight(shard, weight_array.data(), kHidden * sizeof(float), gathered.data(),
+                               nullptr),
+            cudaSuccess);
+
+  const std::vector<float> rows = gathered.Read();
+  for (const auto& [row, id] : {std::pair{0, 391}, {1, 192}, {3, 250}}) {
+    for (int64_t k = 0; k < kHidden; ++k) {
+      EXPECT_EQ(rows[static_cast<size_t>(row * kHidden + k)], static_cast<float>(id));
+    }
+  }
+  std::vector<float> dots(5 * 6, 0.0F);
+  for (size_t row = 0; row < 5; ++row) dots[row * 6 + row] = static_cast<float>(row) + 1.0F;
+  std::vector<float> bias(392, 0.0F);
+  bias[250] = 100.0F;
+  const DeviceArray<float> dot_array(dots);
+  const DeviceArray<float> bias_array(bias);
+  const DeviceArray<float> logits(std::vector<float>(5, -777.0F));
+
+  ASSERT_EQ(LaunchTargetLogits({.targets = shard,
+                                .dots = dot_array.data(),
+                                .row_stride = 6,
+                                .transform = {.scale = 2.0F},
+                                .bias = bias_array.data(),
+                                .logits = logits.data()},
+                               nullptr),
+            cudaSuccess);
+
+  EXPECT_EQ(logits.Read(), (std::vector<float>{2.0F, 4.0F, -777.0F, 108.0F, -777.0F}));
 }
 
 TEST_F(TileStatsTest, NegativeInfinityAddsNothing) {

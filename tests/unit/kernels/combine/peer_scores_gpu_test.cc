@@ -161,6 +161,8 @@ TEST_F(PeerScoresTest, RefusesBrokenBounds) {
   EXPECT_EQ(launch_with([](Params& p) { p.scores.num_rows = 0; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.scores.sums = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.scores.num_tiles = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(launch_with([](Params& p) { p.scores.target_rank = p.scores.argmax_id; }),
+            cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.step.epoch = 0; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.step.group.num_ranks = 17; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.step.group.abort = nullptr; }), cudaErrorInvalidValue);

@@ -124,6 +124,41 @@ TEST_P(TileKernelsTest, ColumnsBeyondTheVocabularyAreIgnored) {
   }
 }
 
+TEST_P(TileKernelsTest, RankCountsAreThoseOfLogitsAboveTheTarget) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const int32_t num_columns : {1, 15, 17, 100, 191, 192}) {
+    // Targets before, in and after the tile, whose columns are 384 to 575.
+    const std::vector<int32_t> targets = {0, 383, 384, 400, 384 + num_columns - 1, 576, 5'000, 9};
+    StatsCase c(static_cast<int64_t>(targets.size()));
+    for (float& z : c.logits) z = std::round(z);  // many ties
+    std::vector<float> target_logits = {0, -0.0F, 3, -5, 5, 0, -7, -kInfinity};
+    std::fill_n(c.logits.begin() + 7 * kTileColumns, 10, -kInfinity);
+    for (size_t row = 2; row < 5; ++row) {  // a target in the tile has the logit of its column
+      const auto column = static_cast<size_t>(targets[row] - 384);
+      target_logits[row] = c.logits[row * kTileColumns + column];
+    }
+    std::vector<int32_t> counts(targets.size(), -77);
+    CpuTileStatsParams params = c.Params();
+    params.first_column = 384;
+    params.num_columns = num_columns;
+    params.target_logits = target_logits.data();
+    params.targets = targets.data();
+    params.rank_counts = counts.data();
+
+    TileStatsFor(GetParam())(params);
+
+    for (size_t row = 0; row < targets.size(); ++row) {
+      int32_t expected = 0;
+      for (int32_t column = 0; column < num_columns; ++column) {
+        const float z = c.logits[row * kTileColumns + static_cast<size_t>(column)];
+        expected +=
+            z > target_logits[row] || (z == target_logits[row] && 384 + column < targets[row]);
+      }
+      EXPECT_EQ(counts[row], expected) << num_columns << " columns, row " << row;
+    }
+  }
+}
+
 TEST_P(TileKernelsTest, EqualLogitsGiveWholeNumbers) {
   StatsCase c(2);
   std::fill(c.logits.begin(), c.logits.end(), 0.0F);

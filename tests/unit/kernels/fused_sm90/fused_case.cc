@@ -314,6 +314,24 @@ std::vector<float> FusedRun::ListedLogits(const Listed& listed) {
   return logits.Read();
 }
 
+std::vector<int32_t> FusedRun::RankCounts(const ShardTiles& tiles,
+                                          std::optional<kernels::FusedChoice> choice) {
+  const DeviceArray<int32_t> counts(Poisoned<int32_t>(inputs_.num_rows, 0));
+  EXPECT_EQ(kernels::LaunchListedLogits({.partials = Partials(),
+                                         .ids = memory_->targets.data(),
+                                         .count = inputs_.num_rows,
+                                         .logits = memory_->target_logits.data()},
+                                        stream_),
+            cudaSuccess);
+  kernels::FusedPartialsParams params = Partials(tiles);
+  params.rank_counts = counts.data();
+  EXPECT_EQ(choice.has_value() ? kernels::LaunchFusedPartialsAs(params, *choice, stream_)
+                               : kernels::LaunchFusedPartials(params, stream_),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  return counts.Read();
+}
+
 std::vector<float> FusedRun::TargetLogits() {
   EXPECT_EQ(kernels::LaunchFusedPartials(Partials(), stream_), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);

@@ -138,6 +138,11 @@ class FusedRun {
   /// kPoison.
   std::vector<float> ListedLogits(const Listed& listed);
 
+  /// Computes the logits of the targets, launches over a shard with `choice` or the fastest one,
+  /// waits, and returns the counts of logits above each row's target.
+  std::vector<int32_t> RankCounts(const ShardTiles& tiles = {},
+                                  std::optional<kernels::FusedChoice> choice = {});
+
   /// Returns the parameters of a launch with all inputs and the mandatory outputs.
   kernels::FusedPartialsParams Partials(const ShardTiles& tiles = {}) const;
 

@@ -28,6 +28,7 @@ TEST(RowReferenceTest, MatchesValuesComputedByHand) {
   EXPECT_NEAR(row.argmax_logprob, std::log(0.625), 1e-15);
   EXPECT_EQ(row.max_logit, kLogits[2]);
   EXPECT_EQ(row.min_logit, 0.0);
+  EXPECT_EQ(row.target_rank, 1);
   EXPECT_THAT(row.top_k_ids, ElementsAre(2, 1));
   EXPECT_NEAR(row.candidate_logprobs[0], std::log(0.125), 1e-15);
   EXPECT_NEAR(row.candidate_logprobs[1], std::log(0.625), 1e-15);
@@ -62,6 +63,13 @@ TEST(RowReferenceTest, TheLowestIdWinsTies) {
 
   EXPECT_EQ(row.argmax_id, 1);
   EXPECT_THAT(row.top_k_ids, ElementsAre(1, 2, 3));
+  EXPECT_EQ(row.target_rank, 3);
+  for (const int32_t id : {1, 2, 3}) {
+    EXPECT_EQ(
+        ScoreRowReference(std::vector<double>{1, 2, 2, 2}, {.target = id, .candidate_ids = {}})
+            .target_rank,
+        id - 1);
+  }
 }
 
 TEST(RowReferenceTest, NegativeInfinityHasNoProbability) {
@@ -82,6 +90,7 @@ TEST(RowReferenceTest, NanAndInfinityMakeTheRowNonfinite) {
     EXPECT_TRUE(std::isnan(row.logprob));
     EXPECT_TRUE(std::isnan(row.entropy));
     EXPECT_EQ(row.argmax_id, -1);
+    EXPECT_EQ(row.target_rank, -1);
     EXPECT_THAT(row.top_k_ids, ElementsAre(-1, -1));
     EXPECT_TRUE(std::isnan(row.candidate_logprobs[0]));
   }

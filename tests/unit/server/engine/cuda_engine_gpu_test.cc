@@ -155,6 +155,7 @@ void ExpectSameScores(const EngineScores& a, const EngineScores& b) {
   ExpectSameBits(a.sum_p_squared, b.sum_p_squared);
   ExpectSameBits(a.max_logit, b.max_logit);
   ExpectSameBits(a.min_logit, b.min_logit);
+  ExpectSameBits(a.target_rank, b.target_rank);
   ExpectSameBits(a.nonfinite, b.nonfinite);
 }
 

@@ -59,17 +59,23 @@ TEST(BaselineTest, ComparesEveryOutput) {
     result.sum_p_squared = {0.5F, 0.25F};
     result.max_logit = {7, 8};
     result.min_logit = {-7, -8};
+    result.target_rank = {5, 6};
     result.top_k = 2;
     result.top_k_ids = {1, 2, 3, 4};
     result.top_k_logprobs = {-1, -2, -3, -4};
     return result;
   };
-  const std::vector<void (*)(ScoreResult&)> changes = {
-      [](ScoreResult& r) { r.logprob[1] = -9; },  [](ScoreResult& r) { r.lse[1] = 9; },
-      [](ScoreResult& r) { r.argmax_id[1] = 9; }, [](ScoreResult& r) { r.argmax_logprob[1] = 9; },
-      [](ScoreResult& r) { r.greedy[1] = 0; },    [](ScoreResult& r) { r.sum_p_squared[1] = 9; },
-      [](ScoreResult& r) { r.max_logit[1] = 9; }, [](ScoreResult& r) { r.min_logit[1] = 9; },
-      [](ScoreResult& r) { r.top_k_ids[3] = 9; }, [](ScoreResult& r) { r.top_k_logprobs[3] = 9; }};
+  const std::vector<void (*)(ScoreResult&)> changes = {[](ScoreResult& r) { r.logprob[1] = -9; },
+                                                       [](ScoreResult& r) { r.lse[1] = 9; },
+                                                       [](ScoreResult& r) { r.argmax_id[1] = 9; },
+                                                       [](ScoreResult& r) { r.argmax_logprob[1] = 9; },
+                                                       [](ScoreResult& r) { r.greedy[1] = 0; },
+                                                       [](ScoreResult& r) { r.sum_p_squared[1] = 9; },
+                                                       [](ScoreResult& r) { r.max_logit[1] = 9; },
+                                                       [](ScoreResult& r) { r.min_logit[1] = 9; },
+                                                       [](ScoreResult& r) { r.target_rank[1] = 9; },
+                                                       [](ScoreResult& r) { r.top_k_ids[3] = 9; },
+                                                       [](ScoreResult& r) { r.top_k_logprobs[3] = 9; }};
 
   for (size_t i = 0; i < changes.size(); ++i) {
     Baseline baseline(2);
