@@ -3,7 +3,8 @@
 // Idea      The dot products of eight pairs are the diagonal of one small matrix product. The other
 //           56 sums, and half of the instruction's rows, are discarded: reading the weight's rows
 //           dominates the time.
-// Work      One warp per eight pairs; a lane reads 8 bytes of a row at a time.
+// Work      One warp per eight pairs; a lane reads 8 bytes of a row at a time. Launches of few pairs
+//           have one block per multiprocessor, so a lane has four times as many loads in flight.
 // Traffic   Reads one weight row and one hidden row per pair; the hidden row comes from a cache
 //           when pairs of the same row are adjacent.
 // Numerics  mma.sync adds 16 products at a time to an fp32 sum, as wgmma does; a test requires the
@@ -21,12 +22,14 @@ namespace logprobd::kernels {
 namespace {
 
 constexpr int kBlockThreads = 256;
-constexpr int kSmBlocks = 3;  // few blocks, so that registers suffice for the loads in flight
+constexpr int kSmBlocks = 3;        // few blocks, so that registers suffice for the loads in flight
+constexpr int kFewBlocksMax = 132;  // multiprocessors of an H100 or H200
 constexpr int kWarpPairs = 8;
 constexpr int kBlockPairs = kBlockThreads / 32 * kWarpPairs;
 constexpr int kStep = 16;
 constexpr int kLaneElements = 4;
-constexpr int kUnroll = 8;  // steps whose loads are in flight
+constexpr int kUnroll = 8;      // steps whose loads are in flight
+constexpr int kUnrollFew = 32;  // the same for launches of at most kFewBlocksMax blocks
 
 /// Computes sums += a b^T for eight rows of a and eight rows of b.
 template <Dtype kDtype>
@@ -64,8 +67,26 @@ __device__ __forceinline__ uint2 LoadUpTo(const uint16_t* from, int64_t count) {
   return value;
 }
 
-template <Dtype kDtype>
-__global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
+/// Adds the products of as many whole groups of kCount steps as the row has from `k` on, and moves
+/// `k` behind them. The loads of a group are in flight together.
+template <Dtype kDtype, int kCount>
+__device__ __forceinline__ void AddGroups(float (&sums)[4], const uint16_t* hidden,
+                                          const uint16_t* weight, int64_t hidden_size, int64_t& k) {
+  for (; k + kStep * kCount <= hidden_size; k += kStep * kCount) {
+    uint2 a[kCount];
+    uint2 b[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      a[i] = LoadFour(hidden + k + i * kStep);
+      b[i] = LoadFour(weight + k + i * kStep);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) AddProducts<kDtype>(sums, a[i], b[i]);
+  }
+}
+
+template <Dtype kDtype, bool kIsFew>
+__global__ void __launch_bounds__(kBlockThreads, kIsFew ? 1 : kSmBlocks)
     ListedLogitsKernel(const ListedLogitsParams params) {
   const FusedPartialsParams& partials = params.partials;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -96,17 +117,10 @@ __global__ void __launch_bounds__(kBlockThreads, kSmBlocks)
   float sums[4] = {0, 0, 0, 0};
   for (int split = 0; split < partials.num_splits; ++split) {
     int64_t k = 0;
-    for (; k + kStep * kUnroll <= partials.hidden_size; k += kStep * kUnroll) {
-      uint2 a[kUnroll];
-      uint2 b[kUnroll];
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        a[i] = LoadFour(hidden + k + i * kStep);
-        b[i] = LoadFour(weight + k + i * kStep);
-      }
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) AddProducts<kDtype>(sums, a[i], b[i]);
+    if constexpr (kIsFew) {
+      AddGroups<kDtype, kUnrollFew>(sums, hidden, weight, partials.hidden_size, k);
     }
+    AddGroups<kDtype, kUnroll>(sums, hidden, weight, partials.hidden_size, k);
     for (; k < partials.hidden_size; k += kStep) {
       const int64_t count = partials.hidden_size - k - lane_begin;
       AddProducts<kDtype>(sums, LoadUpTo(hidden + k, count), LoadUpTo(weight + k, count));
@@ -129,8 +143,12 @@ cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t st
     return cudaErrorInvalidValue;
   }
   const auto blocks = static_cast<uint32_t>((params.count + kBlockPairs - 1) / kBlockPairs);
-  const auto kernel = params.partials.dtype == Dtype::kBf16 ? ListedLogitsKernel<Dtype::kBf16>
-                                                            : ListedLogitsKernel<Dtype::kF16>;
+  const bool is_few = blocks <= kFewBlocksMax;
+  const auto kernel = params.partials.dtype == Dtype::kBf16
+                          ? (is_few ? ListedLogitsKernel<Dtype::kBf16, true>
+                                    : ListedLogitsKernel<Dtype::kBf16, false>)
+                          : (is_few ? ListedLogitsKernel<Dtype::kF16, true>
+                                    : ListedLogitsKernel<Dtype::kF16, false>);
   kernel<<<blocks, kBlockThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }

@@ -280,7 +280,7 @@ REFUSED = [
         "B-outputs",
         "an output of the future",
         lambda: valid(outputs=1 << 20),
-        text="outputs: 1048576, has bits beyond 255, the sum of all Output values",
+        text="outputs: 1048576, has bits beyond 511, the sum of all Output values",
     ),
     Case(
         "B-priority",
@@ -419,7 +419,7 @@ def test_b30_a_padded_id_is_out_of_range(start_server, model) -> None:
 
 
 def test_b31_ignored_rows_are_exact_zeros_and_counted(server, scoring: Scoring) -> None:
-    reply = scoring.score(request(targets=i32(-100, 3), outputs=255, top_k=2))
+    reply = scoring.score(request(targets=i32(-100, 3), outputs=511, top_k=2))
     assert reply.ignored_rows == 1
     for name in ("logprob", "entropy", "lse", "argmax_logprob", "sum_p_squared", "max_logit"):
         values = floats(getattr(reply, name))

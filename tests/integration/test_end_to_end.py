@@ -54,7 +54,7 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_cut(server, start_server, 
     assert (score(server.grpc, shuffled) == whole[:, shuffled]).all()
     for row in (0, 17, 299):
         assert (score(server.grpc, np.array([row]))[:, 0] == whole[:, row]).all()
-    assert (score(server.grpc, np.arange(rows), outputs=255, top_k=5) == whole).all()
+    assert (score(server.grpc, np.arange(rows), outputs=511, top_k=5) == whole).all()
     cutting = start_server("--model", str(model.path), "--batch-rows", "7")
     assert (score(cutting.grpc, np.arange(rows)) == whole).all()
     one_thread = start_server("--model", str(model.path), "--cpu-threads", "1")

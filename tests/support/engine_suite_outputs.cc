@@ -189,6 +189,7 @@ TEST_P(EngineSuite, DoesNotWriteScoresThatAreNotRequested) {
   EXPECT_EQ(scores.entropy[1], kPoison);
   EXPECT_EQ(scores.argmax_id[1], kPoisonId);
   EXPECT_EQ(scores.max_logit[1], kPoison);
+  EXPECT_EQ(scores.target_rank[1], kPoisonId);
   EXPECT_EQ(scores.nonfinite[1], 0);
 }
 

@@ -68,7 +68,7 @@ TEST_F(ClientTest, ScoresOneRequest) {
 
 TEST_F(ClientTest, CutsALargeCallAndKeepsItsOrder) {
   ScoreCase c(3'456);
-  c.args.outputs = 255;
+  c.args.outputs = 511;
   c.args.top_k = 2;
 
   const absl::StatusOr<ScoreResult> result = Connect()->Score(c.args);
@@ -78,6 +78,8 @@ TEST_F(ClientTest, CutsALargeCallAndKeepsItsOrder) {
   EXPECT_EQ(result->requests, 4);  // the fake accepts 1,000 rows per request
   EXPECT_EQ(result->argmax_id, c.targets);
   EXPECT_THAT(result->max_logit, AllOf(SizeIs(3'456), Each(1.0F)));
+  ASSERT_THAT(result->target_rank, SizeIs(3'456));
+  EXPECT_EQ(result->target_rank[3'001], c.targets[3'001] / 2);
   ASSERT_THAT(result->top_k_ids, SizeIs(2 * 3'456));
   EXPECT_EQ(result->top_k_ids[2 * 3'001 + 1], c.targets[3'001] + 1);
 }

@@ -269,10 +269,10 @@ def test_nonfinite_rows_are_nan_and_counted(client, small_chunks, rows):
     hidden[5, 0] = np.nan
 
     for one in (client, small_chunks):
-        result = one.score(hidden, targets, outputs=("logprob", "argmax"))
+        result = one.score(hidden, targets, outputs=("logprob", "argmax", "target_rank"))
         assert result.nonfinite_rows == 1
         assert np.flatnonzero(np.isnan(result.logprob)).tolist() == [5]
-        assert result.argmax_id[5] == -1
+        assert result.argmax_id[5] == result.target_rank[5] == -1
         with pytest.raises(InvalidArgument) as caught:
             one.score(hidden, targets, reject_nonfinite=True)
         assert caught.value.row == 5

@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
                r.weights_version = 3;
                r.row_temperatures = {1e-4F, 1, 1e4F};
                r.entropy_temperature = 1;
-               r.output_bits = 255;
+               r.output_bits = 511;
                r.top_k = 16;
                r.candidate_ids = {0, 99, 5};
                r.candidate_offsets = {0, 0, 2, 3};
@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"UnknownDtype", [](ScoreRequest& r) { r.dtype_number = 77; }, "dtype: 77"},
         Case{"NegativeDtype", [](ScoreRequest& r) { r.dtype_number = -1; }, "dtype: -1"},
         Case{"UnknownPriority", [](ScoreRequest& r) { r.priority_number = 4; }, "priority: 4"},
-        Case{"UnknownOutput", [](ScoreRequest& r) { r.output_bits = 256; }, "outputs: 256"},
+        Case{"UnknownOutput", [](ScoreRequest& r) { r.output_bits = 512; }, "outputs: 512"},
         Case{"OtherHiddenSize", [](ScoreRequest& r) { r.hidden_size = 8; },
              "hidden_size: 8, must be 4 for head \"main\""},
         Case{"HiddenTooShort", [](ScoreRequest& r) { r.hidden.bytes = 23; },
