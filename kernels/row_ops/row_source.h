@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/host_device.h"
+#include "kernels/common/logit_scale.h"
 
 namespace logprobd::kernels {
 
@@ -18,12 +19,10 @@ struct RowValues {
 struct RowSource {
   /// [computed rows]: row index of each computed row; null: row i has the row index i.
   const int64_t* row_indices = nullptr;
-  const int64_t* targets = nullptr;      ///< [all rows], ids in the whole vocabulary.
-  const double* temperatures = nullptr;  ///< [all rows]; null: every row has `temperature`.
-  double temperature = 1;
-  /// log2(e) times the truncation correction of the logits (kernels/common/logit_transform.h). The
-  /// log2_scale of a row is this factor over the row's temperature, rounded once.
-  double log2_factor = 0;
+  const int64_t* targets = nullptr;     ///< [all rows], ids in the whole vocabulary.
+  const float* temperatures = nullptr;  ///< [all rows]; null: every row has `temperature`.
+  float temperature = 1;
+  double correction = 1;    ///< CorrectedTransform::correction of the head.
   int64_t first_id = 0;     ///< Vocabulary id of the shard's first column.
   int64_t num_columns = 0;  ///< Columns of the shard.
 
@@ -31,8 +30,8 @@ struct RowSource {
     return row_indices == nullptr ? row : row_indices[row];
   }
   LOGPROBD_HOST_DEVICE float Log2ScaleAt(int64_t row_index) const {
-    return static_cast<float>(log2_factor /
-                              (temperatures == nullptr ? temperature : temperatures[row_index]));
+    return CorrectedLog2Scale(temperatures == nullptr ? temperature : temperatures[row_index],
+                              correction);
   }
   /// Returns the target's column in the shard, or -1 when another shard holds the target.
   LOGPROBD_HOST_DEVICE int32_t TargetColumnAt(int64_t row_index) const {

@@ -218,14 +218,15 @@ absl::Status ChunkedPathImpl::EnqueueChunk(const CudaBlock& block, int64_t tile,
                                .Run(weight, block.hidden,
                                     {.columns = columns, .rows = PadRows(block.num_rows)}, logits_,
                                     stream));
-  const kernels::LogitChunk chunk = {.dots = logits_,
-                                     .row_stride = columns,
-                                     .num_rows = block.num_rows,
-                                     .tile_begin = plan_.tile_begin + tile,
-                                     .num_tiles = num_tiles,
-                                     .vocab_size = plan_.vocab_size,
-                                     .transform = workspace_.Transform(block.hidden_dtype),
-                                     .bias = workspace_.bias()};
+  const kernels::LogitChunk chunk = {
+      .dots = logits_,
+      .row_stride = columns,
+      .num_rows = block.num_rows,
+      .tile_begin = plan_.tile_begin + tile,
+      .num_tiles = num_tiles,
+      .vocab_size = plan_.vocab_size,
+      .transform = workspace_.Transform(block.hidden_dtype).transform,
+      .bias = workspace_.bias()};
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       kernels::LaunchTileStats({.chunk = chunk,
                                 .log2_scales = block.log2_scales,

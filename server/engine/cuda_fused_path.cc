@@ -98,7 +98,7 @@ class FusedPath final : public ScorePath {
     params.vocab_size = plan_.vocab_size;
     params.tile_begin = plan_.tile_begin;
     params.tile_end = plan_.tile_begin + plan_.num_tiles;
-    params.transform = workspace_.Transform(block.hidden_dtype);
+    params.transform = workspace_.Transform(block.hidden_dtype).transform;
     params.bias = workspace_.bias();
     params.log2_scales = block.log2_scales;
     params.entropy_log2_scales = block.entropy_log2_scales;

@@ -19,9 +19,6 @@ struct CudaHead {
       weight;         ///< [num_tiles * 192, padded_hidden]; zero beyond vocab_size and hidden_size.
   DeviceBuffer bias;  ///< [tiles of the whole vocabulary * 192] in fp32, or null.
   kernels::LogitTransform transform;
-
-  /// Returns true if logits differ from dot products.
-  bool has_transform() const { return bias.get() != nullptr || !transform.IsIdentity(); }
 };
 
 /// Returns the bytes of weight and bias on the GPU.

@@ -50,17 +50,8 @@ double CudaWorkspace::DotCorrection(kernels::Dtype hidden_dtype) const {
              : 1.0;
 }
 
-double CudaWorkspace::Correction(kernels::Dtype hidden_dtype) const {
-  return head->has_transform() ? 1.0 : DotCorrection(hidden_dtype);
-}
-
-kernels::LogitTransform CudaWorkspace::Transform(kernels::Dtype hidden_dtype) const {
-  kernels::LogitTransform transform = head->transform;
-  if (head->has_transform()) {
-    transform.scale =
-        static_cast<float>(static_cast<double>(transform.scale) * DotCorrection(hidden_dtype));
-  }
-  return transform;
+kernels::CorrectedTransform CudaWorkspace::Transform(kernels::Dtype hidden_dtype) const {
+  return kernels::Corrected(head->transform, bias() != nullptr, DotCorrection(hidden_dtype));
 }
 
 uint64_t* CudaWorkspace::MaxKeys(const CudaBlock& block) const {

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/combine/row_scores.h"
-#include "kernels/common/logit_transform.h"
+#include "kernels/common/logit_scale.h"
 #include "kernels/common/row_sums.h"
 #include "kernels/common/tile.h"
 #include "server/engine/cuda_head.h"
@@ -75,12 +75,8 @@ struct CudaWorkspace {
   static absl::StatusOr<std::unique_ptr<CudaWorkspace>> Create(
       const WorkspacePlan& plan, std::shared_ptr<const CudaHead> head);
 
-  /// Returns the correction for truncation that the scales of rows of this dtype must contain in
-  /// addition to the temperature, or 1 if Transform already contains it.
-  double Correction(kernels::Dtype hidden_dtype) const;
-
-  /// Returns the transform of logits. It contains the correction if the head has a transform.
-  kernels::LogitTransform Transform(kernels::Dtype hidden_dtype) const;
+  /// Returns the transform of logits of rows of this dtype, corrected for truncation.
+  kernels::CorrectedTransform Transform(kernels::Dtype hidden_dtype) const;
 
   const float* bias() const { return reinterpret_cast<const float*>(head->bias.get()); }
 

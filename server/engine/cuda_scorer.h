@@ -40,9 +40,9 @@ class CudaScorer {
   /// Returns the row step for rows of the head's dtype. See ScoringEngine::row_step.
   int64_t RowStep(int64_t num_rows) const { return PathOf(plan().head_dtype).RowStep(num_rows); }
 
-  /// See CudaWorkspace::Correction.
+  /// Returns the correction that the scales of temperatures contain (kernels::CorrectedTransform).
   double Correction(kernels::Dtype hidden_dtype) const {
-    return workspace_->Correction(hidden_dtype);
+    return workspace_->Transform(hidden_dtype).correction;
   }
 
   const WorkspacePlan& plan() const { return workspace_->plan; }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/common/tile.h"
+#include "kernels/common/logit_scale.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/kernel_params.h"
@@ -94,7 +94,7 @@ void CudaSlot::FillHost(const ScoreBatch& batch, double correction) {
       static_cast<size_t>(candidate_begin_), static_cast<size_t>(num_candidates_));
   std::memcpy(host<int32_t>(0), batch.targets.data(), static_cast<size_t>(num_rows_ * kWordBytes));
   const auto scale_of = [correction](float temperature) {
-    return kernels::Log2Scale(temperature, correction);
+    return kernels::CorrectedLog2Scale(temperature, correction);
   };
   std::transform(batch.temperatures.begin(), batch.temperatures.end(),
                  host<float>(num_rows_ * kWordBytes), scale_of);

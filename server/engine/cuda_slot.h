@@ -51,7 +51,7 @@ class CudaSlot {
   void Prepare(const ScoreBatch& batch, int64_t pass);
 
   /// Writes the inputs to the host side, for all shards. `correction` becomes part of the scales
-  /// (kernels::Log2Scale). The slots of all shards must be idle.
+  /// (kernels::CorrectedLog2Scale). The slots of all shards must be idle.
   void FillHost(const ScoreBatch& batch, double correction);
 
   /// Returns the start of the half-open range of rows that the prepared pass scores; row_end()

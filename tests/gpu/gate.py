@@ -6,11 +6,11 @@
       python3 tests/gpu/gate.py --bin-dir @BIN@       on a GPU machine without a build, after pack.sh
 
 Steps: every *_gpu_test that a CMakeLists.txt names, the example of the fused kernel, the operator's Python tests on
-CUDA, the same-host client check, compute-sanitizer on the small cases of the kernels' unit tests, and the digest of
-the result bits. Prints what passed, failed and was skipped per step. A skipped
-test fails the gate unless it needs several GPUs or another package. Exits with 1 unless
-all passed. `--jobs N` runs N steps at once; the GPU is shared, so no step may measure time. Needs pytest, torch,
-grpcio and ml_dtypes for the Python steps.
+CUDA, the same-host client check, the bits of the operator and the server, compute-sanitizer on the small cases of the
+kernels' unit tests, and the digest of the result bits. Prints what passed, failed and was skipped per step. A skipped
+test fails the gate unless it needs several GPUs or another package. Exits with 1 unless all passed. `--jobs N` runs
+N steps at once; the GPU is shared, so no step may measure time. Needs pytest, torch, grpcio and ml_dtypes for the
+Python steps.
 """
 
 import argparse
@@ -155,8 +155,9 @@ def operator_tests(library: pathlib.Path, file: pathlib.Path) -> Result:
         return report_of(pathlib.Path(report.name), done)
 
 
-def client_check(server: pathlib.Path) -> Result:
-    done = call([sys.executable, ROOT / "tests" / "gpu" / "cuda_ipc_client_check.py", server])
+def check(script: str, server: pathlib.Path, **environment: str) -> Result:
+    """Runs a script of this folder that ends with the line "N of M right"."""
+    done = call([sys.executable, ROOT / "tests" / "gpu" / script, server], **environment)
     match = re.search(r"^(\d+) of (\d+) right$", done.stdout, re.MULTILINE)
     if match is None:
         return Result(failed=1, detail=f"exit {done.returncode}\n{tail(done.stdout)}")
@@ -216,7 +217,14 @@ def steps_of(bin_dir: pathlib.Path, baseline: dict[str, str]) -> list[Step]:
         for tool in SANITIZER_TOOLS
     ]
     steps.append(Step("fused kernel's example", partial(program, found[example])))
-    steps.append(Step("same-host client", partial(client_check, found["logprobd"])))
+    server = found["logprobd"]
+    steps.append(Step("same-host client", partial(check, "cuda_ipc_client_check.py", server)))
+    bits = partial(check, "operator_bits_check.py", server)
+    steps.append(
+        Step(
+            "bits of operator and server", partial(bits, LINEAR_LOGPROB_LIBRARY=str(found[library]))
+        )
+    )
     digest = partial(output_digest, found["logprobd"].parent, found[library], baseline)
     steps.append(Step("output digest", digest))
     return steps

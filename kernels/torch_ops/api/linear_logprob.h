@@ -91,6 +91,11 @@ struct LinearLogprobOptions {
   /// Largest number of rows that are cached: the first valid ones. If memory is short, no row is
   /// cached. -1: all rows; an out-of-memory error is then thrown.
   int64_t cached_rows = -1;
+  /// False: autocast does not convert hidden, weight and bias.
+  bool autocast = true;
+  /// Number of bf16 values, 2 or 3, that represent an fp32 value of hidden in the fused kernels if
+  /// the weight is bf16 (kernels/common/dtype.h). It has no effect on other dtypes or paths.
+  int64_t hidden_splits = 2;
 
   static constexpr auto Fields() {
     using Opt = LinearLogprobOptions;
@@ -108,7 +113,9 @@ struct LinearLogprobOptions {
                       Field{"need_argmax", &Opt::need_argmax, kMustAgree},
                       Field{"need_mean_logit", &Opt::need_mean_logit, kMustAgree},
                       Field{"keep_logits", &Opt::keep_logits, kMayDiffer},
-                      Field{"cached_rows", &Opt::cached_rows, kMayDiffer}};
+                      Field{"cached_rows", &Opt::cached_rows, kMayDiffer},
+                      Field{"autocast", &Opt::autocast, kMayDiffer},
+                      Field{"hidden_splits", &Opt::hidden_splits, kMustAgree}};
   }
 };
 

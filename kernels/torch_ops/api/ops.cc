@@ -66,6 +66,11 @@ bool IsFused(at::Device device, at::ScalarType hidden, at::ScalarType weight, in
   return DeviceOps::For(device.type()).FusedPath(device, hidden, weight, hidden_size) != nullptr;
 }
 
+std::string SlowPathReason(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                           int64_t hidden_size) {
+  return DeviceOps::For(device.type()).SlowPathReason(device, hidden, weight, hidden_size);
+}
+
 int64_t CacheableRows(int64_t keep_logits, at::ScalarType hidden, at::ScalarType weight,
                       int64_t weight_rows, int64_t budget_bytes) {
   return CachedRowsWithin(budget_bytes, static_cast<LogitCacheKind>(keep_logits),
@@ -149,6 +154,10 @@ TORCH_LIBRARY(logprobd, library) {
       "is_fused(Device device, ScalarType hidden_dtype, ScalarType weight_dtype, "
       "int hidden_size) -> bool",
       &IsFused);
+  library.def(
+      "slow_path_reason(Device device, ScalarType hidden_dtype, ScalarType weight_dtype, "
+      "int hidden_size) -> str",
+      &SlowPathReason);
   library.def(
       "cacheable_rows(int keep_logits, ScalarType hidden_dtype, ScalarType weight_dtype, "
       "int weight_rows, int budget_bytes) -> int",

@@ -71,6 +71,8 @@ void CheckOptions(const LinearLogprobOptions& options) {
                     ": it must be 0, 1 or 2");
   TORCH_CHECK_VALUE(options.cached_rows >= -1, "cached_rows is ", options.cached_rows,
                     ": it must be a number of rows, or -1 for all");
+  TORCH_CHECK_VALUE(options.hidden_splits == 2 || options.hidden_splits == 3, "hidden_splits is ",
+                    options.hidden_splits, ": it must be 2 or 3");
   TORCH_CHECK_VALUE(options.vocab_start >= 0, "vocab_start is ", options.vocab_start,
                     ": it must not be negative");
   TORCH_CHECK_VALUE(options.vocab_valid == -1 || options.vocab_valid > 0, "vocab_valid is ",

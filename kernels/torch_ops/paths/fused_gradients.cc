@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "kernels/common/row_gradient.h"
 #include "kernels/common/tile.h"
@@ -20,6 +22,7 @@
 #include "kernels/torch_ops/paths/kernel_arrays.h"
 #include "kernels/torch_ops/paths/logit_cache.h"
 #include "kernels/torch_ops/paths/logits.h"
+#include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -44,7 +47,7 @@ class FusedDotGradients : public DotGradients {
         problem_(arguments.problem),
         bias_sum_(arguments.bias_sum),
         layout_(problem_.inputs.weight.size(0)),
-        head_(rows_.rows.hidden, problem_),
+        head_(problem_),
         pending_(rows_.rows.pending),
         num_rows_(rows_.rows.size()),
         num_cached_max_(uses_cache() ? rows_.cached.size() : 0) {
@@ -57,7 +60,8 @@ class FusedDotGradients : public DotGradients {
                                hidden.options().dtype(at::kByte));
     ComputeRowGradients();
     if (is_rebased()) RebaseExponentials();
-    if (!is_in_place()) buffer_ = at::empty({BufferSize()}, hidden.options());
+    if (num_cached() < num_rows_) hidden_.emplace(hidden, problem_);
+    if (!is_in_place()) buffer_ = at::empty({BufferSize()}, problem_.inputs.weight.options());
   }
 
   Columns Next(int64_t begin) const override {
@@ -83,6 +87,18 @@ class FusedDotGradients : public DotGradients {
 
   at::Tensor RowFactors() const override { return factors_; }
 
+  std::vector<at::Tensor> HiddenTerms() const override {
+    const at::Tensor& hidden = rows_.rows.hidden;
+    if (!factors_.defined()) {
+      return hidden_.has_value() ? hidden_->Terms() : FusedRows(hidden, problem_).Terms();
+    }
+    // The range of fp16 is too small for the factors.
+    const at::Tensor wide = hidden.scalar_type() == at::kHalf ? hidden.to(at::kFloat) : hidden;
+    at::Tensor products = at::empty(wide.sizes(), wide.options());
+    problem_.device_ops->MultiplyRows(wide, factors_, products);
+    return FusedRows(products, problem_).Terms();
+  }
+
  private:
   /// Null when the number of rows is known.
   const int64_t* row_count() const { return pending_ == nullptr ? nullptr : pending_->count(); }
@@ -95,10 +111,11 @@ class FusedDotGradients : public DotGradients {
   /// Number of elements of the buffer for a block of columns.
   int64_t BufferSize() const {
     const int64_t tile_size = num_rows_ * kTileColumns;
-    const auto hidden_bytes = static_cast<int64_t>(rows_.rows.hidden.nbytes());
+    const at::Tensor& hidden = rows_.rows.hidden;
+    int64_t bytes = kGradientBytesMax;
     // The memory for the gradient of hidden in its own dtype is needed only after the block is
-    // freed.
-    int64_t bytes = kGradientBytesMax + hidden_bytes;
+    // freed. In fp32 the sum itself is returned.
+    if (hidden.scalar_type() != at::kFloat) bytes += static_cast<int64_t>(hidden.nbytes());
     if (uses_cache() && IsPartlyCached(problem_)) {
       bytes = GradientBytesBeside(static_cast<int64_t>(rows_.saved.cache->nbytes()));
     }
@@ -130,7 +147,7 @@ class FusedDotGradients : public DotGradients {
   at::Tensor Destination(int64_t tiles) const {
     const int64_t columns = tiles * kTileColumns;
     if (!is_in_place()) return buffer_.as_strided({num_rows_, columns}, {columns, 1});
-    const at::ScalarType dtype = rows_.rows.hidden.scalar_type();
+    const at::ScalarType dtype = problem_.inputs.weight.scalar_type();
     return rows_.cached.cache.narrow(0, 0, num_rows_).view(dtype).narrow(1, 0, columns);
   }
 
@@ -139,7 +156,7 @@ class FusedDotGradients : public DotGradients {
     const int64_t begin = num_cached();
     const int64_t size = num_rows_ - begin;
     kernels::FusedGradientParams params;
-    params.head = head_.Slice(begin, size).Params(tile_begin, tile_end);
+    params.head = head_.Params(hidden_->Slice(begin, size), tile_begin, tile_end);
     params.head.row_count = row_count();
     params.rows = row_gradients() + begin;
     params.mean_logit_weights = Floats(mean_logit_weights_);
@@ -171,6 +188,7 @@ class FusedDotGradients : public DotGradients {
   }
 
   void RebaseExponentials() {
+    const c10::cuda::CUDAGuard on_device(row_gradients_.device());
     auto* const cache = rows_.cached.cache.mutable_data_ptr<uint8_t>();
     factors_ = at::empty({num_rows_, 1}, rows_.rows.hidden.options().dtype(at::kFloat));
     kernels::RebaseExponentialsParams params;
@@ -248,6 +266,7 @@ class FusedDotGradients : public DotGradients {
   const at::Tensor bias_sum_;  // [V] or undefined
   const CachedRowLayout<int64_t> layout_;
   const FusedHead head_;
+  std::optional<FusedRows> hidden_;             // absent if the products are not recomputed
   std::shared_ptr<PendingCompaction> pending_;  // null when num_rows_ is known
   int64_t num_rows_;               // number of all rows while the compaction is pending
   const int64_t num_cached_max_;   // number of cached rows, or of all rows while it is pending

@@ -117,6 +117,12 @@ void ComputeOperands(int64_t num_rows, const RowArrays& arrays, const Memory& me
   CheckLaunch(LaunchRowOperands(params, stream), "the kernel of row operands");
 }
 
+/// The operands of a block of rows.
+struct Operands {
+  const FusedRows& hidden;
+  const FusedHead& head;
+};
+
 /// Rows [begin, begin + size) of a block.
 struct PartOfRows {
   int64_t begin;
@@ -125,9 +131,10 @@ struct PartOfRows {
 };
 
 /// Returns the parameters of the fused kernel for tiles [0, tile_end) of some rows.
-kernels::FusedPartialsParams PartialsParams(const PartOfRows& part, const FusedHead& head,
+kernels::FusedPartialsParams PartialsParams(const PartOfRows& part, const Operands& operands,
                                             int64_t tile_end, const Memory& memory) {
-  kernels::FusedPartialsParams params = head.Slice(part.begin, part.size).Params(0, tile_end);
+  kernels::FusedPartialsParams params =
+      operands.head.Params(operands.hidden.Slice(part.begin, part.size), 0, tile_end);
   params.row_count = part.row_count;
   params.log2_scales = memory.log2_scales + part.begin;
   params.targets = memory.target_columns + part.begin;
@@ -136,9 +143,10 @@ kernels::FusedPartialsParams PartialsParams(const PartOfRows& part, const FusedH
 }
 
 /// Returns the parameters for the partials of all tiles of some rows.
-kernels::FusedPartialsParams AllPartialsParams(const PartOfRows& part, const FusedHead& head,
+kernels::FusedPartialsParams AllPartialsParams(const PartOfRows& part, const Operands& operands,
                                                const Memory& memory) {
-  kernels::FusedPartialsParams params = PartialsParams(part, head, head.num_tiles(), memory);
+  kernels::FusedPartialsParams params =
+      PartialsParams(part, operands, operands.head.num_tiles(), memory);
   params.layout = memory.layout;
   params.sums = memory.partials + part.begin * memory.layout.row_stride;
   if (memory.max_keys != nullptr) params.max_keys = memory.max_keys + part.begin;
@@ -146,9 +154,9 @@ kernels::FusedPartialsParams AllPartialsParams(const PartOfRows& part, const Fus
 }
 
 /// Computes the sums of the first tile, whose exponents are near those of the other tiles.
-void ComputeReferenceSums(const PartOfRows& part, const FusedHead& head, const Memory& memory,
+void ComputeReferenceSums(const PartOfRows& part, const Operands& operands, const Memory& memory,
                           cudaStream_t stream) {
-  kernels::FusedPartialsParams params = PartialsParams(part, head, 1, memory);
+  kernels::FusedPartialsParams params = PartialsParams(part, operands, 1, memory);
   params.layout = {.row_stride = 1, .tile_stride = params.num_rows};
   params.sums = memory.reference_sums;
   CheckLaunch(LaunchFusedPartials(params, stream), "the fused kernel for one tile");
@@ -156,10 +164,10 @@ void ComputeReferenceSums(const PartOfRows& part, const FusedHead& head, const M
 
 /// Computes the partials of all tiles for the block's first rows, and writes the rows'
 /// exponentials, largest logit and target's logit to `cache`, which has all of these rows.
-void ComputeCachedPartials(const PartOfRows& part, const FusedHead& head, const Memory& memory,
+void ComputeCachedPartials(const PartOfRows& part, const Operands& operands, const Memory& memory,
                            const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
-  kernels::FusedPartialsParams params = AllPartialsParams(part, head, memory);
-  if (memory.reference_sums != nullptr) ComputeReferenceSums(part, head, memory, stream);
+  kernels::FusedPartialsParams params = AllPartialsParams(part, operands, memory);
+  if (memory.reference_sums != nullptr) ComputeReferenceSums(part, operands, memory, stream);
   const CachedRowLayout<int64_t> layout(weight_rows);
   auto* const bytes = PointerTo<uint8_t>(cache);
   params.exponentials.values = reinterpret_cast<__nv_bfloat16*>(bytes);
@@ -178,16 +186,16 @@ void ComputeCachedPartials(const PartOfRows& part, const FusedHead& head, const 
 }
 
 /// Computes the partials of all tiles. `cache` has the block's first rows, or is undefined.
-void ComputePartials(const Rows& rows, const FusedHead& head, const Memory& memory,
+void ComputePartials(const Rows& rows, const Operands& operands, const Memory& memory,
                      const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
   const int64_t* const row_count = rows.pending == nullptr ? nullptr : rows.pending->count();
   const int64_t num_cached = cache.defined() ? cache.size(0) : 0;
   if (num_cached > 0) {
-    ComputeCachedPartials({0, num_cached, row_count}, head, memory, cache, weight_rows, stream);
+    ComputeCachedPartials({0, num_cached, row_count}, operands, memory, cache, weight_rows, stream);
   }
   const PartOfRows others = {num_cached, rows.size() - num_cached, row_count};
   if (others.size == 0) return;
-  CheckLaunch(LaunchFusedPartials(AllPartialsParams(others, head, memory), stream),
+  CheckLaunch(LaunchFusedPartials(AllPartialsParams(others, operands, memory), stream),
               "the fused kernel");
 }
 
@@ -281,11 +289,11 @@ at::Tensor ArgmaxOverRanks(const BlockScores& block, const Problem& problem) {
 // Mean logit, without materialising logits unless a cap makes it necessary.
 
 /// Splits fp32 values into three values of the 16-bit `dtype` that add up to them, [3, m]. The sums
-/// have 24 bits, or slightly fewer if parts are too small for fp16.
+/// have 24 bits, or slightly fewer if parts are too small for fp16. In fp32 there is one part.
 at::Tensor Split(at::Tensor values, at::ScalarType dtype) {
-  constexpr int kNumSplits = 3;
+  const int num_splits = dtype == at::kFloat ? 1 : 3;
   std::vector<at::Tensor> splits;
-  for (int i = 0; i < kNumSplits; ++i) {
+  for (int i = 0; i < num_splits; ++i) {
     splits.push_back(values.to(dtype));
     values = values - splits.back().to(at::kFloat);
   }
@@ -325,7 +333,7 @@ at::Tensor MeanOfProducts(const Rows& rows, const Problem& problem) {
   const at::Tensor max = MaxAbs(weight);
   const at::Tensor splits = Split(weight / max, problem.inputs.hidden.scalar_type());
   at::Tensor mean =
-      at::mm(rows.hidden, splits.t(), at::kFloat).sum(1).mul_(max * problem.options.scale);
+      WideProduct(rows.hidden, splits.t(), at::kFloat).sum(1).mul_(max * problem.options.scale);
   if (problem.inputs.bias.has_value()) {
     const Columns all = {0, problem.shard.columns};
     const at::Tensor bias = problem.inputs.bias->narrow(0, 0, all.size()).to(at::kDouble);
@@ -355,11 +363,13 @@ class FusedScores : public PendingScores {
         has_cache_(cache.defined()),
         memory_(Allocate(rows.size(), num_tiles_, problem)) {
     const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-    const FusedHead head(rows.hidden, problem);
+    const FusedHead head(problem);
     const RowArrays arrays(rows, problem, head);
     ComputeOperands(rows.size(), arrays, memory_, stream);
     if (num_tiles_ > 0) {
-      ComputePartials(rows, head, memory_, cache, problem.inputs.weight.size(0), stream);
+      const FusedRows hidden(rows.hidden, problem);
+      const int64_t weight_rows = problem.inputs.weight.size(0);
+      ComputePartials(rows, {hidden, head}, memory_, cache, weight_rows, stream);
     }
   }
 
@@ -416,8 +426,10 @@ bool FusedPath::ScoresDuringCompaction(const Problem& problem) const {
 
 void FusedPath::ReserveMemory(int64_t num_rows, const Problem& problem) const {
   const c10::cuda::CUDAGuard on_device(problem.device());
-  Allocate(std::min(num_rows, kScoreRowsMax), kernels::NumTiles(problem.inputs.weight.size(0)),
-           problem);
+  const int64_t block_rows = std::min(num_rows, kScoreRowsMax);
+  const Memory memory =
+      Allocate(block_rows, kernels::NumTiles(problem.inputs.weight.size(0)), problem);
+  FusedRows::EmptySplits(block_rows, problem);
 }
 
 std::unique_ptr<PendingScores> FusedPath::StartScores(const Rows& block, const Problem& problem,

@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "kernels/torch_ops/rows/device_ops.h"
 #include "kernels/torch_ops/rows/shard.h"
@@ -18,13 +20,6 @@ void AddHiddenProduct(const at::Tensor& gradient, Columns columns, const Problem
   const at::Tensor weight = SliceRows(problem.inputs.weight, columns.begin, columns.size());
   MultiplyInto(sum, columns.begin == 0 ? Into::kReplace : Into::kAddTo, gradient, weight,
                problem.wide);
-}
-
-at::Tensor MultipliedRows(const at::Tensor& rows, const at::Tensor& factors,
-                          const Problem& problem) {
-  at::Tensor products = at::empty(rows.sizes(), rows.options());
-  problem.device_ops->MultiplyRows(rows, factors, products);
-  return products;
 }
 
 }  // namespace
@@ -72,8 +67,8 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
     at::Tensor hidden_sum = block_sum.defined() ? block_sum : hidden_gradient;
     const auto gradients = problem.path->MakeDotGradients({block, problem, sums.bias});
     const at::Tensor factors = gradients->RowFactors();
-    const at::Tensor hidden =
-        factors.defined() ? MultipliedRows(block.rows.hidden, factors, problem) : block.rows.hidden;
+    std::vector<at::Tensor> hidden_terms;
+    if (sums.weight.defined()) hidden_terms = gradients->HiddenTerms();
     for (Columns columns = {0, 0}; columns.end < num_columns;) {
       columns = gradients->Next(columns.end);
       const at::Tensor gradient = gradients->Form(columns);
@@ -93,8 +88,12 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
         if (is_complete && when_hidden_is_complete) when_hidden_is_complete();
       }
       if (sums.weight.defined()) {
-        MultiplyInto(SliceRows(sums.weight, columns.begin, columns.size()), sums.weight_into,
-                     gradient.t(), SliceRows(hidden, 0, num_rows), problem.wide);
+        const at::Tensor sum = SliceRows(sums.weight, columns.begin, columns.size());
+        Into into = sums.weight_into;
+        for (const at::Tensor& term : hidden_terms) {
+          MultiplyInto(sum, std::exchange(into, Into::kAddTo), gradient.t(),
+                       SliceRows(term, 0, num_rows), problem.wide);
+        }
       }
     }
     sums.weight_into = Into::kAddTo;

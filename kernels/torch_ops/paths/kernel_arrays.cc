@@ -1,12 +1,17 @@
 #include "kernels/torch_ops/paths/kernel_arrays.h"
 
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 
-#include "kernels/common/logit_transform.h"
+#include "kernels/chunked/convert_elements.h"
+#include "kernels/common/dtype.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/torch_ops/paths/logits.h"
@@ -33,6 +38,14 @@ int64_t ReadableRows(const at::Tensor& rows) {
   const int64_t elements =
       static_cast<int64_t>(rows.storage().nbytes()) / static_cast<int64_t>(rows.element_size());
   return (elements - rows.storage_offset() - rows.size(1)) / rows.stride(0) + 1;
+}
+
+/// Returns the number of values of the weight's dtype that represent a hidden value.
+int32_t NumSplits(const Problem& problem) {
+  const at::ScalarType hidden = problem.inputs.hidden.scalar_type();
+  if (hidden == problem.inputs.weight.scalar_type()) return 1;
+  // Two splits represent fp16 exactly.
+  return hidden == at::kHalf ? 2 : static_cast<int32_t>(problem.options.hidden_splits);
 }
 
 at::Tensor FlatOrUndefined(const MaybeTensor& values) {
@@ -96,49 +109,86 @@ kernels::RowValues UpstreamArrays::Values(const at::Tensor& values) {
   return {values.const_data_ptr<float>(), values.stride(0)};
 }
 
-FusedHead::FusedHead(const at::Tensor& hidden, const Problem& problem)
+FusedRows::FusedRows(const at::Tensor& hidden, const Problem& problem)
+    : hidden_size_(hidden.size(1)),
+      num_splits_(NumSplits(problem)),
+      operand_(num_splits_ == 1 ? Aligned(hidden) : EmptySplits(hidden.size(0), problem)) {
+  if (num_splits_ == 1) return;
+  const c10::cuda::CUDAGuard on_device(hidden.device());
+  const at::Tensor aligned = Aligned(hidden);
+  kernels::Bf16SplitParams params;
+  params.dtype = hidden.scalar_type() == at::kHalf ? kernels::Dtype::kF16 : kernels::Dtype::kF32;
+  params.in = aligned.const_data_ptr();
+  params.in_stride = aligned.stride(0);
+  params.num_rows = aligned.size(0);
+  params.hidden_size = hidden_size_;
+  params.num_splits = num_splits_;
+  params.out = operand_.mutable_data_ptr();
+  CheckLaunch(LaunchBf16Split(params, at::cuda::getCurrentCUDAStream()), "the split of hidden");
+}
+
+at::Tensor FusedRows::EmptySplits(int64_t num_rows, const Problem& problem) {
+  const int64_t num_splits = NumSplits(problem);
+  if (num_splits == 1) return {};
+  // The fused kernels are slower if the memory of the rows ends inside a block tile.
+  constexpr int64_t kBlockRows = 256;
+  const int64_t whole_rows = (num_rows + kBlockRows - 1) / kBlockRows * kBlockRows;
+  const at::Tensor rows =
+      at::empty({whole_rows, num_splits * kernels::SplitPitch(problem.hidden_size())},
+                problem.inputs.weight.options());
+  return SliceRows(rows, 0, num_rows);
+}
+
+FusedRows FusedRows::Slice(int64_t begin, int64_t size) const {
+  FusedRows part = *this;
+  part.operand_ = SliceRows(operand_, begin, size);
+  return part;
+}
+
+std::vector<at::Tensor> FusedRows::Terms() const {
+  if (num_splits_ == 1) return {operand_};
+  constexpr int32_t kTermsMax = 2;
+  std::vector<at::Tensor> terms;
+  for (int32_t split = std::max(num_splits_ - kTermsMax, 0); split < num_splits_; ++split) {
+    terms.push_back(operand_.narrow(1, split * kernels::SplitPitch(hidden_size_), hidden_size_));
+  }
+  return terms;
+}
+
+FusedHead::FusedHead(const Problem& problem)
     : scale_(problem.options.scale),
-      softcap_(problem.options.softcap),
-      correction_(kernels::TruncationCorrection(hidden.size(1))),
       columns_(problem.shard.columns),
-      transforms_(problem.inputs.bias.has_value() || scale_ != 1 || softcap_ > 0),
-      hidden_(Aligned(hidden)),
+      corrected_(kernels::Corrected({.scale = static_cast<float>(scale_),
+                                     .softcap = static_cast<float>(problem.options.softcap)},
+                                    problem.inputs.bias.has_value(),
+                                    kernels::TruncationCorrection(problem.hidden_size()))),
       weight_(Aligned(SliceRows(problem.inputs.weight, 0, columns_))) {
   if (problem.inputs.bias.has_value()) bias_ = PaddedToTiles(*problem.inputs.bias, columns_);
 }
 
-FusedHead FusedHead::Slice(int64_t begin, int64_t size) const {
-  FusedHead part = *this;
-  part.hidden_ = SliceRows(hidden_, begin, size);
-  return part;
-}
-
 int64_t FusedHead::num_tiles() const { return kernels::NumTiles(columns_); }
 
-// When dot products are transformed, the correction is part of the transform.
-double FusedHead::log2_factor() const { return transforms_ ? kLog2E : kLog2E * correction_; }
+double FusedHead::gradient_per_log2_scale() const { return scale_ / (kLog2E * correction()); }
 
-double FusedHead::gradient_per_log2_scale() const { return scale_ / log2_factor(); }
-
-kernels::FusedPartialsParams FusedHead::Params(int64_t tile_begin, int64_t tile_end) const {
+kernels::FusedPartialsParams FusedHead::Params(const FusedRows& rows, int64_t tile_begin,
+                                               int64_t tile_end) const {
+  const at::Tensor& hidden = rows.operand();
   kernels::FusedPartialsParams params;
   params.dtype =
-      hidden_.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
-  params.num_rows = hidden_.size(0);
-  params.readable_rows = params.num_rows == 0 ? 0 : ReadableRows(hidden_);
-  params.hidden_size = hidden_.size(1);
-  params.hidden = hidden_.const_data_ptr();
-  params.hidden_stride = hidden_.stride(0);
+      weight_.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
+  params.num_rows = hidden.size(0);
+  params.readable_rows = params.num_rows == 0 ? 0 : ReadableRows(hidden);
+  params.hidden_size = weight_.size(1);
+  params.num_splits = rows.num_splits();
+  params.hidden = hidden.const_data_ptr();
+  params.hidden_stride = hidden.stride(0);
   params.weight_stride = weight_.stride(0);
   params.weight = static_cast<const uint16_t*>(weight_.const_data_ptr()) +
                   tile_begin * kernels::kTileColumns * weight_.stride(0);
   params.vocab_size = columns_;
   params.tile_begin = tile_begin;
   params.tile_end = tile_end;
-  if (transforms_) {
-    params.transform.scale = static_cast<float>(scale_ * correction_);
-    params.transform.softcap = static_cast<float>(softcap_);
-  }
+  params.transform = corrected_.transform;
   if (bias_.defined()) params.bias = bias_.const_data_ptr<float>();
   return params;
 }
@@ -147,12 +197,13 @@ RowArrays::RowArrays(const Rows& rows, const Problem& problem, const FusedHead& 
     : targets_(FlatTarget(problem.inputs).contiguous()), row_indices_(rows.row_indices) {
   source_.targets = targets_.const_data_ptr<int64_t>();
   if (row_indices_.defined()) source_.row_indices = row_indices_.const_data_ptr<int64_t>();
-  source_.temperature = problem.options.temperature;
+  // Temperatures are fp32, as in the service, so that both compute the same bits.
+  source_.temperature = static_cast<float>(problem.options.temperature);
   if (problem.inputs.row_temperature.has_value()) {
-    temperatures_ = Flat(*problem.inputs.row_temperature).to(at::kDouble).contiguous();
-    source_.temperatures = temperatures_.const_data_ptr<double>();
+    temperatures_ = Flat(*problem.inputs.row_temperature).to(at::kFloat).contiguous();
+    source_.temperatures = temperatures_.const_data_ptr<float>();
   }
-  source_.log2_factor = head.log2_factor();
+  source_.correction = head.correction();
   source_.first_id = problem.shard.begin;
   source_.num_columns = problem.shard.columns;
 }

@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
+#include "kernels/common/logit_scale.h"
 #include "kernels/row_ops/copy_and_scale.h"
 #include "kernels/row_ops/row_source.h"
 #include "kernels/torch_ops/api/linear_logprob.h"
@@ -60,33 +62,54 @@ class UpstreamArrays {
   at::Tensor mean_logit_;
 };
 
-/// Holds a block of hidden states and a shard of the weight as operands of the fused kernels. The
-/// kernels treat the shard as a whole vocabulary whose column 0 is the shard's first column. Owns
-/// copies of the tensors that are not aligned.
+/// Holds a block of hidden states as the fused kernels multiply them: in the weight's dtype or, if
+/// hidden has another one, as bf16 splits (kernels/common/dtype.h). Owns the splits, or a copy if
+/// the rows are not aligned.
+class FusedRows {
+ public:
+  FusedRows(const at::Tensor& hidden, const Problem& problem);
+
+  /// Returns uninitialised memory for the splits of `num_rows` rows, or an undefined tensor if the
+  /// rows are not split.
+  static at::Tensor EmptySplits(int64_t num_rows, const Problem& problem);
+
+  /// Returns rows [begin, begin + size).
+  FusedRows Slice(int64_t begin, int64_t size) const;
+
+  const at::Tensor& operand() const { return operand_; }
+  int32_t num_splits() const { return num_splits_; }
+  /// Returns tensors [n, H] in the weight's dtype, the smallest values first, whose sum is hidden
+  /// to at least 16 bits.
+  std::vector<at::Tensor> Terms() const;
+
+ private:
+  int64_t hidden_size_;
+  int32_t num_splits_;
+  at::Tensor operand_;  // [n, H] or [n, num_splits * SplitPitch(H)]
+};
+
+/// Holds a shard of the weight as an operand of the fused kernels. The kernels treat the shard as a
+/// whole vocabulary whose column 0 is the shard's first column. Owns copies of the tensors that are
+/// not aligned.
 class FusedHead {
  public:
-  FusedHead(const at::Tensor& hidden, const Problem& problem);
-
-  /// Returns the head with rows [begin, begin + size) of the hidden states.
-  FusedHead Slice(int64_t begin, int64_t size) const;
+  explicit FusedHead(const Problem& problem);
 
   int64_t num_tiles() const;
-  /// Returns log2(e), times the truncation correction unless the logits contain it already.
-  double log2_factor() const;
+  /// Returns the truncation correction that scales of temperatures contain.
+  double correction() const { return corrected_.correction; }
   /// Returns d(x) / d(dot product), without a cap, divided by the row's log2_scale.
   double gradient_per_log2_scale() const;
 
   /// Returns the operands of tiles [tile_begin, tile_end). The caller sets outputs and per-row
-  /// inputs. The operands are valid while this object lives.
-  kernels::FusedPartialsParams Params(int64_t tile_begin, int64_t tile_end) const;
+  /// inputs. The operands are valid while this object and `rows` live.
+  kernels::FusedPartialsParams Params(const FusedRows& rows, int64_t tile_begin,
+                                      int64_t tile_end) const;
 
  private:
   double scale_;
-  double softcap_;
-  double correction_;
   int64_t columns_;
-  bool transforms_;
-  at::Tensor hidden_;  // [n, H]
+  kernels::CorrectedTransform corrected_;
   at::Tensor weight_;  // [columns, H]
   at::Tensor bias_;    // fp32 [tiles * 192] or undefined
 };
@@ -101,7 +124,7 @@ class RowArrays {
 
  private:
   at::Tensor targets_;       // int64 [all rows]
-  at::Tensor temperatures_;  // fp64 [all rows] or undefined
+  at::Tensor temperatures_;  // fp32 [all rows] or undefined
   at::Tensor row_indices_;   // int64 [n] or undefined
   kernels::RowSource source_;
 };

@@ -50,7 +50,7 @@ at::Tensor IndicesAmongValid(const Rows& rows, const Problem& problem) {
 
 bool CanRebaseExponentials(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
   // The range of fp16 is too small for the exponentials.
-  return options.softcap == 0 && inputs.hidden.scalar_type() == at::kBFloat16;
+  return options.softcap == 0 && inputs.weight.scalar_type() == at::kBFloat16;
 }
 
 LinearLogprobOptions WithRebasedCache(const LinearLogprobInputs& inputs,

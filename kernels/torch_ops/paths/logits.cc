@@ -9,12 +9,10 @@
 
 namespace logprobd::torch_ops {
 
-bool IsMultipliedInSixteenBits(at::Device device, at::ScalarType a, at::ScalarType b) {
-  return device.is_cuda() && (a == at::kBFloat16 || a == at::kHalf) && a == b;
-}
-
 bool IsMultipliedInSixteenBits(const at::Tensor& a, const at::Tensor& b) {
-  return IsMultipliedInSixteenBits(a.device(), a.scalar_type(), b.scalar_type());
+  const at::ScalarType dtype = a.scalar_type();
+  const bool has_sixteen_bits = dtype == at::kBFloat16 || dtype == at::kHalf;
+  return a.is_cuda() && has_sixteen_bits && dtype == b.scalar_type();
 }
 
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide) {
@@ -32,7 +30,9 @@ void MultiplyInto(const at::Tensor& destination, Into into, const at::Tensor& a,
     at::addmm_out(out, out, a, b, at::kFloat);
   } else if (is_sixteen_bits && is_float) {
     at::mm_out(out, a, b, at::kFloat);
-  } else if (is_sixteen_bits && into == Into::kReplace && out.scalar_type() == a.scalar_type()) {
+  } else if (is_sixteen_bits && out.scalar_type() == a.scalar_type() && into == Into::kAddTo) {
+    at::addmm_out(out, out, a, b);  // The sum is in fp32 and is rounded once.
+  } else if (is_sixteen_bits && out.scalar_type() == a.scalar_type()) {
     at::mm_out(out, a, b);
   } else if (into == Into::kAddTo) {
     out.add_(WideProduct(a, b, wide));

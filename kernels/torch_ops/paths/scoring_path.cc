@@ -5,6 +5,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,6 +23,25 @@ void ClearGradients(UpstreamGradients& upstream, const at::Tensor& rows) {
     MaybeTensor& gradient = upstream.*score;
     if (gradient.has_value()) gradient = gradient->reshape({-1}).masked_fill(rows, 0);
   }
+}
+
+/// Warns if the device has fused kernels that do not support the inputs, once for each reason.
+void WarnOfSlowPath(const Problem& problem) {
+  const LinearLogprobInputs& inputs = problem.inputs;
+  const std::string reason =
+      problem.device_ops->SlowPathReason(problem.device(), inputs.hidden.scalar_type(),
+                                         inputs.weight.scalar_type(), problem.hidden_size());
+  if (reason.empty()) return;
+  static std::mutex mutex;
+  static std::set<std::string> known;
+  {
+    const std::lock_guard lock(mutex);
+    if (!known.insert(reason).second) return;
+  }
+  TORCH_WARN(
+      "linear_logprob uses tensor operations, which are many times slower than its fused kernels, "
+      "because ",
+      reason);
 }
 
 LinearLogprobOutputs ScoresOfNoRows(const Rows& rows, const LinearLogprobOptions& options) {
@@ -94,6 +116,7 @@ const ScoringPath& ChoosePath(const Problem& problem) {
   TORCH_CHECK_VALUE(
       !caches_exponentials || fused != nullptr,
       "keep_logits is 2, but the fused kernels do not support these inputs: use 0 or 1");
+  if (fused == nullptr) WarnOfSlowPath(problem);
   const bool is_fused = fused != nullptr && options.keep_logits != LogitCacheKind::kWide;
   return is_fused ? *fused : GetTensorPath();
 }

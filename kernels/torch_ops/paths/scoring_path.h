@@ -53,7 +53,8 @@ class DotGradients {
   virtual Columns Next(int64_t begin) const = 0;
 
   /// Returns the gradient [n, columns], in the dtype in which it is multiplied by the weight and
-  /// the hidden states: their dtype if they are multiplied in 16 bits, otherwise the wide dtype.
+  /// the hidden states: the weight's dtype if they are multiplied in 16 bits, otherwise the wide
+  /// dtype.
   /// When a row compaction is pending, the result has only the rows that it found. The result is
   /// valid until the next call. Also adds to the bias's gradient.
   virtual at::Tensor Form(Columns columns) = 0;
@@ -61,6 +62,10 @@ class DotGradients {
   /// Returns the factors, fp32 [n, 1], by which the rows of the gradient still have to be
   /// multiplied, or an undefined tensor if there are none.
   virtual at::Tensor RowFactors() const { return {}; }
+
+  /// Returns tensors [n, H] whose sum is the hidden states, times RowFactors if there are any, in
+  /// the dtype in which they are multiplied by the gradient. The smallest values come first.
+  virtual std::vector<at::Tensor> HiddenTerms() const = 0;
 };
 
 /// The arguments of MakeDotGradients. The references must outlive the DotGradients.
@@ -121,9 +126,10 @@ class ScoringPath {
 /// Returns the path that uses tensor operations and supports every device, dtype and option.
 const ScoringPath& GetTensorPath();
 
-/// Returns the path that scores the problem's inputs. Throws c10::ValueError if options.keep_logits
-/// requests exponentials, which only the fused path can cache, and that path does not support the
-/// inputs.
+/// Returns the path that scores the problem's inputs. Warns once per process and reason if
+/// that is the tensor path although the device has fused kernels. Throws c10::ValueError if
+/// options.keep_logits requests exponentials, which only the fused path can cache, and that path
+/// does not support the inputs.
 const ScoringPath& ChoosePath(const Problem& problem);
 
 /// Reserves the memory that this rank needs in a forward pass while other ranks wait for it.

@@ -316,6 +316,8 @@ class TensorDotGradients : public DotGradients {
                : gradient;
   }
 
+  std::vector<at::Tensor> HiddenTerms() const override { return {arguments_.rows.rows.hidden}; }
+
  private:
   at::Tensor Logits(Columns columns) const {
     const CachedRows& cached = arguments_.rows.cached;

@@ -38,6 +38,11 @@ const ScoringPath* DeviceOps::FusedPath(at::Device /*device*/, at::ScalarType /*
   return nullptr;
 }
 
+std::string DeviceOps::SlowPathReason(at::Device /*device*/, at::ScalarType /*hidden*/,
+                                      at::ScalarType /*weight*/, int64_t /*hidden_size*/) const {
+  return {};
+}
+
 int64_t DeviceOps::FreeBytes(int64_t /*device*/, int64_t /*enough*/) const { return 0; }
 
 bool DeviceOps::IsCapturing(at::Device /*device*/) const { return false; }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
 #include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
@@ -25,6 +26,11 @@ class DeviceOps {
   /// hidden size.
   virtual const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden,
                                        at::ScalarType weight, int64_t hidden_size) const;
+
+  /// Returns why the device's fused kernels do not support these inputs, and a remedy. Returns an
+  /// empty string if they do, or if the device has none.
+  virtual std::string SlowPathReason(at::Device device, at::ScalarType hidden,
+                                     at::ScalarType weight, int64_t hidden_size) const;
 
   /// Returns the size in bytes of the largest tensor that can still be allocated on the device, or
   /// 0 if it is unknown. Fragments of memory that PyTorch holds unused do not count. If it is at

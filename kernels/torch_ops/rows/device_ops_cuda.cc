@@ -19,6 +19,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
+#include <string>
 
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/row_ops/compact_rows.h"
@@ -26,7 +28,6 @@
 #include "kernels/row_ops/row_loss.h"
 #include "kernels/torch_ops/paths/fused_path.h"
 #include "kernels/torch_ops/paths/kernel_arrays.h"
-#include "kernels/torch_ops/paths/logits.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
@@ -164,17 +165,52 @@ std::optional<kernels::Dtype> KernelDtype(const at::Tensor& tensor) {
   }
 }
 
+/// Returns whether this build has fused kernels for the device.
+bool HasFusedKernels(at::Device device) {
+  if (!kernels::HasFusedKernel()) return false;
+  const auto* const properties = at::cuda::getDeviceProperties(device.index());
+  return properties->major == 9 && properties->minor == 0;
+}
+
+/// Returns why the fused kernels do not support these inputs, and a remedy, or an empty string if
+/// they do.
+std::string FusedObstacle(at::ScalarType hidden, at::ScalarType weight, int64_t hidden_size) {
+  std::ostringstream obstacle;
+  // Hidden states of other dtypes are split into bf16 values. fp16 has too few exponents for that.
+  const bool is_supported =
+      (weight == at::kBFloat16 &&
+       (hidden == at::kBFloat16 || hidden == at::kHalf || hidden == at::kFloat)) ||
+      (weight == at::kHalf && hidden == at::kHalf);
+  if (!is_supported) {
+    obstacle << "hidden is " << c10::getDtypeNames(hidden).first << " and weight is "
+             << c10::getDtypeNames(weight).first << ": ";
+    if (hidden == at::kDouble || weight == at::kDouble) {
+      obstacle << "cast both to bfloat16 unless the results must be float64";
+    } else if (weight == at::kHalf) {
+      obstacle << "cast hidden to float16 or the weight to bfloat16";
+    } else {
+      obstacle << "cast the weight to bfloat16 or run under torch.autocast";
+    }
+  } else if (hidden_size % kRowAlignment != 0) {
+    obstacle << "the hidden size is " << hidden_size << ": pad hidden and weight with zeros to a "
+             << "multiple of " << kRowAlignment;
+  }
+  return obstacle.str();
+}
+
 class CudaOps : public DeviceOps {
  public:
   const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden, at::ScalarType weight,
                                int64_t hidden_size) const override {
-    if (!IsMultipliedInSixteenBits(device, hidden, weight) || !kernels::HasFusedKernel()) {
-      return nullptr;
-    }
-    const auto* const properties = at::cuda::getDeviceProperties(device.index());
-    const bool is_hopper = properties->major == 9 && properties->minor == 0;
     static const torch_ops::FusedPath path;
-    return is_hopper && hidden_size % kRowAlignment == 0 ? &path : nullptr;
+    const bool is_supported =
+        HasFusedKernels(device) && FusedObstacle(hidden, weight, hidden_size).empty();
+    return is_supported ? &path : nullptr;
+  }
+
+  std::string SlowPathReason(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                             int64_t hidden_size) const override {
+    return HasFusedKernels(device) ? FusedObstacle(hidden, weight, hidden_size) : std::string();
   }
 
   int64_t FreeBytes(int64_t device, int64_t enough) const override {

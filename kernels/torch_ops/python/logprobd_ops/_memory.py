@@ -67,6 +67,8 @@ def logit_cache(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
+    *,
+    autocast: bool = True,
 ) -> LogitCache:
     """Returns what linear_logprob caches for these arguments. Raises a ValueError that names the
     argument if one is invalid."""
@@ -75,13 +77,12 @@ def logit_cache(
     budget = budget_bytes(memory_budget, hidden, weight) if memory == "auto" else None
     if memory == "recompute" or not any(gradients_needed(hidden, weight, bias)):
         return LogitCache(NOT_CACHED, ALL_ROWS)
-    kind = cache_kind(hidden, weight)
+    kind = cache_kind(hidden, weight, autocast=autocast)
     is_hooked = are_saved_tensors_hooked()
     rows = target.numel()
     if budget is not None:
-        rows_max = _cacheable_rows(
-            kind, hidden.dtype, weight.dtype, _as_number(weight.shape[0]), _as_number(budget)
-        )
+        dtypes = dtype_after_autocast(hidden, autocast), dtype_after_autocast(weight, autocast)
+        rows_max = _cacheable_rows(kind, *dtypes, _as_number(weight.shape[0]), _as_number(budget))
         if is_hooked or rows_max == 0:
             return LogitCache(NOT_CACHED, ALL_ROWS)
         if rows > rows_max:
@@ -107,9 +108,24 @@ def gradients_needed(*inputs: Tensor | None) -> list[bool]:
     return [is_enabled and each is not None and each.requires_grad for each in inputs]
 
 
-def cache_kind(hidden: Tensor, weight: Tensor) -> int:
+def dtype_after_autocast(tensor: Tensor, autocast: bool) -> torch.dtype:
+    """Returns the dtype in which the operator gets `tensor`, which is hidden or weight: autocast casts
+    them as torch.nn.functional.linear does, unless `autocast` is False."""
+    device = tensor.device.type
+    is_cast = (
+        autocast
+        and device in ("cpu", "cuda")
+        and torch.is_autocast_enabled(device)
+        and tensor.is_floating_point()
+        and tensor.dtype != torch.float64
+    )
+    return torch.get_autocast_dtype(device) if is_cast else tensor.dtype
+
+
+def cache_kind(hidden: Tensor, weight: Tensor, *, autocast: bool = True) -> int:
     """Returns the keep_logits other than NOT_CACHED that supports these inputs."""
-    is_fused = _is_fused(hidden.device, hidden.dtype, weight.dtype, _as_number(hidden.shape[-1]))
+    dtypes = dtype_after_autocast(hidden, autocast), dtype_after_autocast(weight, autocast)
+    is_fused = _is_fused(hidden.device, *dtypes, _as_number(hidden.shape[-1]))
     return EXPONENTIALS if is_fused else WIDE
 
 

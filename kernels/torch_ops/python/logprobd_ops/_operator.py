@@ -36,6 +36,8 @@ class HeadOptions(TypedDict, total=False):
     vocab_valid: int | None
     process_group: ProcessGroup | None
     sequence_parallel: bool
+    hidden_splits: int
+    autocast: bool
 
 
 HEAD_OPTION_NAMES = frozenset(HeadOptions.__annotations__)
@@ -82,6 +84,8 @@ def linear_logprob_arguments(
     vocab_valid: int | None = None,
     process_group: ProcessGroup | None = None,
     sequence_parallel: bool = False,
+    hidden_splits: int = 2,
+    autocast: bool = True,
 ) -> tuple[Any, ...]:
     """Returns the arguments in the order of the fields in kernels/torch_ops/api/linear_logprob.h.
     Raises a ValueError that names the argument for invalid values that C++ cannot check."""
@@ -114,4 +118,6 @@ def linear_logprob_arguments(
         return_mean_logit,
         keep_logits,
         cached_rows,
+        autocast,
+        hidden_splits,
     )

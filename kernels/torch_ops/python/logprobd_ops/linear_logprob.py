@@ -54,6 +54,8 @@ def linear_logprob(
     return_mean_logit: bool = False,
     memory: Memory = "auto",
     memory_budget: int | None = None,
+    hidden_splits: int = 2,
+    autocast: bool = True,
 ) -> LinearLogprobOutput:
     """Computes log-probability, entropy and lse of each row without a [rows, V] tensor of logits.
 
@@ -61,7 +63,8 @@ def linear_logprob(
     scores are those of x = z / temperature: logprob = x[target] - lse(x), and the entropy of softmax(x).
 
     Args:
-        hidden: [..., H], fp32, bf16, fp16 or fp64, with any strides. It is never rounded to fewer bits.
+        hidden: [..., H], fp32, bf16, fp16 or fp64, with any strides. It is never rounded to fewer than 16 bits
+            (see hidden_splits).
         weight: [V, H], one of these dtypes, not necessarily that of hidden. Under tensor
             parallelism, it has this rank's rows.
         target: [...], integers: ids in the whole vocabulary. Rows with `ignore_index` have scores and
@@ -100,6 +103,12 @@ def linear_logprob(
             cached, the block of gradients that the backward computes at a time. Default: an eighth of
             the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a function that
             torch.compile traces. On a GPU it is reduced to what is free besides the gradients.
+        hidden_splits: 2 or 3, the number of bf16 values that represent an fp32 value of hidden, on
+            Hopper GPUs with a bf16 weight. Two keep 16 bits of it, three keep all 24 and take half
+            as long again. It has no effect on other dtypes (two splits represent fp16 exactly) or
+            devices.
+        autocast: under torch.autocast, cast hidden, weight and bias as torch.nn.functional.linear does; if
+            False, keep them. Gradients have the dtypes of the tensors that were passed.
 
     Raises:
         ValueError: shapes, dtypes, devices or options are invalid or do not match; the message
@@ -108,7 +117,7 @@ def linear_logprob(
         IndexError: a target is outside the vocabulary; the message names the row.
         RuntimeError: another rank of the group failed.
     """
-    cache = logit_cache(memory, memory_budget, hidden, weight, target, bias)
+    cache = logit_cache(memory, memory_budget, hidden, weight, target, bias, autocast=autocast)
     logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob(
         *linear_logprob_arguments(
             hidden,
@@ -130,6 +139,8 @@ def linear_logprob(
             return_mean_logit=return_mean_logit,
             keep_logits=cache.kind,
             cached_rows=cache.rows,
+            hidden_splits=hidden_splits,
+            autocast=autocast,
         ),
         weight_grad,
     )

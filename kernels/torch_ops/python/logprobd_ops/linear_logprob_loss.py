@@ -107,7 +107,11 @@ def linear_logprob_loss(
             out_of_vocab=out_of_vocab,
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
-            keep_logits=cache_kind(hidden, weight) if any(needs) else NOT_CACHED,
+            keep_logits=(
+                cache_kind(hidden, weight, autocast=head_options.get("autocast", True))
+                if any(needs)
+                else NOT_CACHED
+            ),
             cached_rows=ALL_ROWS,
             **head_options,
         ),

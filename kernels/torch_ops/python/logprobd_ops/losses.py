@@ -29,7 +29,7 @@ from logprobd_ops._cross_entropy import (
     row_coefficients,
     uniform_coefficients,
 )
-from logprobd_ops._memory import Memory, are_saved_tensors_hooked
+from logprobd_ops._memory import Memory, are_saved_tensors_hooked, dtype_after_autocast
 from logprobd_ops._operator import check_head_options
 from logprobd_ops.linear_logprob import LinearLogprobOutput, linear_logprob
 from logprobd_ops.linear_logprob_loss import LinearLogprobLossOutput, linear_logprob_loss
@@ -103,7 +103,7 @@ def linear_cross_entropy(
             of the gradients) and no hooks take the tensors that autograd saves (as in
             torch.utils.checkpoint without reentrance); else False.
         ignore_index, temperature, scale, softcap, vocab_start, vocab_valid, process_group, sequence_parallel,
-            memory, memory_budget, weight_grad: see linear_logprob.
+            hidden_splits, autocast, memory, memory_budget, weight_grad: see linear_logprob.
 
     Waits for the device as often as linear_logprob does. Raises ValueError for an option that is out of range or
     that gradients_in_forward does not support.
@@ -116,7 +116,9 @@ def linear_cross_entropy(
     obstacle = _obstacle_to_forward(reduction, z_loss, token_scaling, weight_grad)
     if gradients_in_forward is None:
         is_fp16 = torch.float16 in [
-            each.dtype for each in (hidden, weight, bias) if each is not None
+            dtype_after_autocast(each, head_options.get("autocast", True))
+            for each in (hidden, weight, bias)
+            if each is not None
         ]
         gradients_in_forward = (
             obstacle is None and memory == "auto" and not is_fp16 and not are_saved_tensors_hooked()

@@ -18,13 +18,13 @@ namespace {
 
 using logprobd::testing::DeviceArray;
 
-constexpr double kLog2E = 1.4426950408889634;
+constexpr double kCorrection = 1.000001;
 
 class RowOperandsTest : public testing::GpuTest {};
 
 TEST_F(RowOperandsTest, ComputesTheScaleAndTheTargetColumnOfEachRow) {
-  const std::vector<double> temperature_values = {1.0, 0.7, 2.0, 1e-3, 0.1};
-  const DeviceArray<double> temperatures(temperature_values);
+  const std::vector<float> temperature_values = {1.0F, 0.7F, 2.0F, 1e-3F, 0.1F};
+  const DeviceArray<float> temperatures(temperature_values);
   const DeviceArray<int64_t> targets(std::vector<int64_t>{99, 100, 149, 150, -100});
   const std::vector<int64_t> row_index_values = {4, 2, 0, 3, 1};
   const DeviceArray<int64_t> row_indices(row_index_values);
@@ -34,7 +34,8 @@ TEST_F(RowOperandsTest, ComputesTheScaleAndTheTargetColumnOfEachRow) {
   const DeviceArray<uint64_t> max_keys(std::vector<uint64_t>(5, 9));
   RowOperandsParams params;
   params.num_rows = 5;
-  params.source = {row_indices.data(), targets.data(), temperatures.data(), 1.0, kLog2E, 100, 50};
+  params.source = {
+      row_indices.data(), targets.data(), temperatures.data(), 1.0F, kCorrection, 100, 50};
   params.log2_scales = log2_scales.data();
   params.target_columns = columns.data();
   params.target_logits = target_logits.data();
@@ -44,8 +45,8 @@ TEST_F(RowOperandsTest, ComputesTheScaleAndTheTargetColumnOfEachRow) {
 
   const std::vector<float> scales = log2_scales.Read();
   for (size_t i = 0; i < scales.size(); ++i) {
-    const double temperature = temperature_values[static_cast<size_t>(row_index_values[i])];
-    EXPECT_EQ(scales[i], static_cast<float>(kLog2E / temperature)) << i;
+    const float temperature = temperature_values[static_cast<size_t>(row_index_values[i])];
+    EXPECT_EQ(scales[i], CorrectedLog2Scale(temperature, kCorrection)) << i;
   }
   EXPECT_EQ(columns.Read(), (std::vector<int32_t>{-1, 49, -1, -1, 0}));
   EXPECT_EQ(target_logits.Read(), std::vector<float>(5, 0.0F));
@@ -59,14 +60,14 @@ TEST_F(RowOperandsTest, AppliesOneTemperatureToAllRowsWithoutRowIndices) {
   const DeviceArray<float> target_logits(std::vector<float>(300));
   RowOperandsParams params;
   params.num_rows = 300;
-  params.source = {nullptr, targets.data(), nullptr, 0.5, kLog2E, 0, 10};
+  params.source = {nullptr, targets.data(), nullptr, 0.5F, 1.0, 0, 10};
   params.log2_scales = log2_scales.data();
   params.target_columns = columns.data();
   params.target_logits = target_logits.data();
 
   ASSERT_EQ(LaunchRowOperands(params, nullptr), cudaSuccess);
 
-  EXPECT_EQ(log2_scales.Read(), std::vector<float>(300, static_cast<float>(2 * kLog2E)));
+  EXPECT_EQ(log2_scales.Read(), std::vector<float>(300, CorrectedLog2Scale(0.5F, 1.0)));
   EXPECT_EQ(columns.Read(), std::vector<int32_t>(300, 7));
 }
 
@@ -78,8 +79,7 @@ TEST_F(RowOperandsTest, RefusesBrokenBoundsAndDoesNothingForNoRows) {
 }
 
 constexpr double kGradientPerLog2Scale = 0.75;
-constexpr double kLog2Factor = 1.4426950408889634 * 1.000001;
-constexpr double kTemperature = 0.7;
+constexpr float kTemperature = 0.7F;
 constexpr int64_t kFirstId = 1'920;  // first id of the shard
 constexpr int64_t kShardColumns = 500;
 constexpr int64_t kIgnoreIndex = -100;
@@ -93,7 +93,7 @@ struct RowsCase {
   std::vector<float> d_mean_logit;
   std::vector<double> exact_lse;
   std::vector<float> entropy;
-  std::vector<double> temperatures;
+  std::vector<float> temperatures;
   std::vector<int64_t> targets;
   std::vector<int64_t> row_indices;  ///< [computed rows]: index among all rows.
   std::vector<int64_t> cached_rows;  ///< [computed rows]: index in the cache, in reverse order.
@@ -115,7 +115,7 @@ RowsCase MakeRows(size_t num_rows) {
     c.d_mean_logit.push_back(normal(random));
     c.exact_lse.push_back((row % 3 == 0 ? 7e4 : 12.0) * static_cast<double>(normal(random)));
     c.entropy.push_back(std::fabs(normal(random)));
-    c.temperatures.push_back(0.25 * static_cast<double>(1 + row % 8));
+    c.temperatures.push_back(0.25F * static_cast<float>(1 + row % 8));
     c.targets.push_back(kFirstId - 3 + static_cast<int64_t>(row * 97) % (kShardColumns + 6));
   }
   for (size_t row = 0; row < num_rows; ++row) {
@@ -174,7 +174,7 @@ class RowGradientsRun {
     params.source.targets = targets_.data();
     if (ask.temperatures) params.source.temperatures = temperatures_.data();
     params.source.temperature = kTemperature;
-    params.source.log2_factor = kLog2Factor;
+    params.source.correction = kCorrection;
     params.source.first_id = kFirstId;
     params.source.num_columns = kShardColumns;
     params.ignore_index = kIgnoreIndex;
@@ -219,7 +219,7 @@ class RowGradientsRun {
   DeviceArray<float> lse_;
   DeviceArray<float> lse_rest_;
   DeviceArray<float> entropy_;
-  DeviceArray<double> temperatures_;
+  DeviceArray<float> temperatures_;
   DeviceArray<int64_t> targets_;
   DeviceArray<int64_t> row_indices_;
   DeviceArray<int64_t> cached_rows_;
@@ -231,8 +231,8 @@ class RowGradientsRun {
 /// Returns the constants of a computed row as the host computes them, without the largest logit.
 RowGradient HostRow(const RowsCase& c, size_t row, const Ask& ask = {}) {
   const auto index = static_cast<size_t>(c.row_indices[row]);
-  const double temperature = ask.temperatures ? c.temperatures[index] : kTemperature;
-  const auto log2_scale = static_cast<float>(kLog2Factor / temperature);
+  const float log2_scale =
+      CorrectedLog2Scale(ask.temperatures ? c.temperatures[index] : kTemperature, kCorrection);
   testing::ScoreGradients d;
   if (ask.upstream) {
     d = {.lse = c.d_lse[index],

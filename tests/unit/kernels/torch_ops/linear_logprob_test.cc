@@ -20,7 +20,7 @@ using Scores = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
                              const MaybeTensor&, const MaybeTensor&, double, double, double,
                              int64_t, int64_t, int64_t, std::string_view, bool, bool, bool, bool,
-                             bool, int64_t, int64_t, const MaybeTensor&);
+                             bool, int64_t, int64_t, bool, int64_t, const MaybeTensor&);
 
 Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
   const auto score = c10::Dispatcher::singleton()
@@ -32,7 +32,7 @@ Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
                     /*sequence_parallel=*/false, /*out_of_vocab_is_zero=*/false,
                     /*need_entropy=*/true,
                     /*need_argmax=*/false, /*need_mean_logit=*/false, /*keep_logits=*/0,
-                    /*cached_rows=*/-1, std::nullopt);
+                    /*cached_rows=*/-1, /*autocast=*/true, /*hidden_splits=*/2, std::nullopt);
 }
 
 class LinearLogprobTest : public ::testing::Test {

@@ -40,6 +40,8 @@ BAD_ARGUMENTS = {
     "temperature not a number": ({"temperature": math.nan}, "temperature"),
     "softcap below zero": ({"softcap": -1.0}, "softcap"),
     "softcap not a number": ({"softcap": math.nan}, "softcap"),
+    "one split": ({"hidden_splits": 1}, "hidden_splits"),
+    "four splits": ({"hidden_splits": 4}, "hidden_splits"),
     "vocab_start below zero": ({"vocab_start": -1}, "vocab_start"),
     "vocab_valid of zero": ({"vocab_valid": 0}, "vocab_valid"),
     "vocab_valid below zero": ({"vocab_valid": -2}, "vocab_valid"),

@@ -10,6 +10,7 @@ from linear_logprob_reference import reference
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops._memory import logit_cache
 from logprobd_ops.linear_logprob import linear_logprob
+from operator_options import operator_options
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -178,8 +179,9 @@ def test_the_fused_operator_passes_opcheck(keep_logits):
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
         (
-            *(hidden, weight, target, None, None, None, 1.0, 1.0, 0.0, IGNORED, 0, -1, ""),
-            *(False, False, True, False, False, keep_logits, -1, None),
+            *(hidden, weight, target, None, None, None),
+            *operator_options(keep_logits=keep_logits),
+            None,
         ),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )

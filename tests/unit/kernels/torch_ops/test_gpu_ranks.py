@@ -19,7 +19,7 @@ UNEVEN = {"gloo": [0, 1, 701, 701, 2000], "nccl": [0, 701, 2000]}
 # logits of that shard can be far lower.
 MODES = (
     *("recompute", "cached", "sequence parallel", "mean logit", "many rows", "every row"),
-    *("loss", "loss with entropy", "peaked loss", "loss of every row"),
+    *("loss", "loss with entropy", "peaked loss", "loss of every row", "fp32 hidden", "fp32 loss"),
 )
 
 
@@ -28,6 +28,9 @@ def case_of(mode: str, vocab: int, device="cuda") -> tuple[tuple[Tensor, Tensor,
     if "every row" in mode:  # No row is ignored.
         hidden, weight, target = make_case(vocab=vocab, device=device)
         return (hidden, weight, target.clamp_(min=0)), {}
+    if "fp32" in mode:  # Most values have more bits than one bf16 split.
+        hidden, weight, target = make_case(vocab=vocab, device=device)
+        return ((hidden.detach().float() * 1.001).requires_grad_(), weight, target), {}
     if mode != "many rows":
         return make_case(vocab=vocab, device=device), {}
     hidden, weight, target = make_case(rows=10_000, vocab=vocab, device=device)

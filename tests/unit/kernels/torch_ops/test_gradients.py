@@ -20,6 +20,7 @@ from gradient_cases import (
 )
 from linear_logprob_reference import reference, reference_logits, requested
 from logprobd_ops.linear_logprob import linear_logprob
+from operator_options import operator_options
 
 
 def assert_same_gradients(case: Case, outputs=OUTPUTS, **options) -> None:
@@ -276,7 +277,6 @@ def test_a_gradient_that_is_not_needed_has_no_elements(needs):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
     _, entropy, lse, *_ = linear_logprob(hidden, weight, case.target, bias)
-    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 0, -1)
 
     computed = torch.ops.logprobd.linear_logprob_backward(
         *upstream_of(11),
@@ -291,7 +291,7 @@ def test_a_gradient_that_is_not_needed_has_no_elements(needs):
         bias,
         None,
         None,
-        *options,
+        *operator_options(),
         needs,
     )
 

@@ -34,6 +34,7 @@ from logprobd_ops._memory import (
 )
 from logprobd_ops.linear_logprob import linear_logprob
 from logprobd_ops.losses import linear_cross_entropy
+from operator_options import operator_options
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -282,10 +283,8 @@ def test_cached_ignores_the_budget():
 
 def cache_of(case: Case, keep_logits: int, cached_rows: int = ALL_ROWS) -> Tensor:
     """Returns the cache of the operator."""
-    arguments = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False)
-    return torch.ops.logprobd.linear_logprob(
-        *case, None, None, *arguments, keep_logits, cached_rows, None
-    )[-1]
+    options = operator_options(keep_logits=keep_logits, cached_rows=cached_rows)
+    return torch.ops.logprobd.linear_logprob(*case, None, None, *options, None)[-1]
 
 
 def test_the_operator_returns_the_cache():
@@ -482,7 +481,7 @@ def test_a_compiled_caller_gets_the_bits_of_eager(memory, memory_budget, dtype, 
 def test_the_backward_operator_passes_opcheck_with_cached_logits():
     case = make_case().to(torch.float32)
     leaves = [leaf.detach() for leaf in case.leaves]
-    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1, -1)
+    options = operator_options(keep_logits=1)
     inputs = (leaves[0], leaves[1], case.target, leaves[2], None, None, *options)
     _, entropy, lse, _, _, lse_rest, cache = torch.ops.logprobd.linear_logprob(*inputs, None)
 
@@ -513,7 +512,7 @@ def test_an_unknown_kind_of_cache_is_named():
 def test_a_cache_of_another_format_raises(cache):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
-    options = (1.0, 1.0, 0.0, IGNORED, 0, -1, "", False, False, True, False, False, 1, -1)
+    options = operator_options(keep_logits=1)
     rows = torch.ones(11, dtype=torch.float64)
 
     with pytest.raises(ValueError, match="cache is"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from logprobd_ops import linear_logprob, linear_logprob_loss
+from operator_options import operator_options
 from rank_pool import RankPool
 
 TILE = 192  # Columns of a tile. Sums are exact if all shards begin at multiples of it.
@@ -332,22 +333,7 @@ def differentiate_another_cache(rank: int, _size: int, given: dict, borders: lis
     mine = shard(given, borders, rank)
     inputs = (*(mine[name] for name in ("hidden", "weight", "target")), None, None, None)
     group = dist.group.WORLD.group_name
-    options = (
-        1.0,
-        1.0,
-        0.0,
-        -100,
-        borders[rank],
-        -1,
-        group,
-        False,
-        False,
-        True,
-        False,
-        False,
-        1,
-        -1,
-    )
+    options = operator_options(vocab_start=borders[rank], group=group, keep_logits=1)
     _, entropy, lse, _, _, rest, cache = torch.ops.logprobd.linear_logprob(*inputs, *options, None)
     upstream = (torch.ones(ROWS), None, None, None, lse, rest, entropy)
     torch.ops.logprobd.linear_logprob_backward(
@@ -425,6 +411,7 @@ def test_an_unknown_group_raises() -> None:
     with pytest.raises(ValueError, match="process_group: this process has no group named"):
         torch.ops.logprobd.linear_logprob(
             *(given[name] for name in ("hidden", "weight", "target")),
-            *(None, None, None, 1.0, 1.0, 0.0, -100, 0, -1, "nobody"),
-            *(False, False, True, False, False, 0, -1, None),
+            *(None, None, None),
+            *operator_options(group="nobody"),
+            None,
         )

@@ -18,6 +18,7 @@ from gradient_cases import (
     upstream_of,
 )
 from logprobd_ops import linear_logprob_loss
+from operator_options import operator_options
 from torch import Tensor
 
 NAMES = ("logprob_coef", "entropy_coef", "lse_coef", "mean_logit_coef")
@@ -413,7 +414,9 @@ def test_a_compiled_caller_gets_the_bits_of_eager(backend, is_dynamic):
 
 
 def raw_arguments(case: Case, needs: list[bool]) -> tuple:
-    options = (0.75, 1.5, 0.0, IGNORED, 0, -1, "", False, False, True, True, True, 1, -1)
+    options = operator_options(
+        temperature=0.75, scale=1.5, need_argmax=True, need_mean_logit=True, keep_logits=1
+    )
     coefficients = (*upstream_of(11, torch.float32), [1.0, 0.5, 1.0, -2.0], False)
     return (*case, None, None, *options, *coefficients, needs, 3 * 200 * 4)
 

@@ -7,6 +7,7 @@ import torch
 import torch._dynamo.testing
 from linear_logprob_reference import requested, seeded
 from logprobd_ops.linear_logprob import linear_logprob
+from operator_options import operator_options
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -61,18 +62,17 @@ def raw_arguments(
         case.bias if bias else None,
         case.temperature if row_temperature else None,
         torch.linspace(0, 1, vocab) if mean_logit_weights else None,
-        1.0 if row_temperature else 0.75,
-        1.5,
-        softcap,
-        IGNORED,
-        0,
-        vocab_valid,
-        "",
-        False,
-        False,
-        *needs,
-        int(keep_logits),
-        cached_rows,
+        *operator_options(
+            temperature=1.0 if row_temperature else 0.75,
+            scale=1.5,
+            softcap=softcap,
+            vocab_valid=vocab_valid,
+            need_entropy=needs[0],
+            need_argmax=needs[1],
+            need_mean_logit=needs[2],
+            keep_logits=int(keep_logits),
+            cached_rows=cached_rows,
+        ),
         weight_grad,
     )
 
@@ -314,29 +314,6 @@ def test_fake_gradients_have_the_shapes_and_dtypes_of_real_ones():
 
 
 # Modes.
-
-
-def test_autocast_does_not_affect_the_bits():
-    case = make_case()
-    truth = run(loss_of, case)
-
-    with torch.autocast(case.hidden.device.type, dtype=torch.bfloat16):
-        ours = run(loss_of, case)
-
-    assert_same_bits(ours, truth)
-
-
-def test_autocast_around_the_layers_before_leaves_fp32_scores():
-    case = make_case()
-    with torch.autocast(case.hidden.device.type, dtype=torch.bfloat16):
-        hidden = torch.nn.functional.linear(case.hidden, torch.eye(17))
-        assert hidden.dtype == torch.bfloat16
-        logprob, entropy, lse, *_ = linear_logprob(hidden, case.weight, case.target, case.bias)
-
-    logprob.sum().backward()
-
-    assert {logprob.dtype, entropy.dtype, lse.dtype} == {torch.float32}
-    assert case.hidden.grad.dtype == case.weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
