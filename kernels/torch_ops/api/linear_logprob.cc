@@ -122,7 +122,8 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   };
   DeferredError error;
   error.Run([&] {
-    const BackwardRows rows = MakeBackwardRows(subset, hidden, upstream, saved, problem);
+    const BackwardRows rows =
+        MakeBackwardRows(subset, InPlainLayout(hidden), upstream, saved, problem);
     AddGradients(rows, problem, sums, [&] {
       // The sum of scattered rows is started later: scattering needs memory, and the gradients of a
       // block of columns are still allocated here.

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/MemoryFormat.h>
 #include <c10/util/Exception.h>
 
 #include <vector>
@@ -10,6 +11,13 @@
 #include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
+
+at::Tensor InPlainLayout(const at::Tensor& rows) {
+  constexpr uintptr_t kAlignment = 16;
+  const bool is_plain = rows.is_contiguous() &&
+                        reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlignment == 0;
+  return is_plain ? rows : rows.clone(at::MemoryFormat::Contiguous);
+}
 
 RowSubset RowSubset::Resolved() const { return pending == nullptr ? *this : pending->Result(); }
 

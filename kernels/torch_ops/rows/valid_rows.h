@@ -27,6 +27,10 @@ inline at::Tensor SliceRows(const at::Tensor& values, int64_t begin, int64_t siz
   return begin == 0 && size == values.size(0) ? values : values.narrow(0, begin, size);
 }
 
+/// Returns the rows themselves if they are contiguous and aligned, otherwise a copy. cuBLAS chooses
+/// products by layout, so rows in another layout would get gradients with other bits.
+at::Tensor InPlainLayout(const at::Tensor& rows);
+
 class PendingCompaction;
 
 /// The result of a row compaction: the rows that a pass computes, as a subset of all rows.

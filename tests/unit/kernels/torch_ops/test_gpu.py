@@ -293,8 +293,14 @@ def test_a_cache_is_not_used_on_the_other_side_of_a_graph(is_forward_captured):
         graph.replay()
         ours = gradients_of(loss)
     else:
-        loss = loss_of()
-        ours = captured_with(graph, lambda: gradients_of(loss))
+        # A backward runs on the stream of its forward, which must be the captured one.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            loss = loss_of()
+            gradients_of(loss)
+        with torch.cuda.graph(graph, stream=side):
+            ours = gradients_of(loss)
         graph.replay()
 
     for gradient, true in zip(ours, expected, strict=True):
