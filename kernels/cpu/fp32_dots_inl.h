@@ -29,6 +29,8 @@ namespace {
 /// mantissas: a chain of them rounds little, and the addition of blocks dominates the error, so
 /// blocks are longer. For fp32 the opposite holds. tests/bench/cpu_accuracy measures the errors.
 constexpr int64_t BlockK(Dtype weight) { return weight == Dtype::kF32 ? 64 : 128; }
+static_assert(KChunk(Dtype::kF32) % BlockK(Dtype::kF32) == 0 &&
+              KChunk(Dtype::kBf16) % BlockK(Dtype::kBf16) == 0);
 
 /// Returns the number of hidden elements of a packed row, padded to whole pairs.
 constexpr int64_t PaddedHidden(int64_t hidden_size) { return (hidden_size + 1) / 2 * 2; }
@@ -48,8 +50,8 @@ struct PanelWeights {
   }
 };
 
-/// Weights in a packed tile, starting with column `first_column` and hidden element `k_begin`. Load
-/// behaves like that of PanelWeights and also converts to fp32.
+/// Weights in a packed tile, starting with column `first_column` and the tile's hidden element
+/// `k_begin`. Load behaves like that of PanelWeights and also converts to fp32.
 template <class V, Dtype kDtype>
 struct TileWeights {
   using Element = std::conditional_t<kDtype == Dtype::kF32, float, uint16_t>;
@@ -60,7 +62,7 @@ struct TileWeights {
 
   TileWeights(const TileDotsParams& params, int64_t k_begin, int64_t first_column)
       : tile(static_cast<const Element*>(params.weight_tile) + k_begin * kGroupColumns),
-        group_stride(PackedHidden(kDtype, params.hidden_size) * kGroupColumns),
+        group_stride(PackedHidden(kDtype, params.k_end - params.k_begin) * kGroupColumns),
         column(first_column) {}
 
   template <int kVectors>
@@ -121,14 +123,14 @@ void DirectDotsOf(const TileDotsParams& params) {
   constexpr int kWidth = kVectors * V::kLanes;
   static_assert(kTileColumns % kWidth == 0);
   constexpr int64_t kBlockK = BlockK(kDtype);
-  const auto* hidden = static_cast<const float*>(params.hidden);
-  const int64_t all_k = PackedHidden(kDtype, params.hidden_size);
+  const auto* hidden = static_cast<const float*>(params.hidden) + params.k_begin * kRowBlock;
+  const int64_t all_k = PackedHidden(kDtype, params.k_end - params.k_begin);
   for (int64_t column = 0; column < kTileColumns; column += kWidth) {
     for (int64_t k = 0; k < all_k; k += kBlockK) {
       const int64_t num_k = all_k - k < kBlockK ? all_k - k : kBlockK;
-      MicroKernel<V, kRowBlock, kRows, kVectors>(hidden + k * kRowBlock,
-                                                 TileWeights<V, kDtype>(params, k, column), num_k,
-                                                 params.dots + column, k == 0);
+      MicroKernel<V, kRowBlock, kRows, kVectors>(
+          hidden + k * kRowBlock, TileWeights<V, kDtype>(params, k, column), num_k,
+          params.dots + column, params.k_begin == 0 && k == 0);
     }
   }
 }
@@ -155,9 +157,9 @@ void PanelDotsOf(const TileDotsParams& params) {
   constexpr int64_t kBlockK = BlockK(kDtype);
   static_assert(kBlockK * kTileColumns * 4 <= kDotScratchBytes);
   auto* panels = static_cast<float*>(params.scratch);
-  const auto* hidden = static_cast<const float*>(params.hidden);
+  const auto* hidden = static_cast<const float*>(params.hidden) + params.k_begin * kRowBlock;
   const int64_t padded_hidden = PaddedHidden(params.hidden_size);
-  const int64_t all_k = PackedHidden(kDtype, params.hidden_size);
+  const int64_t all_k = PackedHidden(kDtype, params.k_end - params.k_begin);
   const int64_t num_blocks = (params.num_rows + kRowBlock - 1) / kRowBlock;
   for (int64_t k_begin = 0; k_begin < all_k; k_begin += kBlockK) {
     const int64_t num_k = all_k - k_begin < kBlockK ? all_k - k_begin : kBlockK;
@@ -176,7 +178,8 @@ void PanelDotsOf(const TileDotsParams& params) {
       for (int64_t block = 0; block < num_blocks; ++block) {
         MicroKernel<V, kRowBlock, kRowBlock, kVectors>(
             hidden + (block * padded_hidden + k_begin) * kRowBlock, PanelWeights<V>{panel}, num_k,
-            params.dots + block * kRowBlock * kTileColumns + column, k_begin == 0);
+            params.dots + block * kRowBlock * kTileColumns + column,
+            params.k_begin == 0 && k_begin == 0);
       }
     }
   }

@@ -29,6 +29,7 @@ namespace {
 constexpr int kRowBlock = 16;
 constexpr int64_t kStep = 32;       // hidden elements per instruction
 constexpr int64_t kBlockSteps = 8;  // 8 * 32 elements x 32 columns of bf16: 16 KiB
+static_assert(KChunk(Dtype::kBf16) % (kBlockSteps * kStep) == 0);
 constexpr int64_t kHiddenTileElements = kRowBlock * kStep;
 constexpr int64_t kWeightTileBytes = 1024;         // 16 pairs of 16 columns
 constexpr int64_t kDotsStride = kTileColumns * 4;  // bytes
@@ -178,22 +179,24 @@ void TileDots(const TileDotsParams& params) {
   const TileConfig config;
   MemoryIsReadBelow(&config);
   _tile_loadconfig(&config);
-  const auto* hidden = static_cast<const uint16_t*>(params.hidden);
+  const auto* hidden =
+      static_cast<const uint16_t*>(params.hidden) + params.k_begin / kStep * kHiddenTileElements;
   const auto* weights = static_cast<const char*>(params.weight_tile);
-  const int64_t packed_hidden = PackedHidden(Dtype::kBf16, params.hidden_size);
+  const int64_t packed_hidden = PackedHidden(Dtype::kBf16, params.k_end - params.k_begin);
+  const bool is_first = params.k_begin == 0;
   const int64_t group_bytes = packed_hidden * kGroupColumns * 2;
   const int64_t whole_steps = packed_hidden / kStep;
   for (int64_t step = 0; step < whole_steps; step += kBlockSteps) {
     const int64_t num_steps = whole_steps - step < kBlockSteps ? whole_steps - step : kBlockSteps;
     DotsOfSteps(params, hidden + step * kHiddenTileElements,
-                {weights + step * kWeightTileBytes, group_bytes}, num_steps, step == 0);
+                {weights + step * kWeightTileBytes, group_bytes}, num_steps, is_first && step == 0);
   }
-  if (whole_steps < Steps(params.hidden_size)) {
+  if (whole_steps < Steps(packed_hidden)) {
     auto* padded = static_cast<char*>(params.scratch);
     PadLastStep(weights + whole_steps * kWeightTileBytes, group_bytes,
                 group_bytes - whole_steps * kWeightTileBytes, padded);
     DotsOfSteps(params, hidden + whole_steps * kHiddenTileElements, {padded, kWeightTileBytes}, 1,
-                whole_steps == 0);
+                is_first && whole_steps == 0);
   }
   _tile_release();
 }

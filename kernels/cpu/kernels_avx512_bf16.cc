@@ -25,6 +25,7 @@ constexpr int kRowBlock = 8;
 constexpr int kLanes = 16;
 static_assert(kLanes == kGroupColumns);
 constexpr int64_t kBlockPairs = 64;
+static_assert(KChunk(Dtype::kBf16) % (2 * kBlockPairs) == 0);
 
 constexpr int64_t Pairs(int64_t hidden_size) { return (hidden_size + 1) / 2; }
 
@@ -69,18 +70,20 @@ template <int kRows, int kVectors>
 void Dots(const TileDotsParams& params) {
   constexpr int kWidth = kVectors * kLanes;
   static_assert(kTileColumns % kWidth == 0);
-  const auto* hidden = static_cast<const int32_t*>(params.hidden);
+  const auto* hidden = static_cast<const int32_t*>(params.hidden) + params.k_begin / 2 * kRowBlock;
   const auto* weights = static_cast<const int32_t*>(params.weight_tile);
-  const int64_t all_pairs = Pairs(params.hidden_size);
+  const int64_t row_pairs = Pairs(params.hidden_size);
+  const int64_t all_pairs = Pairs(params.k_end - params.k_begin);
   const int64_t num_blocks = (params.num_rows + kRowBlock - 1) / kRowBlock;
   for (int64_t pair = 0; pair < all_pairs; pair += kBlockPairs) {
     const int64_t num_pairs = all_pairs - pair < kBlockPairs ? all_pairs - pair : kBlockPairs;
     for (int64_t column = 0; column < kTileColumns; column += kWidth) {
       for (int64_t block = 0; block < num_blocks; ++block) {
-        MicroKernel<kRows, kVectors>(
-            hidden + (block * all_pairs + pair) * kRowBlock,
-            weights + column * all_pairs + pair * kLanes, all_pairs, num_pairs,
-            params.dots + block * kRowBlock * kTileColumns + column, pair == 0);
+        MicroKernel<kRows, kVectors>(hidden + (block * row_pairs + pair) * kRowBlock,
+                                     weights + column * all_pairs + pair * kLanes, all_pairs,
+                                     num_pairs,
+                                     params.dots + block * kRowBlock * kTileColumns + column,
+                                     params.k_begin == 0 && pair == 0);
       }
     }
   }

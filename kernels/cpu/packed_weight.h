@@ -34,8 +34,24 @@ constexpr int64_t PackedWeightBytes(Dtype dtype, int64_t hidden_size, int64_t vo
   return NumTiles(vocab_size) * PackedTileBytes(dtype, hidden_size);
 }
 
-/// Packs `num_columns` (1 to kTileColumns) rows of a contiguous row-major weight, [num_columns,
-/// hidden_size], into one tile. `tile` has room for PackedTileBytes.
-void PackTile(Dtype dtype, const void* rows, int64_t num_columns, int64_t hidden_size, void* tile);
+/// A weight as trainers store it: element (column, k) is at `data` + column * row_stride + k *
+/// element_stride, in elements. Elements of a column are usually adjacent; other strides are
+/// slower.
+struct StridedWeight {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t element_stride = 1;
+
+  /// Returns the part that begins at (column, k).
+  StridedWeight From(Dtype dtype, int64_t column, int64_t k) const {
+    const int64_t offset = (column * row_stride + k * element_stride) * DtypeBytes(dtype);
+    return {static_cast<const std::byte*>(data) + offset, row_stride, element_stride};
+  }
+};
+
+/// Packs `num_columns` (1 to kTileColumns) columns and the first `hidden_size` elements of each
+/// into one tile. `tile` has room for PackedTileBytes.
+void PackTile(Dtype dtype, const StridedWeight& weight, int64_t num_columns, int64_t hidden_size,
+              void* tile);
 
 }  // namespace logprobd::kernels

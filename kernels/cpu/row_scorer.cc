@@ -47,17 +47,19 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 }  // namespace
 
 struct RowScorer::Impl {
-  Impl(const CpuHead& head_given, const Options& options_given)
+  Impl(const CpuHead& head_given, const Options& options_given, LoopThreads* threads)
       : head(head_given),
         options(options_given),
         sizes(WorkspaceSizesOf(head, options)),
         num_tiles(head.tile_end - head.tile_begin),
-        pool(options.num_threads),
+        own_pool(threads == nullptr ? std::make_unique<ThreadPool>(options.num_threads) : nullptr),
+        pool(threads == nullptr ? *own_pool : *threads),
         packed_hidden(sizes.rows * sizes.packed_row_bytes),
         sums(sizes.rows * sizes.num_tiles),
         entropy_sums(sizes.rows * sizes.num_tiles),
         logits(options.num_threads * sizes.unit_rows * kTileColumns),
         scratch(options.num_threads * kDotScratchBytes),
+        chunks(head.is_strided() ? options.num_threads * kTileChunkBytes : 0),
         unit_extremes(options.num_threads * sizes.unit_rows),
         unit_rank_counts(options.num_threads * sizes.unit_rows),
         row_extremes(options.num_threads * sizes.rows),
@@ -110,12 +112,14 @@ struct RowScorer::Impl {
   const Options options;
   const WorkspaceSizes sizes;
   const int64_t num_tiles;
-  ThreadPool pool;
+  const std::unique_ptr<ThreadPool> own_pool;  // null if the caller has threads
+  LoopThreads& pool;
   AlignedArray<std::byte> packed_hidden;     // [rows, packed_row_bytes]
   AlignedArray<TileSums> sums;               // [num_tiles, rows]
   AlignedArray<TileSums> entropy_sums;       // [num_tiles, rows]
   AlignedArray<float> logits;                // [threads, unit_rows, kTileColumns]
   AlignedArray<std::byte> scratch;           // [threads, kDotScratchBytes]
+  AlignedArray<std::byte> chunks;            // [threads, kTileChunkBytes], for a strided weight
   AlignedArray<TileExtremes> unit_extremes;  // [threads, unit_rows]
   AlignedArray<int32_t> unit_rank_counts;    // [threads, unit_rows]
   AlignedArray<TileExtremes> row_extremes;   // [threads, rows]
@@ -140,7 +144,10 @@ int64_t RowScorer::WorkspaceBytes(const CpuHead& head, const Options& options) {
 }
 
 RowScorer::RowScorer(const CpuHead& head, const Options& options)
-    : impl_(std::make_unique<Impl>(head, options)) {}
+    : impl_(std::make_unique<Impl>(head, options, nullptr)) {}
+
+RowScorer::RowScorer(const CpuHead& head, const Options& options, LoopThreads& threads)
+    : impl_(std::make_unique<Impl>(head, options, &threads)) {}
 
 RowScorer::~RowScorer() = default;
 
@@ -271,16 +278,33 @@ void RowScorer::Impl::ScoreTiles() {
 void RowScorer::Impl::ComputeDots(int64_t shard_tile, int64_t first, int64_t count,
                                   int32_t worker) {
   const DotKernel& dots = DotKernelFor(options.isa, params.hidden_dtype, head.dtype);
-  dots.tile_dots(TileDotsParams{
+  TileDotsParams tile = {
       .hidden = packed_hidden.get() + first * dots.packed_row_bytes(head.hidden_size),
       .num_rows = count,
       .hidden_size = head.hidden_size,
-      .weight_tile = static_cast<const std::byte*>(head.packed_weight) +
-                     shard_tile * PackedTileBytes(head.dtype, head.hidden_size),
+      .k_begin = 0,
+      .k_end = head.hidden_size,
+      .weight_tile = nullptr,
       .weight_dtype = head.dtype,
       .dots = logits.get() + worker * sizes.unit_rows * kTileColumns,
       .scratch = scratch.get() + worker * kDotScratchBytes,
-  });
+  };
+  if (!head.is_strided()) {
+    tile.weight_tile = static_cast<const std::byte*>(head.packed_weight) +
+                       shard_tile * PackedTileBytes(head.dtype, head.hidden_size);
+    return dots.tile_dots(tile);
+  }
+  const int64_t first_column = (head.tile_begin + shard_tile) * kTileColumns;
+  const int64_t num_columns = std::min<int64_t>(kTileColumns, head.vocab_size - first_column);
+  std::byte* const chunk = chunks.get() + worker * kTileChunkBytes;
+  tile.weight_tile = chunk;
+  for (int64_t k = 0; k < head.hidden_size; k += KChunk(head.dtype)) {
+    tile.k_begin = k;
+    tile.k_end = std::min(k + KChunk(head.dtype), head.hidden_size);
+    PackTile(head.dtype, head.strided_weight.From(head.dtype, shard_tile * kTileColumns, k),
+             num_columns, tile.k_end - k, chunk);
+    dots.tile_dots(tile);
+  }
 }
 
 void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
@@ -326,6 +350,10 @@ void RowScorer::Impl::ScoreUnit(int64_t unit, int32_t worker) {
     }
   }
   GatherLogits(unit_begin, unit_rows, tile, tile_logits);
+  if (params.visit_logits) {
+    params.visit_logits(
+        {row_begin + unit_begin, unit_rows, first_column, num_columns, tile_logits});
+  }
   if (WantsExtremes(params)) {
     TileExtremes* rows = row_extremes.get() + worker * sizes.rows + unit_begin;
     for (int64_t row = 0; row < unit_rows; ++row) Join(rows[row], extremes[row]);
@@ -463,9 +491,8 @@ void RowScorer::Impl::FinishSharedRows() {
                                   : own;
       const LogitEntry best = LogitEntryOf(shared.max_keys[i]);
       for (int64_t shard = 0; shard < options.num_shards; ++shard) {
-        std::copy_n(
-            &shared.gathered_keys[static_cast<size_t>((shard * num_rows + row) * params.top_k)],
-            params.top_k, keys.begin() + shard * params.top_k);
+        std::copy_n(shared.gathered_keys.data() + (shard * num_rows + row) * params.top_k,
+                    params.top_k, keys.begin() + shard * params.top_k);
       }
       std::partial_sort(keys.begin(), keys.begin() + params.top_k, keys.end(), std::greater<>());
       entries.clear();
@@ -503,6 +530,7 @@ void RowScorer::Impl::FinishRow(int64_t row, const RowSums& row_sums, const RowS
     params.logprob[out] = LogprobOf(target_logits[i], log2_scale, normalizer);
   }
   if (params.lse != nullptr) params.lse[out] = LseOf(normalizer);
+  if (params.lse_rest != nullptr) params.lse_rest[out] = LseRestOf(normalizer);
   if (params.sum_p_squared != nullptr) {
     params.sum_p_squared[out] = SumPSquaredOf(row_sums, normalizer);
   }

@@ -10,13 +10,19 @@
 #include "kernels/common/logit_transform.h"
 #include "kernels/common/reduction.h"
 #include "kernels/cpu/cpu_isa.h"
+#include "kernels/cpu/packed_weight.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace logprobd::kernels {
 
-/// A head, or a shard of one, laid out for the CPU. The caller owns the memory.
+/// A head, or a shard of one, on the CPU. The caller owns the memory.
 struct CpuHead {
-  /// The shard's tiles in the layout of packed_weight.h, aligned to 64 bytes.
+  /// The shard's tiles in the layout of packed_weight.h, aligned to 64 bytes. Null if
+  /// strided_weight is given.
   const void* packed_weight = nullptr;
+  /// The shard's weight as trainers store it; its data are null if packed_weight is given. It is
+  /// packed anew for every unit of work, a chunk at a time; the bits of the scores are the same.
+  StridedWeight strided_weight = {};
   Dtype dtype = Dtype::kBf16;  ///< Element type of the weight.
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;  ///< Columns of the whole head.
@@ -24,6 +30,18 @@ struct CpuHead {
   int64_t tile_end = 0;    ///< End of the shard's tiles, exclusive.
   LogitTransform transform;
   const float* bias = nullptr;  ///< [NumTiles(vocab_size) * kTileColumns], or null.
+
+  /// Returns whether the weight is packed while it is used.
+  bool is_strided() const { return strided_weight.data != nullptr; }
+};
+
+/// The logits of some rows in one tile, after scale, bias and cap.
+struct TileLogits {
+  int64_t row_begin;     ///< First row, counted in the batch.
+  int64_t num_rows;      ///< >= 1
+  int64_t first_column;  ///< First column, counted in the vocabulary.
+  int32_t num_columns;   ///< 1 to kTileColumns
+  const float* logits;   ///< [num_rows, kTileColumns], valid during the call.
 };
 
 /// Rows to score and the arrays for their scores; a score whose array is null is not computed.
@@ -45,6 +63,7 @@ struct ScoreRowsParams {
   float* logprob = nullptr;
   float* entropy = nullptr;
   float* lse = nullptr;
+  float* lse_rest = nullptr;  ///< Rounding error of lse: exact lse minus lse.
   int32_t* argmax_id = nullptr;
   float* argmax_logprob = nullptr;
   float* sum_p_squared = nullptr;
@@ -55,9 +74,12 @@ struct ScoreRowsParams {
   float* top_k_logprobs = nullptr;      ///< [num_rows, top_k]; NaN beyond the vocabulary.
   float* candidate_logprobs = nullptr;  ///< [num_candidates]
   uint8_t* nonfinite = nullptr;         ///< [num_rows], must not be null.
+
+  /// If set, called once for all logits, in parts and by several threads at the same time.
+  std::function<void(const TileLogits&)> visit_logits;
 };
 
-/// Scores rows with its own thread pool, in a workspace that is allocated once. (Only the offsets
+/// Scores rows with several threads, in a workspace that is allocated once. (Only the offsets
 /// of candidates, 8 bytes per row, are allocated with the first batch that has candidates.)
 ///
 ///   rows, as many as the workspace holds -> packed hidden
@@ -86,7 +108,11 @@ class RowScorer {
   /// 256 threads, hidden sizes up to 65536 and 2^20 columns.
   static int64_t WorkspaceBytes(const CpuHead& head, const Options& options);
 
+  /// Starts its own threads. Throws std::bad_alloc, and std::system_error as ThreadPool does.
   RowScorer(const CpuHead& head, const Options& options);
+  /// Uses the caller's threads, which must outlive the scorer. There are options.num_threads of
+  /// them. Throws std::bad_alloc.
+  RowScorer(const CpuHead& head, const Options& options, LoopThreads& threads);
   ~RowScorer();
   RowScorer(const RowScorer&) = delete;
   RowScorer& operator=(const RowScorer&) = delete;

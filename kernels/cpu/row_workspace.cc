@@ -48,14 +48,15 @@ WorkspaceSizes WorkspaceSizesOf(const CpuHead& head, const RowScorer::Options& o
   }
   constexpr int64_t kUnitRowBytes =
       kTileColumns * sizeof(float) + sizeof(TileExtremes) + sizeof(int32_t);
+  const int64_t fixed_bytes = kDotScratchBytes + (head.is_strided() ? kTileChunkBytes : 0);
   const int64_t thread_bytes_max = kThreadsBytesMax / options.num_threads;
   sizes.unit_rows = kUnitRowsMax;
   while (sizes.unit_rows > kRowBlockMax &&
-         sizes.unit_rows * kUnitRowBytes + kDotScratchBytes > thread_bytes_max) {
+         sizes.unit_rows * kUnitRowBytes + fixed_bytes > thread_bytes_max) {
     sizes.unit_rows /= 2;
   }
   const int64_t threads_bytes =
-      options.num_threads * (sizes.unit_rows * kUnitRowBytes + kDotScratchBytes);
+      options.num_threads * (sizes.unit_rows * kUnitRowBytes + fixed_bytes);
   // A row needs memory for its packed hidden states, two sets of sums, the extremes of every
   // thread, the scales, the target's logit and rank, and the candidate offset.
   const int64_t row_bytes = sizes.packed_row_bytes +

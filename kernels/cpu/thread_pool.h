@@ -9,22 +9,37 @@
 
 namespace logprobd::kernels {
 
-/// A fixed set of threads that run one loop at a time; the calling thread takes part in it.
-class ThreadPool {
+/// Threads that run one loop at a time.
+class LoopThreads {
+ public:
+  LoopThreads() = default;
+  LoopThreads(const LoopThreads&) = delete;
+  LoopThreads& operator=(const LoopThreads&) = delete;
+  virtual ~LoopThreads() = default;
+
+  /// Returns the number of threads, >= 1, including the calling thread.
+  virtual int32_t num_threads() const = 0;
+
+  /// Calls `body(unit, worker)` once for every unit in [0, num_units) and returns when all calls
+  /// have returned. Each running call has another worker in [0, num_threads). Not thread-safe:
+  /// calls must not overlap. `body` must not throw.
+  virtual void ForEach(int64_t num_units,
+                       const std::function<void(int64_t unit, int32_t worker)>& body) = 0;
+};
+
+/// A fixed set of own threads; the calling thread takes part in the loop. Units are assigned in
+/// order to the next free worker.
+class ThreadPool final : public LoopThreads {
  public:
   /// Starts `num_threads` - 1 threads; `num_threads` >= 1 includes the calling thread. Throws
   /// std::system_error if the system cannot start all of them; in that case none is left running.
   explicit ThreadPool(int32_t num_threads);
-  ~ThreadPool();
-  ThreadPool(const ThreadPool&) = delete;
-  ThreadPool& operator=(const ThreadPool&) = delete;
+  ~ThreadPool() override;
 
-  int32_t num_threads() const { return static_cast<int32_t>(threads_.size()) + 1; }
+  int32_t num_threads() const override { return static_cast<int32_t>(threads_.size()) + 1; }
 
-  /// Calls `body(unit, worker)` once for every unit in [0, num_units) and returns when all calls
-  /// have returned. Units are assigned in order to the next free worker in [0, num_threads). Not
-  /// thread-safe: calls must not overlap. `body` must not throw.
-  void ForEach(int64_t num_units, const std::function<void(int64_t unit, int32_t worker)>& body);
+  void ForEach(int64_t num_units,
+               const std::function<void(int64_t unit, int32_t worker)>& body) override;
 
  private:
   struct Loop;

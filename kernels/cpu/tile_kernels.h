@@ -9,18 +9,34 @@
 
 namespace logprobd::kernels {
 
-/// Inputs and outputs of the dot products of some rows with the columns of one tile.
+/// Bytes of a tile for as many hidden elements as KChunk returns.
+inline constexpr int64_t kTileChunkBytes = int64_t{128} * kTileColumns * 4;
+
+/// Returns the number of hidden elements of a chunk. Every kernel sums blocks of hidden elements
+/// separately; a chunk consists of whole blocks.
+constexpr int64_t KChunk(Dtype weight) {
+  return kTileChunkBytes / (kTileColumns * DtypeBytes(weight));
+}
+
+/// Inputs and outputs of the dot products of some rows with the columns of one tile. A tile may be
+/// multiplied in several calls, one after another, each with further hidden elements; the results
+/// are bit-identical to those of one call.
 struct TileDotsParams {
-  const void* hidden;  ///< Output of DotKernel::pack_rows, from the start of a block.
-  int64_t num_rows;    ///< >= 1
-  int64_t hidden_size;
-  const void* weight_tile;  ///< One tile in the layout of packed_weight.h.
+  const void* hidden;   ///< Output of DotKernel::pack_rows, from the start of a block.
+  int64_t num_rows;     ///< >= 1
+  int64_t hidden_size;  ///< Hidden elements of a row.
+  /// This call multiplies hidden elements [k_begin, k_end). Both are multiples of KChunk, except
+  /// that k_end may be hidden_size.
+  int64_t k_begin;
+  int64_t k_end;
+  const void* weight_tile;  ///< These elements of one tile in the layout of packed_weight.h.
   Dtype weight_dtype;
-  float* dots;    ///< [num_rows rounded up to the row block, kTileColumns], written.
+  /// [num_rows rounded up to the row block, kTileColumns]; written if k_begin is 0, else added to.
+  float* dots;
   void* scratch;  ///< kDotScratchBytes of memory, aligned to 64 bytes.
 };
 
-inline constexpr int64_t kDotScratchBytes = int64_t{128} * kTileColumns * 4;
+inline constexpr int64_t kDotScratchBytes = kTileChunkBytes;
 
 /// An implementation of dot products. For each (row, column) it executes the same operations in the
 /// same order, regardless of the other rows and of the row's position in the batch.

@@ -40,24 +40,37 @@ inline typename V::Float Exp2(typename V::Float x) {
   return V::Scale(p, n);
 }
 
-/// Returns tanh with a relative error of about 2e-7. It uses an odd polynomial near 0 and an
-/// expression with 2^x elsewhere.
+/// Returns softcap * tanh(z / softcap). It uses an odd polynomial near 0 and an expression with 2^x
+/// elsewhere. Roundings that the factor softcap would amplify are corrected: the error is about
+/// 8e-8 of the result near 0 and 6e-8 of softcap elsewhere.
 template <class V>
-inline typename V::Float Tanh(typename V::Float x) {
+inline typename V::Float Cap(typename V::Float z, float softcap) {
   using Float = typename V::Float;
-  const Float one = V::Set(1.0F);
-  const Float a = V::Abs(x);
-  const Float s = V::Mul(x, x);
+  const Float cap = V::Set(softcap);
+  // Beyond 10 the result rounds to softcap. This order of Min's arguments propagates NaN.
+  const Float magnitude = V::Min(V::Set(10.0F * softcap), V::Abs(z));
+  const Float a = V::Div(magnitude, cap);
+  const Float s = V::Mul(a, a);
   Float p = V::Set(-0.0057049864F);
   p = V::MulAdd(p, s, V::Set(0.020639086F));
   p = V::MulAdd(p, s, V::Set(-0.053739715F));
   p = V::MulAdd(p, s, V::Set(0.13331442F));
   p = V::MulAdd(p, s, V::Set(-0.3333328F));
-  const Float small = V::MulAdd(V::Mul(x, s), p, x);
-  // Beyond 10 the result rounds to 1. This order of Min's arguments propagates NaN.
-  const Float e = Exp2<V>(V::Mul(V::Min(V::Set(10.0F), a), V::Set(2.88539008F)));
-  const Float large = V::Sub(one, V::Div(V::Set(2.0F), V::Add(e, one)));
-  return V::SelectLess(a, V::Set(0.625F), small, V::CopySign(large, x));
+  const Float small = V::MulAdd(V::Mul(z, s), p, z);
+  // e = exp(2 a) = 2^y; `error` is the natural logarithm of what the roundings of a and y lost.
+  constexpr double kTwoLog2E = 2.8853900817779268;
+  constexpr auto kFactor = static_cast<float>(kTwoLog2E);
+  constexpr auto kFactorRest = static_cast<float>(kTwoLog2E - static_cast<double>(kFactor));
+  const Float y = V::Mul(a, V::Set(kFactor));
+  const Float y_product = V::MulAddOnce(a, V::Set(kFactor), V::Sub(V::Set(0.0F), y));
+  const Float y_rest = V::MulAdd(a, V::Set(kFactorRest), y_product);
+  const Float a_rest = V::MulAddOnce(a, V::Set(-softcap), magnitude);
+  const Float error =
+      V::MulAdd(a_rest, V::Set(2.0F / softcap), V::Mul(y_rest, V::Set(0.69314718F)));
+  const Float rounded = Exp2<V>(y);
+  const Float e = V::MulAdd(rounded, error, rounded);
+  const Float large = V::Sub(cap, V::Div(V::Set(2.0F * softcap), V::Add(e, V::Set(1.0F))));
+  return V::SelectLess(a, V::Set(0.625F), small, V::CopySign(large, z));
 }
 
 template <class V>
@@ -68,9 +81,7 @@ inline void TransformRow(const CpuTileStatsParams& params, float* logits) {
   for (int column = 0; column < kTileColumns; column += V::kLanes) {
     const Float bias = params.bias != nullptr ? V::Load(params.bias + column) : V::Set(0.0F);
     Float z = V::MulAdd(scale, V::Load(logits + column), bias);
-    if (softcap > 0) {
-      z = V::Mul(V::Set(softcap), Tanh<V>(V::Div(z, V::Set(softcap))));
-    }
+    if (softcap > 0) z = Cap<V>(z, softcap);
     V::Store(logits + column, z);
   }
 }

@@ -103,7 +103,7 @@ absl::StatusOr<CpuHead> CpuHead::Load(const HeadWeights& weights, const TileRang
       meter.Fail(read);
       return;
     }
-    kernels::PackTile(dtype, tile_rows, end - begin, info.hidden_size,
+    kernels::PackTile(dtype, {tile_rows, info.hidden_size}, end - begin, info.hidden_size,
                       head.weight_.data() + tile * tile_bytes);
     meter.Add((end - begin) * row_bytes);
   });

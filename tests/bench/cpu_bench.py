@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Measures the speed of the CPU engine, compared with its baselines, or its accuracy.
+"""Measures the speed of the CPU engine or of the operator, compared with baselines, or the engine's accuracy.
 
     cpu_bench.py --bin-dir build/release/bin speed --rows 256 4096 --out results/cpu_speed.json
     cpu_bench.py --bin-dir build/release/bin accuracy --out results/cpu_accuracy.json
+    cpu_bench.py --bin-dir build/release/bin operator --rows 256 4096 --out results/cpu_operator.json
 
 Exits with 1 if a figure misses its target.
 
 Needs the programs of -DLOGPROBD_BENCHMARKS=ON and, for speed, torch. One round runs every contender once, in
 turn; figures are medians over the rounds. `ours` computes logprob and entropy of every row. The GEMMs (oneDNN,
 torch) only write logits. The torch chains compute log_softmax, the logprob of the target and the entropy from
-materialised logits in bf16 or fp32.
+materialised logits in bf16 or fp32. `operator` compares the forward of kernels/torch_ops, which packs the
+weight while it uses it, with such a chain.
 """
 
 import argparse
@@ -207,6 +209,90 @@ def accuracy(args: argparse.Namespace) -> list[dict]:
     return records
 
 
+def operator_contenders(
+    rows: int, hidden: int, vocab: int, dtype: str
+) -> dict[str, Callable[[], object]]:
+    import torch
+    from logprobd_ops import linear_logprob
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_grad_enabled(False)
+    torch.manual_seed(1)
+    x = torch.randn(rows, hidden).to(getattr(torch, dtype))
+    weight = torch.empty(vocab, hidden, dtype=x.dtype).normal_(0, 3.0 / hidden**0.5)
+    targets = torch.randint(0, vocab, (rows,))
+
+    def materialised() -> None:
+        logprobs = torch.log_softmax(torch.nn.functional.linear(x, weight).float(), dim=-1)
+        logprobs.gather(1, targets.unsqueeze(1))
+        -(logprobs.exp() * logprobs).sum(dim=-1)
+
+    return {"ours": lambda: linear_logprob(x, weight, targets), "torch": materialised}
+
+
+def status_bytes(name: str) -> int:
+    """Returns a size from this process's status, such as VmHWM."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"/proc/self/status has no {name}")
+
+
+def peak_growth(run: Callable[[], object]) -> int:
+    """Returns by how many bytes the process's peak grows while `run` is called."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status_bytes("VmRSS")
+    run()
+    return status_bytes("VmHWM") - before
+
+
+def measure_operator(rows: int, dtype: str, args: argparse.Namespace) -> list[dict]:
+    contenders = operator_contenders(rows, args.hidden, args.vocab, dtype)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    contenders["ours"]()  # starts the threads
+    extra = peak_growth(contenders["ours"])
+    contenders["torch"]()
+    for _ in range(args.rounds):
+        for name, run in contenders.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begin)
+            time.sleep(0.05)  # lets the threads stop spinning
+    shape = f"T={rows}, H={args.hidden}, V={args.vocab}, {dtype}"
+    ours, figure = (statistics.median(seconds[name]) for name in ("ours", "torch"))
+    return [
+        record(
+            f"CPU operator, {shape}",
+            ours,
+            "s",
+            rounds=args.rounds,
+            spread=[min(seconds["ours"]), max(seconds["ours"])],
+            baseline={"what": "torch linear, log_softmax and entropy in fp32", "figure": figure},
+            ratio=ours / figure,
+            note="logprob and entropy, packing included; baseline spread "
+            f"{min(seconds['torch']):.4g} to {max(seconds['torch']):.4g} s; target at most 1",
+        ),
+        record(
+            f"CPU operator, {shape}: memory beyond inputs and results",
+            extra / 2**20,
+            "MiB",
+            note="growth of the process's peak during a call; target at most 64",
+        ),
+    ]
+
+
+def operator(args: argparse.Namespace) -> list[dict]:
+    library = args.bin_dir.parent / "lib" / "liblogprobd_torch_ops.so"
+    os.environ.setdefault("LINEAR_LOGPROB_LIBRARY", str(library))
+    sys.path.insert(0, str(ROOT / "kernels" / "torch_ops" / "python"))
+    return [
+        result
+        for rows in args.rows
+        for dtype in ("bfloat16", "float32")
+        for result in measure_operator(rows, dtype, args)
+    ]
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -220,7 +306,7 @@ def main() -> int:
     )
     parser.add_argument("--bin-dir", type=pathlib.Path, default=ROOT / "build" / "release" / "bin")
     kinds = parser.add_subparsers(required=True)
-    for name, function in (("speed", speed), ("accuracy", accuracy)):
+    for name, function in (("speed", speed), ("accuracy", accuracy), ("operator", operator)):
         kind = kinds.add_parser(name)
         kind.set_defaults(function=function)
         kind.add_argument("--hidden", type=int, default=1024, help="hidden size; default: 1024")
@@ -236,9 +322,10 @@ def main() -> int:
             "--commit",
             help="commit of the records; default: HEAD of git, with -dirty if files differ",
         )
-        if name == "speed":
+        if name != "accuracy":
             kind.add_argument("--rows", type=int, nargs="+", default=[256, 4096])
             kind.add_argument("--rounds", type=positive, default=7)
+        if name == "speed":
             kind.add_argument(
                 "--seconds-max",
                 type=float,
@@ -250,7 +337,7 @@ def main() -> int:
                 action="store_true",
                 help="leave out the GEMMs of oneDNN with fp32 output",
             )
-        else:
+        if name == "accuracy":
             kind.add_argument("--case-rows", type=int, default=64)
             kind.add_argument(
                 "--isa",

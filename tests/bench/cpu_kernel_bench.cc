@@ -78,8 +78,8 @@ class OursRun {
     for (int64_t tile = 0; tile < kernels::NumTiles(shape.vocab); ++tile) {
       const int64_t begin = tile * kernels::kTileColumns;
       const int64_t columns = std::min<int64_t>(kernels::kTileColumns, shape.vocab - begin);
-      kernels::PackTile(kernels::Dtype::kBf16, weight + begin * shape.hidden * 2, columns,
-                        shape.hidden, packed_.data() + tile * tile_bytes);
+      kernels::PackTile(kernels::Dtype::kBf16, {weight + begin * shape.hidden * 2, shape.hidden},
+                        columns, shape.hidden, packed_.data() + tile * tile_bytes);
     }
     kernels::CpuHead head;
     head.packed_weight = packed_.data();

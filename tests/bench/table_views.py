@@ -233,6 +233,12 @@ CPU_SPEED = (
         has_baseline=False,
     ),
 )
+CPU_OPERATOR = (
+    View(
+        "Time of a forward pass",
+        r"CPU operator, T=(?P<T>\d+), H=(?P<H>\d+), V=(?P<V>\d+), (?P<dtype>\w+)",
+    ),
+)
 ARRANGED = (
     r"GPU engine, (?P<{group}>[^=]+?), H=(?P<H>\d+), V=(?P<V>\d+), batches of (?P<rows>\d+) rows, "
     r"\d+ in flight"
@@ -320,6 +326,7 @@ TRANSPORT_LOAD = (
 VIEWS: dict[str, tuple[View, ...]] = {
     "cpu_accuracy": CPU_ACCURACY,
     "cpu_accuracy_amx": CPU_ACCURACY,
+    "cpu_operator": CPU_OPERATOR,
     "cpu_speed": CPU_SPEED,
     "cpu_speed_amx": CPU_SPEED,
     "gpu_accuracy": GPU_ACCURACY,

@@ -7,7 +7,27 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/tanh.h>
 
+#include "kernels/common/row_sums.h"
+#include "kernels/common/tile.h"
+#include "kernels/torch_ops/paths/cpu_scorer.h"
+
 namespace logprobd::torch_ops {
+namespace {
+
+/// Returns `factor` / temperature as kernels/cpu rounds it: the temperature to fp32, and its
+/// Log2Scale as well. Gradients then belong to the scores. fp64 [n, 1].
+at::Tensor PerLog2Scale(double factor, const Rows& rows, const Problem& problem) {
+  const auto fp64 = rows.hidden.options().dtype(at::kDouble);
+  if (!rows.temperature.defined()) {
+    const float scale = kernels::Log2Scale(static_cast<float>(problem.options.temperature));
+    return at::full({rows.size(), 1}, factor * kernels::kLn2 * static_cast<double>(scale), fp64);
+  }
+  const at::Tensor temperature = rows.temperature.to(at::kFloat).to(at::kDouble).unsqueeze(1);
+  const at::Tensor scales = at::full_like(temperature, kLog2E).div_(temperature).to(at::kFloat);
+  return scales.to(at::kDouble).mul_(factor * kernels::kLn2);
+}
+
+}  // namespace
 
 bool IsMultipliedInSixteenBits(const at::Tensor& a, const at::Tensor& b) {
   const at::ScalarType dtype = a.scalar_type();
@@ -42,6 +62,7 @@ void MultiplyInto(const at::Tensor& destination, Into into, const at::Tensor& a,
 }
 
 at::Tensor BlockLogits(const at::Tensor& hidden, const Problem& problem, Columns columns) {
+  if (UsesCpuKernels(problem)) return CpuLogits(hidden, problem, columns);
   const LinearLogprobOptions& options = problem.options;
   const at::Tensor weight = problem.inputs.weight.narrow(0, columns.begin, columns.size());
   at::Tensor logits = WideProduct(hidden, weight.t(), problem.wide);
@@ -58,6 +79,7 @@ at::Tensor BlockLogits(const at::Tensor& hidden, const Problem& problem, Columns
 
 at::Tensor PerTemperature(double factor, const Rows& rows, const Problem& problem,
                           at::ScalarType dtype) {
+  if (UsesCpuKernels(problem)) return PerLog2Scale(factor, rows, problem).to(dtype);
   if (!rows.temperature.defined()) {
     return at::full({rows.size(), 1}, factor / problem.options.temperature,
                     rows.hidden.options().dtype(dtype));

@@ -32,7 +32,8 @@ void MultiplyInto(const at::Tensor& destination, Into into, const at::Tensor& a,
 /// problem.wide.
 at::Tensor BlockLogits(const at::Tensor& hidden, const Problem& problem, Columns columns);
 
-/// Returns `factor` divided by each row's temperature, [n, 1] in `dtype`, rounded once.
+/// Returns `factor` divided by each row's temperature, [n, 1] in `dtype`, rounded once (on a CPU as
+/// kernels/cpu rounds it).
 at::Tensor PerTemperature(double factor, const Rows& rows, const Problem& problem,
                           at::ScalarType dtype);
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/tile.h"
+#include "kernels/torch_ops/paths/cpu_scorer.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
@@ -118,7 +120,20 @@ const ScoringPath& ChoosePath(const Problem& problem) {
       "keep_logits is 2, but the fused kernels do not support these inputs: use 0 or 1");
   if (fused == nullptr) WarnOfSlowPath(problem);
   const bool is_fused = fused != nullptr && options.keep_logits != LogitCacheKind::kWide;
-  return is_fused ? *fused : GetTensorPath();
+  if (is_fused) return *fused;
+  return UsesCpuKernels(problem) ? GetCpuPath() : GetTensorPath();
+}
+
+const ScoringPath& PathForShards(const Problem& problem, const std::vector<IdRange>& shards) {
+  const auto has_whole_tiles = [&](const IdRange& ids) {
+    return ids.begin >= ids.end ||
+           (ids.begin % kernels::kTileColumns == 0 &&
+            (ids.end % kernels::kTileColumns == 0 || ids.end == problem.shard.vocab_size));
+  };
+  // The only id of a vocabulary has probability 1, which sums in fp32 miss by up to 1e-7.
+  const bool is_supported =
+      problem.shard.vocab_size > 1 && std::all_of(shards.begin(), shards.end(), has_whole_tiles);
+  return problem.path == &GetCpuPath() && !is_supported ? GetTensorPath() : *problem.path;
 }
 
 void ReserveForwardMemory(const RowSubset& subset, const Problem& problem) {

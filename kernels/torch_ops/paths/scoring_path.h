@@ -126,6 +126,15 @@ class ScoringPath {
 /// Returns the path that uses tensor operations and supports every device, dtype and option.
 const ScoringPath& GetTensorPath();
 
+/// Returns the path that scores with kernels/cpu. It requires UsesCpuKernels, and shards of whole
+/// tiles (PathForShards).
+const ScoringPath& GetCpuPath();
+
+/// Returns problem.path, or the tensor path if that path does not support the vocabulary: shards
+/// that begin or end inside a tile, or one id alone. `shards` are the valid ids of all ranks, so
+/// that all ranks choose the same path; problem.shard is known.
+const ScoringPath& PathForShards(const Problem& problem, const std::vector<IdRange>& shards);
+
 /// Returns the path that scores the problem's inputs. Warns once per process and reason if
 /// that is the tensor path although the device has fused kernels. Throws c10::ValueError if
 /// options.keep_logits requests exponentials, which only the fused path can cache, and that path

@@ -70,6 +70,7 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
   }
   CheckNoOverlap(shards);
   problem.shard = Shard(inputs, options, end);
+  problem.path = &PathForShards(problem, shards);
   if (options.sequence_parallel) rows = gather_rows();
   rows.are_targets_covered = !problem.group.is_alone() && !mine.subset.is_unchecked &&
                              AreCovered(mine.subset.targets, shards);

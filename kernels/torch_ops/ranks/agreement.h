@@ -28,7 +28,7 @@ struct Agreement {
 ///    rank reports a failure to the others, so large buffers should be allocated here;
 /// 2. exchanges arguments and sizes, and meanwhile calls `while_waiting` (if any, and unless hidden
 ///    states are split over the ranks) with rows whose RowSubset is final;
-/// 3. sets the size of the vocabulary in problem.shard.
+/// 3. sets the size of the vocabulary in problem.shard, and the path that all shards permit.
 /// Throws on every rank if `prepare` throws on any rank, if the ranks were called with different
 /// arguments, or if their shards overlap.
 Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prepare,

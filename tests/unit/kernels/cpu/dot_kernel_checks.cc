@@ -67,6 +67,8 @@ std::vector<float> Dots(const DotKernel& kernel, Dtype hidden_dtype, const void*
   kernel.tile_dots({.hidden = packed.get(),
                     .num_rows = num_rows,
                     .hidden_size = hidden_size,
+                    .k_begin = 0,
+                    .k_end = hidden_size,
                     .weight_tile = tile,
                     .weight_dtype = weight_dtype,
                     .dots = static_cast<float*>(dots.get()),
@@ -84,7 +86,7 @@ void CheckDotKernel(const DotKernel& kernel, Dtype hidden_dtype, Dtype weight_dt
     const std::vector<std::byte> hidden = Values(hidden_dtype, kRows * hidden_size, 1);
     const std::vector<std::byte> weight = Values(weight_dtype, kTileColumns * hidden_size, 2);
     const Bytes tile(PackedTileBytes(weight_dtype, hidden_size));
-    PackTile(weight_dtype, weight.data(), kTileColumns, hidden_size, tile.get());
+    PackTile(weight_dtype, {weight.data(), hidden_size}, kTileColumns, hidden_size, tile.get());
     const auto row_bytes = hidden_size * DtypeBytes(hidden_dtype);
 
     const std::vector<float> all =
