@@ -65,8 +65,54 @@ bool IsLastBackward() {
          !c10::impl::dispatch_mode_enabled();
 }
 
+/// Returns the results of an operator as a list of variables.
+template <typename Tuple>
+variable_list ListOf(const Tuple& results) {
+  return std::apply([](const auto&... each) { return variable_list{each...}; }, results);
+}
+template <typename Tuple>
+Tuple ToTuple(const variable_list& variables) {
+  return [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    return Tuple(variables[kIndex]...);
+  }
+  (std::make_index_sequence<std::tuple_size_v<Tuple>>());
+}
+
 MaybeTensor IfDefined(const Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
+}
+
+/// Returns the tensors of structs one after another; absent tensors are undefined.
+template <typename... Structs>
+variable_list ToList(const Structs&... structs) {
+  variable_list tensors;
+  const auto append = [&]<typename Struct>(const Struct& from) {
+    ForEachField<Struct>([&]<typename T>(const Field<Struct, T>& field) {
+      if constexpr (!std::is_same_v<T, bool>) {
+        tensors.push_back(MaybeTensor(from.*field.member).value_or(Tensor()));
+      }
+    });
+  };
+  (append(structs), ...);
+  return tensors;
+}
+
+/// The inverse of ToList.
+template <typename... Structs>
+std::tuple<Structs...> FromList(const variable_list& tensors) {
+  std::tuple<Structs...> structs;
+  size_t i = 0;
+  const auto read = [&]<typename Struct>(Struct& to) {
+    ForEachField<Struct>([&]<typename T>(const Field<Struct, T>& field) {
+      if constexpr (std::is_same_v<T, MaybeTensor>) {
+        to.*field.member = IfDefined(tensors[i++]);
+      } else if constexpr (!std::is_same_v<T, bool>) {
+        to.*field.member = tensors[i++];
+      }
+    });
+  };
+  std::apply([&](auto&... each) { (read(each), ...); }, structs);
+  return structs;
 }
 
 // autograd::Function differentiates the tensors that `forward` takes directly: hidden, weight and
@@ -92,33 +138,44 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
                                const MaybeTensor& weight_grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     CheckConstantInputs(inputs);
-    const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest, cache] =
-        ScoreOperator::Call(kScore, inputs, options, weight_grad);
-    context->save_for_backward(
-        {inputs.hidden, inputs.weight, inputs.target, inputs.bias.value_or(Tensor()),
-         inputs.row_temperature.value_or(Tensor()), inputs.mean_logit_weights.value_or(Tensor()),
-         lse, lse_rest, entropy, options.keep_logits == LogitCacheKind::kNone ? Tensor() : cache});
+    const variable_list results = ListOf(ScoreOperator::Call(kScore, inputs, options, weight_grad));
+    const auto [outputs] = FromList<LinearLogprobOutputs>(results);
+    SavedOutputs saved = {outputs.lse, outputs.lse_rest, outputs.entropy};
+    if (options.keep_logits != LogitCacheKind::kNone) saved.cache = outputs.cache;
+    // A copy, because callers may change what they get.
+    if (inputs.candidate_ids) saved.candidate_logprobs = outputs.candidate_logprobs.clone();
+    if (options.top_k > 0) {
+      saved.top_k_ids = outputs.top_k_ids.clone();
+      saved.top_k_logprobs = outputs.top_k_logprobs.clone();
+    }
+    context->save_for_backward(ToList(inputs, saved));
     context->saved_data["weight_grad"] = weight_grad;
     if (options.keep_logits != LogitCacheKind::kNone) {
       context->saved_data[kIsCaptured] = IsCapturing(inputs);
     }
     SaveOptions(options, *context);
-    variable_list constants = {argmax, lse_rest, cache};
-    if (!options.need_entropy) constants.push_back(entropy);
-    if (!options.need_mean_logit) constants.push_back(mean_logit);
+    variable_list constants = {outputs.cache};
+    if (!inputs.candidate_ids) constants.push_back(outputs.candidate_logprobs);
+    for (const RowOutput& output : kRowOutputs) {
+      if (output.is_differentiable && output.IsRequested(options)) continue;
+      constants.push_back(outputs.*output.member);
+    }
     context->mark_non_differentiable(constants);
     context->set_materialize_grads(false);  // Undefined gradients do not become zeros.
-    return {logprob, entropy, lse, argmax, mean_logit, lse_rest, cache};
+    return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& upstream) {
     const variable_list saved = context->get_saved_variables();
-    const LinearLogprobInputs inputs = {
-        saved[0],           saved[1], saved[2], IfDefined(saved[3]), IfDefined(saved[4]),
-        IfDefined(saved[5])};
-    const UpstreamGradients gradients_of_scores = {IfDefined(upstream[0]), IfDefined(upstream[1]),
-                                                   IfDefined(upstream[2]), IfDefined(upstream[4])};
-    SavedOutputs outputs = {saved[6], saved[7], saved[8], IfDefined(saved[9]), IsLastBackward()};
+    auto [inputs, outputs] = FromList<LinearLogprobInputs, SavedOutputs>(saved);
+    const auto [of_outputs] = FromList<LinearLogprobOutputs>(upstream);
+    const UpstreamGradients gradients_of_scores = {IfDefined(of_outputs.logprob),
+                                                   IfDefined(of_outputs.entropy),
+                                                   IfDefined(of_outputs.lse),
+                                                   IfDefined(of_outputs.mean_logit),
+                                                   IfDefined(of_outputs.top_k_logprobs),
+                                                   IfDefined(of_outputs.candidate_logprobs)};
+    outputs.is_cache_overwritable = IsLastBackward();
     // Without a graph the cache has only the valid rows, which a captured pass does not know.
     if (outputs.cache.has_value() &&
         context->saved_data[kIsCaptured].toBool() != IsCapturing(inputs)) {
@@ -147,9 +204,8 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
 
 Outputs ScoreWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                           const MaybeTensor& weight_grad) {
-  const variable_list scores = LinearLogprobFunction::apply(
-      inputs.hidden, inputs.weight, inputs.bias, inputs, options, weight_grad);
-  return {scores[0], scores[1], scores[2], scores[3], scores[4], scores[5], scores[6]};
+  return ToTuple<Outputs>(LinearLogprobFunction::apply(inputs.hidden, inputs.weight, inputs.bias,
+                                                       inputs, options, weight_grad));
 }
 
 /// A loss whose gradients are formed in the forward pass. Its backward pass scales them in place,
@@ -172,14 +228,14 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
         CheckNeedsNoGradient(value, field.name);
       }
     });
-    const auto [loss, logprob, entropy, lse, argmax, mean_logit, d_hidden, d_weight, d_bias] =
-        LossOperator::Call(kLoss, inputs, options, coefficients, needs, cache_bytes);
-    context->save_for_backward({d_hidden, d_weight, d_bias});
+    const variable_list results =
+        ListOf(LossOperator::Call(kLoss, inputs, options, coefficients, needs, cache_bytes));
+    constexpr size_t kNumGradients = std::tuple_size_v<Gradients>;
+    context->save_for_backward({results.end() - kNumGradients, results.end()});
     context->saved_data["has_bias"] = bias.has_value();
-    context->mark_non_differentiable(
-        {logprob, entropy, lse, argmax, mean_logit, d_hidden, d_weight, d_bias});
+    context->mark_non_differentiable({results.begin() + 1, results.end()});
     context->set_materialize_grads(false);
-    return {loss, logprob, entropy, lse, argmax, mean_logit, d_hidden, d_weight, d_bias};
+    return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& upstream) {
@@ -215,9 +271,8 @@ LossOutputs LossWithGradient(const LinearLogprobInputs& inputs, const LinearLogp
   needs[0] = needs[0] || is_needed(inputs.hidden);
   needs[1] = needs[1] || is_needed(inputs.weight);
   needs[2] = inputs.bias.has_value() && (needs[2] || is_needed(*inputs.bias));
-  const variable_list out = LossFunction::apply(inputs.hidden, inputs.weight, inputs.bias, inputs,
-                                                options, coefficients, needs, cache_bytes);
-  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7], out[8]};
+  return ToTuple<LossOutputs>(LossFunction::apply(inputs.hidden, inputs.weight, inputs.bias, inputs,
+                                                  options, coefficients, needs, cache_bytes));
 }
 
 TORCH_LIBRARY_IMPL(logprobd, Autograd, library) {

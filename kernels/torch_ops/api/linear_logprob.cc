@@ -14,10 +14,12 @@
 
 #include "kernels/torch_ops/api/problem.h"
 #include "kernels/torch_ops/paths/gradient_sums.h"
+#include "kernels/torch_ops/paths/listed_gradients.h"
 #include "kernels/torch_ops/paths/logit_cache.h"
 #include "kernels/torch_ops/paths/scoring_path.h"
 #include "kernels/torch_ops/ranks/agreement.h"
 #include "kernels/torch_ops/ranks/rank_group.h"
+#include "kernels/torch_ops/rows/listed_pairs.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::torch_ops {
@@ -57,12 +59,15 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   Problem problem(inputs, WithRebasedCache(inputs, options));
   at::Tensor cache;
+  CandidateNumbers candidates;
   const auto prepare = [&] {
     CheckArguments(inputs, options, problem.group);
     problem.Plan();
     Preparation mine;
     const bool is_early = problem.path->ScoresDuringCompaction(problem);
     mine.subset = CompactValidRows(problem, /*upstream=*/{}, is_early ? Wait::kLater : Wait::kNow);
+    candidates = ReadCandidates(problem);
+    mine.common = {candidates.checksum};
     cache = AllocateCache(problem);
     if (!problem.group.is_alone()) ReserveForwardMemory(mine.subset, problem);
     return mine;
@@ -71,6 +76,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   const Agreement agreed = AgreeOnRows(problem, prepare, [&](const Rows& rows) {
     first = problem.path->StartFirstBlock(rows, problem, cache);
   });
+  CheckCandidateIds(candidates, problem);
   LinearLogprobOutputs scores = problem.path->Score(agreed.rows, problem, cache, std::move(first));
   scores.cache = cache;
   return ScatterScores(scores, agreed.rows.Resolved(), problem);
@@ -85,19 +91,23 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   if (!saved.cache.has_value() || saved.cache->size(0) == 0) {
     problem.options.keep_logits = LogitCacheKind::kNone;
   }
+  problem.options.need_target_rank = false;  // The rank has no gradient.
   const RankGroup& group = problem.group;
   const int64_t num_all = problem.num_rows();
   RowSubset subset;
+  ListedGradients listed;
   GradientSums sums;
   RankGroup::PendingInfo pending = group.StartExchange(problem.device(), [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
     problem.Plan();
-    // The gradients overwrite the cached exponentials only if the host knows the rows.
+    listed = ListedGradients(upstream, saved, problem);
+    // The gradients overwrite the cached exponentials, and lists their elements, only if the host
+    // knows the rows.
     const bool is_in_place = saved.cache.has_value() && saved.is_cache_overwritable;
-    const bool is_early =
-        !is_in_place && problem.path->DifferentiatesDuringCompaction(upstream, problem);
-    subset = CompactRows(problem, FlatTarget(inputs), upstream, /*ids=*/{},
+    const bool is_early = !is_in_place && !listed.has_any() &&
+                          problem.path->DifferentiatesDuringCompaction(upstream, problem);
+    subset = CompactRows(problem, FlatTarget(inputs), listed.deciding(), /*ids=*/{},
                          is_early ? Wait::kLater : Wait::kNow);
     const int64_t num_rows = subset.size(num_all);
     sums = AllocateSums(problem, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
@@ -123,8 +133,9 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   DeferredError error;
   error.Run([&] {
     const BackwardRows rows =
-        MakeBackwardRows(subset, InPlainLayout(hidden), upstream, saved, problem);
-    AddGradients(rows, problem, sums, [&] {
+        MakeBackwardRows(subset, InPlainLayout(hidden), listed.upstream_of_rows(), saved, problem);
+    listed.Prepare(subset, saved, problem);
+    AddGradients(rows, problem, sums, listed, [&] {
       // The sum of scattered rows is started later: scattering needs memory, and the gradients of a
       // block of columns are still allocated here.
       const bool is_scattered = subset.Resolved().row_indices.defined();

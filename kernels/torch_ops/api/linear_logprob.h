@@ -47,6 +47,11 @@ struct LinearLogprobInputs {
   MaybeTensor bias;             ///< [V]
   MaybeTensor row_temperature;  ///< Shaped like target, > 0; absent: options.temperature.
   MaybeTensor mean_logit_weights;  ///< [V]; absent: 1 / size of the valid vocabulary.
+  /// Integers: ids of the whole vocabulary whose logprobs are returned; the same on every rank.
+  /// [..., K] with target's shape before K, or [N] with candidate_offsets. Absent: none.
+  MaybeTensor candidate_ids;
+  /// [rows + 1], integers: the candidates of row r are candidate_ids[offsets[r], offsets[r + 1]).
+  MaybeTensor candidate_offsets;
 
   static constexpr auto Fields() {
     using In = LinearLogprobInputs;
@@ -55,7 +60,9 @@ struct LinearLogprobInputs {
                       Field{"target", &In::target},
                       Field{"bias", &In::bias},
                       Field{"row_temperature", &In::row_temperature},
-                      Field{"mean_logit_weights", &In::mean_logit_weights}};
+                      Field{"mean_logit_weights", &In::mean_logit_weights},
+                      Field{"candidate_ids", &In::candidate_ids},
+                      Field{"candidate_offsets", &In::candidate_offsets}};
   }
 };
 
@@ -87,6 +94,13 @@ struct LinearLogprobOptions {
   bool need_entropy = true;
   bool need_argmax = false;
   bool need_mean_logit = false;
+  bool need_max_logit = false;
+  bool need_min_logit = false;
+  /// Excludes caches of exponentials, with which the fused kernels do not compute it.
+  bool need_sum_p_squared = false;
+  /// The tensor path computes it, whatever the inputs are.
+  bool need_target_rank = false;
+  int64_t top_k = 0;  ///< Length of top_k_ids and top_k_logprobs, 0 to kernels::kTopKMax.
   LogitCacheKind keep_logits = LogitCacheKind::kNone;
   /// Largest number of rows that are cached: the first valid ones. If memory is short, no row is
   /// cached. -1: all rows; an out-of-memory error is then thrown.
@@ -112,6 +126,11 @@ struct LinearLogprobOptions {
                       Field{"need_entropy", &Opt::need_entropy, kMustAgree},
                       Field{"need_argmax", &Opt::need_argmax, kMustAgree},
                       Field{"need_mean_logit", &Opt::need_mean_logit, kMustAgree},
+                      Field{"need_max_logit", &Opt::need_max_logit, kMustAgree},
+                      Field{"need_min_logit", &Opt::need_min_logit, kMustAgree},
+                      Field{"need_sum_p_squared", &Opt::need_sum_p_squared, kMustAgree},
+                      Field{"need_target_rank", &Opt::need_target_rank, kMustAgree},
+                      Field{"top_k", &Opt::top_k, kMustAgree},
                       Field{"keep_logits", &Opt::keep_logits, kMayDiffer},
                       Field{"cached_rows", &Opt::cached_rows, kMayDiffer},
                       Field{"autocast", &Opt::autocast, kMayDiffer},
@@ -122,41 +141,113 @@ struct LinearLogprobOptions {
 /// Results of a forward pass. Each score is shaped like target and in the wide dtype, which is fp64
 /// if hidden or weight are fp64, otherwise fp32. A score that was not requested has no elements.
 struct LinearLogprobOutputs {
-  at::Tensor logprob;     ///< x[target] - lse, nats, <= 0.
-  at::Tensor entropy;     ///< Entropy of softmax(x), nats, in [0, ln V].
-  at::Tensor lse;         ///< Natural logarithm of the sum of exp(x).
-  at::Tensor argmax;      ///< int64: the lowest id with the largest logit; -1 if not finite.
-  at::Tensor mean_logit;  ///< Sum of mean_logit_weights * x.
-  at::Tensor lse_rest;    ///< Rounding error of lse: exact lse minus lse.
-  at::Tensor cache;       ///< Cache that options.keep_logits requests (paths/logit_cache.h).
+  at::Tensor logprob;        ///< x[target] - lse, nats, <= 0.
+  at::Tensor entropy;        ///< Entropy of softmax(x), nats, in [0, ln V].
+  at::Tensor lse;            ///< Natural logarithm of the sum of exp(x).
+  at::Tensor argmax;         ///< int64: the lowest id with the largest logit; -1 if not finite.
+  at::Tensor mean_logit;     ///< Sum of mean_logit_weights * x.
+  at::Tensor max_logit;      ///< Largest logit z, before temperature.
+  at::Tensor min_logit;      ///< Smallest logit z, before temperature.
+  at::Tensor sum_p_squared;  ///< Sum of the squared probabilities softmax(x), in (0, 1].
+  /// int64: number of ids with a larger logit than the target's, or an equal one and a lower id; 0
+  /// for the argmax. -1 if the row is not finite or its target is out-of-vocabulary.
+  at::Tensor target_rank;
+  /// [..., top_k], int64: ids of the largest logits, best first, the lowest id first among equals;
+  /// -1 behind the last id of the vocabulary, and in rows that are not finite.
+  at::Tensor top_k_ids;
+  at::Tensor top_k_logprobs;  ///< [..., top_k]: x[id] - lse, nats, <= 0; NaN for id -1.
+  /// Shaped like candidate_ids: x[id] - lse, nats, <= 0.
+  at::Tensor candidate_logprobs;
+  at::Tensor lse_rest;  ///< Rounding error of lse: exact lse minus lse.
+  at::Tensor cache;     ///< Cache that options.keep_logits requests (paths/logit_cache.h).
 
-  static constexpr auto Fields() {
+  /// Returns the fields that callers use; the others are read only by the backward pass.
+  static constexpr auto Scores() {
     using Out = LinearLogprobOutputs;
     return std::tuple{Field{"logprob", &Out::logprob},
                       Field{"entropy", &Out::entropy},
                       Field{"lse", &Out::lse},
                       Field{"argmax", &Out::argmax},
                       Field{"mean_logit", &Out::mean_logit},
-                      Field{"lse_rest", &Out::lse_rest},
-                      Field{"cache", &Out::cache}};
+                      Field{"max_logit", &Out::max_logit},
+                      Field{"min_logit", &Out::min_logit},
+                      Field{"sum_p_squared", &Out::sum_p_squared},
+                      Field{"target_rank", &Out::target_rank},
+                      Field{"top_k_ids", &Out::top_k_ids},
+                      Field{"top_k_logprobs", &Out::top_k_logprobs},
+                      Field{"candidate_logprobs", &Out::candidate_logprobs}};
+  }
+  static constexpr auto Fields() {
+    using Out = LinearLogprobOutputs;
+    return std::tuple_cat(
+        Scores(), std::tuple{Field{"lse_rest", &Out::lse_rest}, Field{"cache", &Out::cache}});
   }
 };
 
-/// Gradients of a loss with respect to the scores, each shaped like target; absent: zero.
+/// A member of LinearLogprobOutputs that has the same number of values for every row.
+struct RowOutput {
+  at::Tensor LinearLogprobOutputs::*member;
+  bool LinearLogprobOptions::*need = nullptr;  ///< The option that requests it; null: always set.
+  bool is_id = false;                          ///< int64; otherwise it has the wide dtype.
+  bool is_differentiable = false;
+  /// The option that is the number of values per row, 0: not requested; null: one value.
+  int64_t LinearLogprobOptions::*width = nullptr;
+
+  bool IsRequested(const LinearLogprobOptions& options) const {
+    return (need == nullptr || options.*need) && (width == nullptr || options.*width > 0);
+  }
+};
+
+inline constexpr std::array kRowOutputs = {
+    RowOutput{.member = &LinearLogprobOutputs::logprob, .is_differentiable = true},
+    RowOutput{.member = &LinearLogprobOutputs::entropy,
+              .need = &LinearLogprobOptions::need_entropy,
+              .is_differentiable = true},
+    RowOutput{.member = &LinearLogprobOutputs::lse, .is_differentiable = true},
+    RowOutput{.member = &LinearLogprobOutputs::argmax,
+              .need = &LinearLogprobOptions::need_argmax,
+              .is_id = true},
+    RowOutput{.member = &LinearLogprobOutputs::mean_logit,
+              .need = &LinearLogprobOptions::need_mean_logit,
+              .is_differentiable = true},
+    RowOutput{.member = &LinearLogprobOutputs::max_logit,
+              .need = &LinearLogprobOptions::need_max_logit},
+    RowOutput{.member = &LinearLogprobOutputs::min_logit,
+              .need = &LinearLogprobOptions::need_min_logit},
+    RowOutput{.member = &LinearLogprobOutputs::sum_p_squared,
+              .need = &LinearLogprobOptions::need_sum_p_squared},
+    RowOutput{.member = &LinearLogprobOutputs::target_rank,
+              .need = &LinearLogprobOptions::need_target_rank,
+              .is_id = true},
+    RowOutput{.member = &LinearLogprobOutputs::top_k_ids,
+              .is_id = true,
+              .width = &LinearLogprobOptions::top_k},
+    RowOutput{.member = &LinearLogprobOutputs::top_k_logprobs,
+              .is_differentiable = true,
+              .width = &LinearLogprobOptions::top_k},
+    RowOutput{.member = &LinearLogprobOutputs::lse_rest}};
+
+/// Gradients of a loss with respect to the scores, each shaped like its score; absent: zero.
 struct UpstreamGradients {
   MaybeTensor logprob;
   MaybeTensor entropy;
   MaybeTensor lse;
   MaybeTensor mean_logit;
+  MaybeTensor top_k_logprobs = {};
+  MaybeTensor candidate_logprobs = {};
 
   static constexpr auto Fields() {
     using Up = UpstreamGradients;
-    return std::tuple{Field{"d_logprob", &Up::logprob}, Field{"d_entropy", &Up::entropy},
-                      Field{"d_lse", &Up::lse}, Field{"d_mean_logit", &Up::mean_logit}};
+    return std::tuple{Field{"d_logprob", &Up::logprob},
+                      Field{"d_entropy", &Up::entropy},
+                      Field{"d_lse", &Up::lse},
+                      Field{"d_mean_logit", &Up::mean_logit},
+                      Field{"d_top_k_logprobs", &Up::top_k_logprobs},
+                      Field{"d_candidate_logprobs", &Up::candidate_logprobs}};
   }
 };
 
-/// The members of UpstreamGradients, to loop over.
+/// The members of UpstreamGradients with one value per row, to loop over.
 inline constexpr std::array<MaybeTensor UpstreamGradients::*, 4> kUpstreamScores = {
     &UpstreamGradients::logprob, &UpstreamGradients::entropy, &UpstreamGradients::lse,
     &UpstreamGradients::mean_logit};
@@ -166,14 +257,22 @@ struct SavedOutputs {
   at::Tensor lse;
   at::Tensor lse_rest;
   at::Tensor entropy;
-  MaybeTensor cache;                   ///< Absent or without rows: all logits are recomputed.
-  bool is_cache_overwritable = false;  ///< True if nothing reads the cache later.
+  MaybeTensor cache = {};               ///< Absent or without rows: all logits are recomputed.
+  MaybeTensor top_k_ids = {};           ///< These are required with their upstream gradients.
+  MaybeTensor top_k_logprobs = {};      ///< See top_k_ids.
+  MaybeTensor candidate_logprobs = {};  ///< See top_k_ids.
+  bool is_cache_overwritable = false;   ///< True if nothing reads the cache later.
 
   static constexpr auto Fields() {
     using Saved = SavedOutputs;
-    return std::tuple{Field{"lse", &Saved::lse}, Field{"lse_rest", &Saved::lse_rest},
-                      Field{"entropy", &Saved::entropy}, Field{"cache", &Saved::cache},
-                      Field{"is_cache_overwritable", &Saved::is_cache_overwritable}};
+    return std::tuple{Field{"lse", &Saved::lse},
+                      Field{"lse_rest", &Saved::lse_rest},
+                      Field{"entropy", &Saved::entropy},
+                      Field{"cache", &Saved::cache},
+                      Field{"is_cache_overwritable", &Saved::is_cache_overwritable},
+                      Field{"top_k_ids", &Saved::top_k_ids},
+                      Field{"top_k_logprobs", &Saved::top_k_logprobs},
+                      Field{"candidate_logprobs", &Saved::candidate_logprobs}};
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/api/signatures.h"
@@ -47,13 +48,17 @@ HiddenAndBiasGradients DifferentiateInto(const UpstreamGradients& upstream,
   return {gradients.hidden, gradients.bias};
 }
 
+LossOutputs ToLossOutputs(const Tensor& loss, const LinearLogprobOutputs& outputs,
+                          const Gradients& gradients) {
+  return std::tuple_cat(std::tuple(loss), ToTuple(outputs, LinearLogprobOutputs::Scores()),
+                        gradients);
+}
+
 LossOutputs Loss(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                  const LossCoefficients& coefficients, Needs needs, int64_t cache_bytes) {
   const auto [loss, scores, gradients] = ForwardWithGradients(
       coefficients, inputs, options, ToGradientNeeds(needs, inputs), cache_bytes);
-  return {loss,          scores.logprob,    scores.entropy,   scores.lse,
-          scores.argmax, scores.mean_logit, gradients.hidden, gradients.weight,
-          gradients.bias};
+  return ToLossOutputs(loss, scores, {gradients.hidden, gradients.weight, gradients.bias});
 }
 
 int64_t FreeBytes(int64_t device, int64_t enough) {
@@ -79,24 +84,30 @@ int64_t CacheableRows(int64_t keep_logits, at::ScalarType hidden, at::ScalarType
 
 // Shapes for tracing. Sizes may be symbolic.
 
+LinearLogprobOutputs OutputShapes(const LinearLogprobInputs& inputs,
+                                  const LinearLogprobOptions& options) {
+  const auto wide = WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type());
+  LinearLogprobOutputs outputs;
+  for (const RowOutput& output : kRowOutputs) {
+    const auto type = inputs.target.options().dtype(output.is_id ? at::kLong : wide);
+    std::vector<c10::SymInt> shape = inputs.target.sym_sizes().vec();
+    if (output.width != nullptr) shape.emplace_back(options.*output.width);
+    if (!output.IsRequested(options)) shape = {0};
+    outputs.*output.member = at::empty_symint(shape, type);
+  }
+  const auto scores = outputs.logprob.options();
+  outputs.candidate_logprobs = inputs.candidate_ids.has_value()
+                                   ? at::empty_symint(inputs.candidate_ids->sym_sizes(), scores)
+                                   : at::empty({0}, scores);
+  outputs.cache = EmptyLogitCache(inputs, options);
+  return outputs;
+}
+
 Outputs ScoreShapes(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                     const MaybeTensor& weight_grad) {
   // A call in which only some tensors are on the meta device is dispatched to this function.
   CheckDevices(inputs, weight_grad);
-  const auto wide = inputs.target.options().dtype(
-      WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()));
-  const auto like_target = [&](bool is_needed, const at::TensorOptions& type) {
-    return is_needed ? at::empty_symint(inputs.target.sym_sizes(), type) : at::empty({0}, type);
-  };
-  LinearLogprobOutputs outputs;
-  outputs.logprob = like_target(true, wide);
-  outputs.entropy = like_target(options.need_entropy, wide);
-  outputs.lse = like_target(true, wide);
-  outputs.argmax = like_target(options.need_argmax, wide.dtype(at::kLong));
-  outputs.mean_logit = like_target(options.need_mean_logit, wide);
-  outputs.lse_rest = like_target(true, wide);
-  outputs.cache = EmptyLogitCache(inputs, options);
-  return ToTuple(outputs);
+  return ToTuple(OutputShapes(inputs, options));
 }
 
 Gradients GradientShapes(const LinearLogprobInputs& inputs, Needs needs) {
@@ -125,14 +136,13 @@ HiddenAndBiasGradients DifferentiateIntoShapes(const UpstreamGradients& /*upstre
 
 LossOutputs LossShapes(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                        const LossCoefficients& coefficients, Needs needs, int64_t /*cache_bytes*/) {
+  CheckDevices(inputs, std::nullopt);
   CheckCoefficients(coefficients, inputs);
   LinearLogprobOptions uncached = options;
   uncached.keep_logits = LogitCacheKind::kNone;
-  const auto [logprob, entropy, lse, argmax, mean_logit, lse_rest, cache] =
-      ScoreShapes(inputs, uncached, std::nullopt);
-  const auto [d_hidden, d_weight, d_bias] = GradientShapes(inputs, needs);
-  const Tensor loss = at::empty({}, logprob.options());
-  return {loss, logprob, entropy, lse, argmax, mean_logit, d_hidden, d_weight, d_bias};
+  const LinearLogprobOutputs outputs = OutputShapes(inputs, uncached);
+  return ToLossOutputs(at::empty({}, outputs.logprob.options()), outputs,
+                       GradientShapes(inputs, needs));
 }
 
 void NoScaling(Tensor& /*gradient*/, const Tensor& /*factor*/) {}
@@ -173,9 +183,9 @@ TORCH_LIBRARY(logprobd, library) {
   define("linear_logprob_backward_into(" + backward +
          ", bool[3] needs, Tensor(a!) weight_grad) -> (Tensor d_hidden, Tensor d_bias)");
   define("linear_logprob_loss(" + call + ", " + Declare<LossCoefficients>() +
-         ", bool[3] needs, int cache_bytes) -> (Tensor loss, Tensor logprob, Tensor entropy, "
-         "Tensor lse, Tensor argmax, Tensor mean_logit, Tensor d_hidden, Tensor d_weight, "
-         "Tensor d_bias)");
+         ", bool[3] needs, int cache_bytes) -> (Tensor loss, " +
+         Declare(LinearLogprobOutputs::Scores()) +
+         ", Tensor d_hidden, Tensor d_weight, Tensor d_bias)");
   define("scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()");
 }
 

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 
+#include "kernels/common/logit_key.h"
 #include "kernels/torch_ops/paths/scoring_path.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
@@ -60,6 +63,39 @@ void CheckRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& op
   }
 }
 
+void CheckCandidates(const LinearLogprobInputs& inputs) {
+  const at::Tensor& target = inputs.target;
+  const auto is_integral = [](const at::Tensor& values) {
+    return at::isIntegralType(values.scalar_type(), /*includeBool=*/false);
+  };
+  if (!inputs.candidate_ids.has_value()) {
+    TORCH_CHECK_VALUE(!inputs.candidate_offsets.has_value(),
+                      "candidate_offsets is given without candidate_ids: pass both");
+    return;
+  }
+  const at::Tensor& ids = *inputs.candidate_ids;
+  TORCH_CHECK_VALUE(is_integral(ids), "candidate_ids is ", ids.scalar_type(),
+                    ": it must hold integers");
+  TORCH_CHECK_VALUE(ids.numel() <= std::numeric_limits<int32_t>::max(), "candidate_ids has ",
+                    ids.numel(), " elements: at most ", std::numeric_limits<int32_t>::max(),
+                    " are supported");
+  if (!inputs.candidate_offsets.has_value()) {
+    TORCH_CHECK_VALUE(
+        ids.dim() == target.dim() + 1 && ids.sizes().slice(0, target.dim()) == target.sizes(),
+        "candidate_ids has the shape ", ids.sizes(), " but target has the shape ", target.sizes(),
+        ": without candidate_offsets it must have one more dimension than target");
+    return;
+  }
+  const at::Tensor& offsets = *inputs.candidate_offsets;
+  TORCH_CHECK_VALUE(is_integral(offsets), "candidate_offsets is ", offsets.scalar_type(),
+                    ": it must hold integers");
+  TORCH_CHECK_VALUE(ids.dim() == 1, "candidate_ids has the shape ", ids.sizes(),
+                    ": with candidate_offsets it must have one dimension");
+  TORCH_CHECK_VALUE(offsets.dim() == 1 && offsets.size(0) == target.numel() + 1,
+                    "candidate_offsets has the shape ", offsets.sizes(), " but target has ",
+                    target.numel(), " elements: the shape must be [", target.numel() + 1, "]");
+}
+
 void CheckOptions(const LinearLogprobOptions& options) {
   TORCH_CHECK_VALUE(options.temperature > 0 && std::isfinite(options.temperature),
                     "temperature is ", options.temperature, ": it must be above 0 and finite");
@@ -73,6 +109,8 @@ void CheckOptions(const LinearLogprobOptions& options) {
                     ": it must be a number of rows, or -1 for all");
   TORCH_CHECK_VALUE(options.hidden_splits == 2 || options.hidden_splits == 3, "hidden_splits is ",
                     options.hidden_splits, ": it must be 2 or 3");
+  TORCH_CHECK_VALUE(options.top_k >= 0 && options.top_k <= kernels::kTopKMax, "top_k is ",
+                    options.top_k, ": it must be from 0 to ", kernels::kTopKMax);
   TORCH_CHECK_VALUE(options.vocab_start >= 0, "vocab_start is ", options.vocab_start,
                     ": it must not be negative");
   TORCH_CHECK_VALUE(options.vocab_valid == -1 || options.vocab_valid > 0, "vocab_valid is ",
@@ -92,6 +130,8 @@ void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_g
   CheckOnDevice(inputs.bias, "bias", inputs.hidden);
   CheckOnDevice(inputs.row_temperature, "temperature", inputs.hidden);
   CheckOnDevice(inputs.mean_logit_weights, "mean_logit_weights", inputs.hidden);
+  CheckOnDevice(inputs.candidate_ids, "candidate_ids", inputs.hidden);
+  CheckOnDevice(inputs.candidate_offsets, "candidate_offsets", inputs.hidden);
 }
 
 void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
@@ -118,6 +158,7 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
   if (inputs.row_temperature.has_value()) {
     CheckRowTemperature(*inputs.row_temperature, inputs.target);
   }
+  CheckCandidates(inputs);
   CheckOptions(options);
   TORCH_CHECK_VALUE(weight.size(0) > 0 || !group.is_alone(),
                     "weight has no rows: gather the weight first when its parameters are sharded");

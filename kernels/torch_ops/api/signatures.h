@@ -71,17 +71,22 @@ struct SchemaType<MaybeTensor> {
   static constexpr const char* kName = "Tensor?";
 };
 
-/// Returns the fields of `Struct` as a schema declares them: "Tensor hidden, Tensor weight, ...".
-template <HasFields Struct>
-std::string Declare() {
+/// Returns `fields`, a tuple of Field, as a schema declares them: "Tensor hidden, Tensor weight".
+template <typename Fields>
+std::string Declare(const Fields& fields) {
   std::string declaration;
-  ForEachField<Struct>([&]<typename T>(const Field<Struct, T>& field) {
+  const auto declare = [&]<typename Struct, typename T>(const Field<Struct, T>& field) {
     if (!declaration.empty()) declaration += ", ";
     declaration += SchemaType<T>::kName;
     declaration += ' ';
     declaration += field.name;
-  });
+  };
+  std::apply([&](const auto&... field) { (declare(field), ...); }, fields);
   return declaration;
+}
+template <HasFields Struct>
+std::string Declare() {
+  return Declare(Struct::Fields());
 }
 
 namespace internal {
@@ -203,22 +208,28 @@ class Operator<Result(Parameters...)> {
   }
 };
 
-/// Returns the fields of a struct of results as the tuple that an operator returns.
+/// Returns `fields`, a tuple of Field, of a struct as the tuple that an operator returns.
+template <typename Struct, typename Fields>
+auto ToTuple(const Struct& results, const Fields& fields) {
+  return std::apply([&](const auto&... field) { return std::tuple(results.*field.member...); },
+                    fields);
+}
 template <HasFields Struct>
 auto ToTuple(const Struct& results) {
-  return std::apply([&](const auto&... fields) { return std::tuple(results.*fields.member...); },
-                    Struct::Fields());
+  return ToTuple(results, Struct::Fields());
 }
 using Outputs = decltype(ToTuple(std::declval<LinearLogprobOutputs>()));
+/// The fields of LinearLogprobOutputs::Scores.
+using Scores =
+    decltype(ToTuple(std::declval<LinearLogprobOutputs>(), LinearLogprobOutputs::Scores()));
 
 /// The gradients d_hidden, d_weight and d_bias.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 /// The gradients d_hidden and d_bias, for when the weight's gradient is added to an argument.
 using HiddenAndBiasGradients = std::tuple<at::Tensor, at::Tensor>;
-/// The loss, the members of LinearLogprobOutputs except lse_rest and cache, and the three
-/// gradients.
-using LossOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
-                               at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+/// The loss, the scores and the three gradients.
+using LossOutputs = decltype(std::tuple_cat(std::declval<std::tuple<at::Tensor>>(),
+                                            std::declval<Scores>(), std::declval<Gradients>()));
 /// States whether hidden, weight and bias need a gradient, in this order.
 using Needs = std::array<bool, 3>;
 

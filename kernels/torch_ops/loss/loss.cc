@@ -147,7 +147,7 @@ void AddGradientsOfBlock(const BackwardRows& rows, const Problem& problem, Gradi
                          const std::function<void()>& when_hidden_is_complete) {
   const at::Tensor hidden = sums.hidden;
   if (!hidden.defined() || !rows.rows.row_indices.defined()) {
-    return AddGradients(rows, problem, sums, when_hidden_is_complete);
+    return AddGradients(rows, problem, sums, /*listed=*/{}, when_hidden_is_complete);
   }
   sums.hidden = at::empty({rows.rows.size(), hidden.size(1)}, hidden.options());
   AddGradients(rows, problem, sums);
@@ -319,6 +319,8 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
   at::Tensor cache;
   const auto prepare = [&] {
     CheckArguments(inputs, options, group);
+    TORCH_CHECK_VALUE(!inputs.candidate_ids.has_value(),
+                      "candidate_ids: linear_logprob_loss has no scores of candidates");
     problem.Plan();
     CheckCoefficients(coefficients, inputs);
     Preparation mine;

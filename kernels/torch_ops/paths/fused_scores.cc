@@ -8,18 +8,24 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <vector>
 
+#include "kernels/combine/list_scores.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/combine/shard_sums.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/listed_logits.h"
+#include "kernels/fused_sm90/top_k_scratch.h"
 #include "kernels/row_ops/row_constants.h"
 #include "kernels/torch_ops/paths/fused_path.h"
 #include "kernels/torch_ops/paths/kernel_arrays.h"
@@ -28,8 +34,6 @@
 
 namespace logprobd::torch_ops {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using kernels::PartialLayout;
 using kernels::RowNormalizer;
@@ -47,14 +51,21 @@ T* PointerTo(const at::Tensor& bytes) {
 struct Memory {
   at::Tensor bytes;
   float* log2_scales;
-  int32_t* target_columns;   ///< -1 when another shard has the target.
-  float* target_logits;      ///< 0 when another shard has the target.
-  uint64_t* max_keys;        ///< LogitKeys; null unless needed.
-  TileSums* partials;        ///< [n, tiles], as `layout` says.
+  int32_t* target_columns;  ///< -1 when another shard has the target.
+  float* target_logits;     ///< 0 when another shard has the target.
+  uint64_t* max_keys;       ///< LogitKeys of the shard's columns; null unless needed.
+  uint32_t* min_keys;       ///< See FusedPartialsParams; null unless needed.
+  uint64_t* top_keys;       ///< [n, top_k], LogitKeys of the shard's columns; null unless needed.
+  TileSums* partials;       ///< [n, tiles], as `layout` says.
+  float* tile_max;          ///< [n, tiles], for the top-k; null unless needed.
+  /// Bytes from `partials` on that the search for the top-k may overwrite when the scores are
+  /// computed; 0 without a top-k.
+  int64_t scratch_bytes;
   TileSums* reference_sums;  ///< [n], sums of the first tile; null unless needed.
   RowNormalizer* normalizers;
   uint8_t* nonfinite;
   PartialLayout layout;
+  bool wants_sum_squares;
 
   /// Returns the [n] values at `begin` as a tensor.
   template <typename T>
@@ -65,13 +76,19 @@ struct Memory {
   }
 };
 
+bool NeedsMaxKeys(const LinearLogprobOptions& options) {
+  return options.need_argmax || options.need_max_logit;
+}
+
 Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
   const LinearLogprobOptions& options = problem.options;
   const bool needs_reference = options.keep_logits == LogitCacheKind::kRebasedExponentials;
   // Gradients that are linear in the exponentials do not need the largest logit in fp32.
   const bool needs_max =
-      options.need_argmax || options.keep_logits == LogitCacheKind::kExponentials;
-  constexpr int64_t kAlignment = 16;
+      NeedsMaxKeys(options) || options.keep_logits == LogitCacheKind::kExponentials;
+  const bool has_top_k = options.top_k > 0;
+  const auto top_k = static_cast<size_t>(options.top_k);
+  constexpr int64_t kAlignment = 256;
   int64_t size = 0;
   const auto reserve = [&](size_t row_bytes) {
     const int64_t begin = size;
@@ -83,7 +100,15 @@ Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
   const int64_t target_columns = reserve(sizeof(int32_t));
   const int64_t target_logits = reserve(sizeof(float));
   const int64_t max_keys = reserve(needs_max ? sizeof(uint64_t) : 0);
+  const int64_t min_keys = reserve(options.need_min_logit ? sizeof(uint32_t) : 0);
+  const int64_t top_keys = reserve(top_k * sizeof(uint64_t));
   const int64_t partials = reserve(static_cast<size_t>(num_tiles) * sizeof(TileSums));
+  const int64_t tile_max = reserve(has_top_k ? static_cast<size_t>(num_tiles) * sizeof(float) : 0);
+  if (has_top_k) {
+    const auto scratch = kernels::TopKScratchOf(1, static_cast<int32_t>(top_k), num_tiles);
+    size = std::max(size, partials + scratch.size_bytes);
+  }
+  const int64_t scratch_end = size;
   const int64_t reference_sums = reserve(needs_reference ? sizeof(TileSums) : 0);
   const int64_t normalizers = reserve(sizeof(RowNormalizer));
   const int64_t nonfinite = reserve(sizeof(uint8_t));
@@ -94,12 +119,18 @@ Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
   memory.target_columns = reinterpret_cast<int32_t*>(begin + target_columns);
   memory.target_logits = reinterpret_cast<float*>(begin + target_logits);
   memory.max_keys = needs_max ? reinterpret_cast<uint64_t*>(begin + max_keys) : nullptr;
+  memory.min_keys =
+      options.need_min_logit ? reinterpret_cast<uint32_t*>(begin + min_keys) : nullptr;
   memory.partials = reinterpret_cast<TileSums*>(begin + partials);
+  memory.top_keys = has_top_k ? reinterpret_cast<uint64_t*>(begin + top_keys) : nullptr;
+  memory.tile_max = has_top_k ? reinterpret_cast<float*>(begin + tile_max) : nullptr;
+  memory.scratch_bytes = has_top_k ? scratch_end - partials : 0;
   memory.reference_sums =
       needs_reference ? reinterpret_cast<TileSums*>(begin + reference_sums) : nullptr;
   memory.normalizers = reinterpret_cast<RowNormalizer*>(begin + normalizers);
   memory.nonfinite = begin + nonfinite;
   memory.layout = kernels::PartialLayoutOf(num_rows, num_tiles);
+  memory.wants_sum_squares = options.need_sum_p_squared;
   return memory;
 }
 
@@ -115,12 +146,15 @@ void ComputeOperands(int64_t num_rows, const RowArrays& arrays, const Memory& me
   params.target_logits = memory.target_logits;
   params.max_keys = memory.max_keys;
   CheckLaunch(LaunchRowOperands(params, stream), "the kernel of row operands");
+  if (memory.min_keys != nullptr) memory.Values(memory.min_keys, num_rows, at::kInt).zero_();
 }
 
 /// The operands of a block of rows.
 struct Operands {
-  const FusedRows& hidden;
-  const FusedHead& head;
+  Operands(const at::Tensor& rows, const Problem& problem) : hidden(rows, problem), head(problem) {}
+
+  FusedRows hidden;
+  FusedHead head;
 };
 
 /// Rows [begin, begin + size) of a block.
@@ -150,6 +184,11 @@ kernels::FusedPartialsParams AllPartialsParams(const PartOfRows& part, const Ope
   params.layout = memory.layout;
   params.sums = memory.partials + part.begin * memory.layout.row_stride;
   if (memory.max_keys != nullptr) params.max_keys = memory.max_keys + part.begin;
+  if (memory.min_keys != nullptr) params.min_keys = memory.min_keys + part.begin;
+  if (memory.tile_max != nullptr) {
+    params.tile_max = memory.tile_max + part.begin * operands.head.num_tiles();
+  }
+  params.wants_sum_squares = memory.wants_sum_squares;
   return params;
 }
 
@@ -165,10 +204,10 @@ void ComputeReferenceSums(const PartOfRows& part, const Operands& operands, cons
 /// Computes the partials of all tiles for the block's first rows, and writes the rows'
 /// exponentials, largest logit and target's logit to `cache`, which has all of these rows.
 void ComputeCachedPartials(const PartOfRows& part, const Operands& operands, const Memory& memory,
-                           const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
+                           const at::Tensor& cache, const Problem& problem, cudaStream_t stream) {
   kernels::FusedPartialsParams params = AllPartialsParams(part, operands, memory);
   if (memory.reference_sums != nullptr) ComputeReferenceSums(part, operands, memory, stream);
-  const CachedRowLayout<int64_t> layout(weight_rows);
+  const CachedRowLayout<int64_t> layout(problem.inputs.weight.size(0));
   auto* const bytes = PointerTo<uint8_t>(cache);
   params.exponentials.values = reinterpret_cast<__nv_bfloat16*>(bytes);
   params.exponentials.exponents = reinterpret_cast<int32_t*>(bytes + layout.exponents());
@@ -187,11 +226,11 @@ void ComputeCachedPartials(const PartOfRows& part, const Operands& operands, con
 
 /// Computes the partials of all tiles. `cache` has the block's first rows, or is undefined.
 void ComputePartials(const Rows& rows, const Operands& operands, const Memory& memory,
-                     const at::Tensor& cache, int64_t weight_rows, cudaStream_t stream) {
+                     const at::Tensor& cache, const Problem& problem, cudaStream_t stream) {
   const int64_t* const row_count = rows.pending == nullptr ? nullptr : rows.pending->count();
   const int64_t num_cached = cache.defined() ? cache.size(0) : 0;
   if (num_cached > 0) {
-    ComputeCachedPartials({0, num_cached, row_count}, operands, memory, cache, weight_rows, stream);
+    ComputeCachedPartials({0, num_cached, row_count}, operands, memory, cache, problem, stream);
   }
   const PartOfRows others = {num_cached, rows.size() - num_cached, row_count};
   if (others.size == 0) return;
@@ -201,24 +240,19 @@ void ComputePartials(const Rows& rows, const Operands& operands, const Memory& m
 
 // Scores.
 
-/// Scores of a block. The argmax is a column of this rank's shard.
-struct BlockScores {
-  LinearLogprobOutputs scores;
-  at::Tensor max_logit;  ///< The largest logit of this shard; undefined unless needed.
-};
-
-/// Allocates the scores of the first `num_rows` rows. The caller sets the partials.
-kernels::RowScoresParams ScoresParams(int64_t num_rows, const Memory& memory,
-                                      const Problem& problem, BlockScores& block) {
+/// Allocates the scores of the first `num_rows` rows. The caller sets the partials. The argmax is
+/// int32.
+kernels::RowScoresParams ScoresParams(int64_t num_rows, const Memory& memory, const FusedHead& head,
+                                      const Problem& problem, LinearLogprobOutputs& scores) {
   const LinearLogprobOptions& options = problem.options;
   const auto fp32 = memory.bytes.options().dtype(at::kFloat);
   const auto floats = [&] { return at::empty({num_rows}, fp32); };
-  LinearLogprobOutputs& scores = block.scores;
   kernels::RowScoresParams params;
   params.num_rows = num_rows;
   params.vocab_size = problem.shard.vocab_size;
   params.layout = memory.layout;
   params.log2_scales = memory.log2_scales;
+  params.logit_correction = static_cast<float>(head.correction());
   params.target_logits = memory.target_logits;
   params.normalizers = memory.normalizers;
   params.nonfinite = memory.nonfinite;
@@ -226,29 +260,76 @@ kernels::RowScoresParams ScoresParams(int64_t num_rows, const Memory& memory,
   params.lse = PointerTo<float>(scores.lse = floats());
   params.lse_rest = PointerTo<float>(scores.lse_rest = floats());
   if (options.need_entropy) params.entropy = PointerTo<float>(scores.entropy = floats());
+  if (NeedsMaxKeys(options)) params.max_keys = memory.max_keys;
   if (options.need_argmax) {
     scores.argmax = at::empty({num_rows}, fp32.dtype(at::kInt));
-    params.max_keys = memory.max_keys;
     params.argmax_id = PointerTo<int32_t>(scores.argmax);
-    params.max_logit = PointerTo<float>(block.max_logit = floats());
+  }
+  if (options.need_max_logit) params.max_logit = PointerTo<float>(scores.max_logit = floats());
+  if (options.need_min_logit) {
+    params.min_keys = memory.min_keys;
+    params.min_logit = PointerTo<float>(scores.min_logit = floats());
+  }
+  if (options.need_sum_p_squared) {
+    params.sum_p_squared = PointerTo<float>(scores.sum_p_squared = floats());
   }
   return params;
+}
+
+/// Inverts the sign bit of integers. Torch compares signed integers: the order of the results is
+/// that of the unsigned arguments, and the other way round.
+at::Tensor InvertSign(const at::Tensor& keys) {
+  return keys.bitwise_xor(keys.scalar_type() == at::kInt
+                              ? at::Scalar(std::numeric_limits<int32_t>::min())
+                              : at::Scalar(std::numeric_limits<int64_t>::min()));
+}
+
+/// Turns LogitKeys of the shard's columns into those of ids. 0, which is no key, remains.
+at::Tensor KeysOfIds(const at::Tensor& keys, const Shard& shard) {
+  // A key contains the complement of its column, so a larger column gives a smaller key.
+  return keys - keys.ne(0).mul(shard.begin);
+}
+
+/// Replaces `keys` by their maximum over all ranks, compared as unsigned integers.
+void MaxOverRanks(at::Tensor keys, const RankGroup& group) {
+  at::Tensor max = InvertSign(keys);
+  group.Max(max);
+  keys.copy_(InvertSign(max));
+}
+
+/// Replaces the keys of the largest and smallest logits of this shard by those of all shards. Keys
+/// of columns become keys of ids.
+void JoinKeys(const Memory& memory, int64_t num_rows, const Problem& problem) {
+  if (NeedsMaxKeys(problem.options)) {
+    at::Tensor keys = memory.Values(memory.max_keys, num_rows, at::kLong);
+    keys.copy_(KeysOfIds(keys, problem.shard));
+    MaxOverRanks(keys, problem.group);
+  }
+  if (memory.min_keys != nullptr) {
+    MaxOverRanks(memory.Values(memory.min_keys, num_rows, at::kInt), problem.group);
+  }
 }
 
 /// Combines the sums of all shards and computes the scores, with the same bits on every rank.
 /// Returns the number of ranks that have each row's target.
 at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
-                      const kernels::RowScoresParams& scores, const RankGroup& group,
+                      const kernels::RowScoresParams& scores, const Problem& problem,
                       cudaStream_t stream) {
+  const RankGroup& group = problem.group;
+  const bool has_squares = problem.options.need_sum_p_squared;
   const auto integers = memory.bytes.options().dtype(at::kLong);
   const int64_t num_rows = scores.num_rows;
   at::Tensor exponents = at::full({num_rows}, kernels::kEmptyExponent, integers.dtype(at::kInt));
-  at::Tensor sums = at::zeros({4, num_rows}, integers);
+  const int64_t num_fields = kernels::NumSumFields(has_squares, /*has_entropy_sums=*/false);
+  at::Tensor sums = at::zeros({num_fields + 2, num_rows}, integers);
+  const at::Tensor target_bits = sums[num_fields];
+  const at::Tensor num_owners = sums[num_fields + 1];
   kernels::ShardSumsParams params;
   params.num_rows = num_rows;
   params.num_tiles = num_tiles;
   params.layout = memory.layout;
   params.sums = memory.partials;
+  params.wants_sum_squares = has_squares;
   params.exponents = PointerTo<int32_t>(exponents);
   params.row_sums = PointerTo<int64_t>(sums);
   if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the shard exponent kernel");
@@ -257,33 +338,18 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   // One rank has the target's logit and the others have 0, so the sum of the bits over all ranks is
   // exact as well.
   at::Tensor target_logits = memory.Values(memory.target_logits, num_rows, at::kInt);
-  sums[2].copy_(target_logits);
-  sums[3].copy_(memory.Values(memory.target_columns, num_rows, at::kInt) >= 0);
+  target_bits.copy_(target_logits);
+  num_owners.copy_(memory.Values(memory.target_columns, num_rows, at::kInt) >= 0);
   group.Sum(sums);
-  target_logits.copy_(sums[2]);
+  target_logits.copy_(target_bits);
+  JoinKeys(memory, num_rows, problem);
   kernels::ShardScoresParams joined;
   joined.scores = scores;
+  joined.has_sum_squares = has_squares;
   joined.exponents = params.exponents;
   joined.row_sums = params.row_sums;
   CheckLaunch(LaunchShardScores(joined, stream), "the score kernel");
-  return sums[3];
-}
-
-/// Returns the vocabulary id of the largest logit over all ranks.
-at::Tensor ArgmaxOverRanks(const BlockScores& block, const Problem& problem) {
-  constexpr int64_t kNoColumn = std::numeric_limits<int64_t>::max();
-  const Shard& shard = problem.shard;
-  const at::Tensor id = block.scores.argmax.to(at::kLong);
-  if (problem.group.is_alone()) return at::where(id >= 0, id + shard.begin, id);
-  // NaN must not take part in the maximum. If the scores of a row are NaN, they are NaN on all
-  // ranks and the row gets -1 below. An empty shard's largest logit is NaN as well.
-  const at::Tensor mine = block.max_logit.nan_to_num(-kInfinity, kInfinity, -kInfinity);
-  at::Tensor max = mine.clone();
-  problem.group.Max(max);
-  at::Tensor first = at::where(mine == max, id + shard.begin, kNoColumn);
-  if (shard.columns == 0) first.fill_(kNoColumn);
-  problem.group.Min(first);
-  return first.masked_fill_(block.scores.lse.isnan(), -1);
+  return num_owners;
 }
 
 // Mean logit, without materialising logits unless a cap makes it necessary.
@@ -354,6 +420,101 @@ at::Tensor MeanLogit(const Rows& rows, const Problem& problem) {
   return mean;
 }
 
+// Top-k and candidates.
+
+/// Searches for the largest logits of `rows`, which overwrites the partials, and sets the lists of
+/// all ranks together. `scores` has the rows' normalizers.
+void ComputeTopK(const Rows& rows, const Operands& operands, const Memory& memory,
+                 const Problem& problem, const kernels::RowScoresParams& normalized,
+                 cudaStream_t stream, LinearLogprobOutputs& scores) {
+  const int64_t top_k = problem.options.top_k;
+  const int64_t num_rows = rows.size();
+  at::Tensor keys = memory.Values(memory.top_keys, num_rows * top_k, at::kLong);
+  const int64_t num_tiles = operands.head.num_tiles();
+  if (num_tiles == 0) {
+    keys.zero_();
+  } else {
+    kernels::FusedTopKParams search;
+    search.partials = PartialsParams({0, num_rows, nullptr}, operands, num_tiles, memory);
+    search.partials.tile_max = memory.tile_max;
+    search.top_k = static_cast<int32_t>(top_k);
+    search.keys = memory.top_keys;
+    search.workspace = reinterpret_cast<std::byte*>(memory.partials);
+    search.workspace_bytes = memory.scratch_bytes;
+    CheckLaunch(LaunchFusedTopK(search, stream), "the search for the top-k");
+  }
+  keys = KeysOfIds(keys, problem.shard);
+  const RankGroup& group = problem.group;
+  if (group.size() > 1) {
+    const at::Tensor gathered = group.Gather(InvertSign(keys).view({num_rows, top_k}));
+    const at::Tensor lists = gathered.view({group.size(), num_rows, top_k}).permute({1, 0, 2});
+    const at::Tensor all = lists.reshape({num_rows, group.size() * top_k});
+    keys = InvertSign(std::get<0>(all.topk(top_k, 1))).contiguous();
+  }
+  scores.top_k_ids = at::empty({num_rows, top_k}, keys.options().dtype(at::kInt));
+  scores.top_k_logprobs = at::empty({num_rows, top_k}, keys.options().dtype(at::kFloat));
+  kernels::TopKScoresParams params;
+  params.num_rows = num_rows;
+  params.top_k = static_cast<int32_t>(top_k);
+  params.keys = reinterpret_cast<const uint64_t*>(keys.const_data_ptr<int64_t>());
+  params.normalizers = normalized.normalizers;
+  params.log2_scales = normalized.log2_scales;
+  params.ids = PointerTo<int32_t>(scores.top_k_ids);
+  params.logprobs = PointerTo<float>(scores.top_k_logprobs);
+  CheckLaunch(LaunchTopKScores(params, stream), "the kernel of top-k scores");
+}
+
+/// The candidates of all rows and their logits in this shard, [N] each.
+struct CandidateLogits {
+  at::Tensor rows;       ///< int32: row of the block; -1 for other rows.
+  at::Tensor is_inside;  ///< bool: whether row and column are those of the block.
+  at::Tensor logits;     ///< fp32, 0 unless is_inside.
+};
+
+CandidateLogits ComputeCandidateLogits(const Rows& rows, const Operands& operands,
+                                       const Problem& problem, cudaStream_t stream) {
+  const ListedPairs pairs = rows.candidates.RelativeTo(0, problem.shard.begin);
+  const auto in_32_bits = [](const at::Tensor& values) {
+    return values.clamp(-1, std::numeric_limits<int32_t>::max()).to(at::kInt);
+  };
+  CandidateLogits candidates;
+  candidates.rows = in_32_bits(pairs.rows.masked_fill(pairs.rows >= rows.size(), -1));
+  candidates.logits = at::zeros_like(pairs.ids, at::kFloat);
+  if (problem.shard.columns == 0) {
+    candidates.is_inside = at::zeros_like(pairs.ids, at::kBool);
+    return candidates;
+  }
+  candidates.is_inside = FindPairs(pairs, rows.size(), problem.shard.columns).is_inside;
+  const at::Tensor columns = in_32_bits(pairs.ids);
+  kernels::ListedLogitsParams params;
+  params.partials = operands.head.Params(operands.hidden, 0, operands.head.num_tiles());
+  params.rows = candidates.rows.const_data_ptr<int32_t>();
+  params.ids = columns.const_data_ptr<int32_t>();
+  params.count = pairs.ids.size(0);
+  params.logits = PointerTo<float>(candidates.logits);
+  CheckLaunch(LaunchListedLogits(params, stream), "the kernel of listed logits");
+  return candidates;
+}
+
+/// Returns the log-probabilities of the block's candidates, with zeros for other rows. A candidate
+/// that no shard has gets NaN.
+at::Tensor CandidateLogprobs(const CandidateLogits& mine, const kernels::RowScoresParams& scores,
+                             const RankGroup& group, cudaStream_t stream) {
+  at::Tensor shared = at::stack({mine.logits.view(at::kInt), mine.is_inside.to(at::kInt)});
+  group.Sum(shared);
+  at::Tensor logprobs =
+      at::where(shared[1] > 0, shared[0].view(at::kFloat), std::nanf("")).contiguous();
+  kernels::CandidateScoresParams params;
+  params.rows = mine.rows.const_data_ptr<int32_t>();
+  params.row_end = static_cast<int32_t>(scores.num_rows);
+  params.count = logprobs.size(0);
+  params.normalizers = scores.normalizers;
+  params.log2_scales = scores.log2_scales;
+  params.scores = PointerTo<float>(logprobs);
+  CheckLaunch(LaunchCandidateScores(params, stream), "the kernel of candidates");
+  return at::where(mine.rows >= 0, logprobs, 0);
+}
+
 class FusedScores : public PendingScores {
  public:
   /// Enqueues the computation of the partials.
@@ -361,16 +522,15 @@ class FusedScores : public PendingScores {
       : rows_(rows),
         num_tiles_(kernels::NumTiles(problem.shard.columns)),
         has_cache_(cache.defined()),
+        operands_(rows.hidden, problem),
         memory_(Allocate(rows.size(), num_tiles_, problem)) {
     const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
-    const FusedHead head(problem);
-    const RowArrays arrays(rows, problem, head);
+    const RowArrays arrays(rows, problem, operands_.head);
     ComputeOperands(rows.size(), arrays, memory_, stream);
-    if (num_tiles_ > 0) {
-      const FusedRows hidden(rows.hidden, problem);
-      const int64_t weight_rows = problem.inputs.weight.size(0);
-      ComputePartials(rows, {hidden, head}, memory_, cache, weight_rows, stream);
+    if (rows.candidates.defined()) {
+      candidates_ = ComputeCandidateLogits(rows, operands_, problem, stream);
     }
+    if (num_tiles_ > 0) ComputePartials(rows, operands_, memory_, cache, problem, stream);
   }
 
   LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
@@ -382,9 +542,9 @@ class FusedScores : public PendingScores {
     if (rows_.pending != nullptr) {
       CheckTargets(rows_.pending->Result(), rows_.all_targets, problem);
     }
-    BlockScores block;
-    kernels::RowScoresParams params = ScoresParams(found.size(), memory_, problem, block);
-    LinearLogprobOutputs& scores = block.scores;
+    LinearLogprobOutputs scores;
+    kernels::RowScoresParams params =
+        ScoresParams(found.size(), memory_, operands_.head, problem, scores);
     if (problem.group.is_alone() && num_tiles_ > 0) {
       params.num_tiles = num_tiles_;
       params.sums = memory_.partials;
@@ -396,8 +556,11 @@ class FusedScores : public PendingScores {
         const at::Tensor columns = memory_.Values(memory_.target_columns, found.size(), at::kInt);
         scores.logprob = at::where(columns >= 0, scores.logprob, without_target);
       }
+      if (options.need_argmax && problem.shard.begin > 0) {
+        scores.argmax = at::where(scores.argmax >= 0, scores.argmax + problem.shard.begin, -1);
+      }
     } else {
-      const at::Tensor num_owners = JoinShards(memory_, num_tiles_, params, problem.group, stream);
+      const at::Tensor num_owners = JoinShards(memory_, num_tiles_, params, problem, stream);
       if (!are_targets_covered) {
         CheckTargetOwners(found, num_owners, problem);
         if (options.out_of_vocab_is_zero) {
@@ -405,7 +568,12 @@ class FusedScores : public PendingScores {
         }
       }
     }
-    if (options.need_argmax) scores.argmax = ArgmaxOverRanks(block, problem);
+    if (options.top_k > 0) {
+      ComputeTopK(found, operands_, memory_, problem, params, stream, scores);
+    }
+    if (rows_.candidates.defined()) {
+      scores.candidate_logprobs = CandidateLogprobs(candidates_, params, problem.group, stream);
+    }
     if (options.need_mean_logit) scores.mean_logit = MeanLogit(found, problem);
     return scores;
   }
@@ -414,7 +582,9 @@ class FusedScores : public PendingScores {
   const Rows rows_;
   const int64_t num_tiles_;
   const bool has_cache_;
+  const Operands operands_;
   const Memory memory_;
+  CandidateLogits candidates_;  // undefined if there are none
 };
 
 }  // namespace

@@ -50,6 +50,7 @@ GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
 }
 
 void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
+                  const ListedGradients& listed,
                   const std::function<void()>& when_hidden_is_complete) {
   const int64_t num_columns = problem.shard.columns;
   at::Tensor block_sum;  // of a block of rows; undefined: sums.hidden is not rounded
@@ -74,6 +75,7 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
       const at::Tensor gradient = gradients->Form(columns);
       const int64_t num_rows = gradient.size(0);
       if (num_rows == 0) return;  // The row compaction has found no rows.
+      listed.Write(gradient, columns, begin);
       if (hidden_sum.defined()) {
         hidden_sum = SliceRows(hidden_sum, 0, num_rows);
         AddHiddenProduct(gradient, columns, problem, hidden_sum);
@@ -98,6 +100,7 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
     }
     sums.weight_into = Into::kAddTo;
   }
+  if (sums.bias.defined()) listed.AddToBias(sums.bias);
 }
 
 void ReserveHiddenSum(const Problem& problem) {

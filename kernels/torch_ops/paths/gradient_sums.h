@@ -7,6 +7,7 @@
 
 #include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/listed_gradients.h"
 #include "kernels/torch_ops/paths/logits.h"
 #include "kernels/torch_ops/paths/scoring_path.h"
 #include "kernels/torch_ops/ranks/rank_group.h"
@@ -36,8 +37,10 @@ bool AreAddedAtOnce(int64_t num_rows);
 /// Adds the gradients of `all` rows. sums.hidden has one row for each of them. When a row
 /// compaction is pending, adds the rows that it finds. Writes nothing when there are no rows. Calls
 /// `when_hidden_is_complete` (if any, and if there are rows) as soon as all additions to
-/// sums.hidden are enqueued, before the last product of the weight's gradient.
+/// sums.hidden are enqueued, before the last product of the weight's gradient. `listed` is prepared
+/// for these rows.
 void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
+                  const ListedGradients& listed = {},
                   const std::function<void()>& when_hidden_is_complete = {});
 
 /// Allocates and frees what StartHiddenSum will allocate, so that an out-of-memory error occurs

@@ -56,8 +56,10 @@ bool CanRebaseExponentials(const LinearLogprobInputs& inputs, const LinearLogpro
 LinearLogprobOptions WithRebasedCache(const LinearLogprobInputs& inputs,
                                       LinearLogprobOptions options) {
   // The bias's gradient is summed over rows before they are multiplied by their factors.
+  // Gradients of lists are written over single elements, whatever the row's factor is.
+  const bool has_lists = options.top_k > 0 || inputs.candidate_ids.has_value();
   const bool is_linear =
-      !options.need_entropy && !options.need_mean_logit && !inputs.bias.has_value();
+      !options.need_entropy && !options.need_mean_logit && !inputs.bias.has_value() && !has_lists;
   if (options.keep_logits == LogitCacheKind::kExponentials && is_linear &&
       CanRebaseExponentials(inputs, options)) {
     options.keep_logits = LogitCacheKind::kRebasedExponentials;

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -47,12 +49,17 @@ void WarnOfSlowPath(const Problem& problem) {
 }
 
 LinearLogprobOutputs ScoresOfNoRows(const Rows& rows, const LinearLogprobOptions& options) {
-  const at::Tensor none = rows.all_targets.new_zeros({0}, at::kDouble);
   LinearLogprobOutputs scores;
-  scores.logprob = scores.lse = scores.lse_rest = none;
-  if (options.need_entropy) scores.entropy = none;
-  if (options.need_mean_logit) scores.mean_logit = none;
-  if (options.need_argmax) scores.argmax = rows.all_targets.new_zeros({0});
+  for (const RowOutput& output : kRowOutputs) {
+    if (!output.IsRequested(options)) continue;
+    std::vector<int64_t> shape = {0};
+    if (output.width != nullptr) shape.push_back(options.*output.width);
+    scores.*output.member =
+        rows.all_targets.new_zeros(shape, output.is_id ? at::kLong : at::kDouble);
+  }
+  if (rows.candidates.defined()) {
+    scores.candidate_logprobs = at::zeros_like(rows.candidates.ids, at::kDouble);
+  }
   return scores;
 }
 
@@ -118,8 +125,15 @@ const ScoringPath& ChoosePath(const Problem& problem) {
   TORCH_CHECK_VALUE(
       !caches_exponentials || fused != nullptr,
       "keep_logits is 2, but the fused kernels do not support these inputs: use 0 or 1");
+  TORCH_CHECK_VALUE(!caches_exponentials || !options.need_sum_p_squared,
+                    "need_sum_p_squared: the fused kernels do not compute the sum of squares while "
+                    "they cache exponentials: use keep_logits 0");
+  TORCH_CHECK_VALUE(!caches_exponentials || !options.need_target_rank,
+                    "need_target_rank: the fused kernels, which cache exponentials, do not compute "
+                    "the rank of the target: use keep_logits 0 or 1");
   if (fused == nullptr) WarnOfSlowPath(problem);
-  const bool is_fused = fused != nullptr && options.keep_logits != LogitCacheKind::kWide;
+  const bool is_fused =
+      fused != nullptr && options.keep_logits != LogitCacheKind::kWide && !options.need_target_rank;
   if (is_fused) return *fused;
   return UsesCpuKernels(problem) ? GetCpuPath() : GetTensorPath();
 }
@@ -158,7 +172,9 @@ LinearLogprobOutputs ConcatenateScores(const std::vector<LinearLogprobOutputs>& 
     std::vector<at::Tensor> parts;
     parts.reserve(blocks.size());
     for (const LinearLogprobOutputs& block : blocks) parts.push_back(block.*field.member);
-    scores.*field.member = at::cat(parts);
+    // Each block has the candidates of all rows, with zeros outside its own.
+    const bool is_per_row = field.member != &LinearLogprobOutputs::candidate_logprobs;
+    scores.*field.member = is_per_row ? at::cat(parts) : at::stack(parts).sum(0);
   });
   return scores;
 }
@@ -169,16 +185,27 @@ LinearLogprobOutputs ScatterScores(const LinearLogprobOutputs& scores, const Row
   const auto scatter = [&](const at::Tensor& values, at::ScalarType dtype) {
     if (!values.defined()) return at::empty({0}, target.options().dtype(dtype));
     const at::Tensor all = rows.ScatterToAll(values.to(dtype));
-    if (rows.is_unchecked) all.masked_fill_(rows.target() == problem.options.ignore_index, 0);
-    return all.view(target.sizes());
+    if (rows.is_unchecked) {
+      const at::Tensor is_ignored = rows.target() == problem.options.ignore_index;
+      all.masked_fill_(all.dim() == 1 ? is_ignored : is_ignored.unsqueeze(1), 0);
+    }
+    std::vector<int64_t> shape = target.sizes().vec();
+    shape.insert(shape.end(), all.sizes().begin() + 1, all.sizes().end());
+    return all.view(shape);
   };
   LinearLogprobOutputs all;
-  all.logprob = scatter(scores.logprob, problem.wide);
-  all.entropy = scatter(scores.entropy, problem.wide);
-  all.lse = scatter(scores.lse, problem.wide);
-  all.argmax = scatter(scores.argmax, at::kLong);
-  all.mean_logit = scatter(scores.mean_logit, problem.wide);
-  all.lse_rest = scatter(scores.lse_rest, problem.wide);
+  for (const RowOutput& output : kRowOutputs) {
+    all.*output.member = scatter(scores.*output.member, output.is_id ? at::kLong : problem.wide);
+  }
+  all.candidate_logprobs = at::empty({0}, all.logprob.options());
+  if (scores.candidate_logprobs.defined()) {
+    at::Tensor logprobs = scores.candidate_logprobs.to(problem.wide);
+    if (rows.is_unchecked) {
+      const at::Tensor is_ignored = rows.target() == problem.options.ignore_index;
+      logprobs = logprobs.masked_fill(is_ignored.index_select(0, rows.candidates.rows), 0);
+    }
+    all.candidate_logprobs = logprobs.view(problem.inputs.candidate_ids->sizes());
+  }
   all.cache = scores.cache;
   return all;
 }

@@ -111,8 +111,9 @@ class ScoringPath {
   virtual std::unique_ptr<DotGradients> MakeDotGradients(
       const DotGradientsArguments& arguments) const = 0;
 
-  /// Returns the scores of all `rows`, [n] each. argmax is int64; the others are fp64, or fp32 from
-  /// the fused kernels. Scores that are not requested are undefined. `first` is the result of
+  /// Returns the scores of all `rows`, [n] each, and of all candidates, [N], which are 0 for those
+  /// of other rows. argmax is int64; the others are fp64, or fp32 from the fused kernels. Scores
+  /// that are not requested are undefined. `first` is the result of
   /// StartFirstBlock, or null. Ranks of a group call it together, with the same number of rows.
   LinearLogprobOutputs Score(const Rows& rows, const Problem& problem, const at::Tensor& cache,
                              std::unique_ptr<PendingScores> first = nullptr) const;

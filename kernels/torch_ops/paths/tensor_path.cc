@@ -5,13 +5,16 @@
 // Gradients: logits, cached or recomputed -> gradient of the logits -> gradient of the dot
 // products.
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -48,17 +51,20 @@ struct TileStats {
   at::Tensor exponent;  ///< k: -inf if all logits are -inf; NaN or +inf if one logit is.
   at::Tensor sum;       ///< Sum of 2^(y - k).
   at::Tensor weighted;  ///< Sum of (y - k) 2^(y - k); undefined unless entropy is needed.
+  at::Tensor squares;   ///< Sum of 2^(2 (y - k)); undefined unless the sum of p^2 is needed.
 };
 
 /// Returns the sums of `num_tiles` tiles that contain no logits.
-TileStats EmptyTiles(const at::Tensor& like_rows, int64_t num_tiles, bool need_weighted) {
+TileStats EmptyTiles(const at::Tensor& like_rows, int64_t num_tiles,
+                     const LinearLogprobOptions& options) {
   const auto zeros = [&] {
     return like_rows.new_zeros({like_rows.size(0), num_tiles}, at::kDouble);
   };
   TileStats tiles;
   tiles.exponent = zeros().fill_(-kInfinity);
   tiles.sum = zeros();
-  if (need_weighted) tiles.weighted = zeros();
+  if (options.need_entropy) tiles.weighted = zeros();
+  if (options.need_sum_p_squared) tiles.squares = zeros();
   return tiles;
 }
 
@@ -84,12 +90,16 @@ void SumTiles(const at::Tensor& logits, const at::Tensor& log2_scales, int64_t f
     const at::Tensor weighted = at::where(exponentials == 0, 0, u).mul_(exponentials).sum(2);
     tiles.weighted.narrow(1, tile, count).copy_(weighted);
   }
+  if (tiles.squares.defined()) {
+    tiles.squares.narrow(1, tile, count).copy_(exponentials.square().sum(2));
+  }
 }
 
 /// Sums of rows over all tiles, int64 [n], in fixed point relative to the rows' exponents.
 struct FixedSums {
   at::Tensor sum;
   at::Tensor weighted;  ///< Undefined if TileStats::weighted is undefined.
+  at::Tensor squares;   ///< Undefined if TileStats::squares is undefined.
 };
 
 at::Tensor SumInFixedPoint(const at::Tensor& values) {
@@ -109,6 +119,9 @@ FixedSums SumRows(const TileStats& tiles, const at::Tensor& exponents) {
     const at::Tensor shifted = tiles.weighted + shift * tiles.sum;
     fixed.weighted = SumInFixedPoint(shifted.nan_to_num(0) * factor);
   }
+  if (tiles.squares.defined()) {
+    fixed.squares = SumInFixedPoint(tiles.squares.nan_to_num(0) * factor * factor);
+  }
   return fixed;
 }
 
@@ -121,8 +134,18 @@ struct BlockStats {
   at::Tensor has_target;    ///< bool: whether this shard has the target.
   at::Tensor max_logit;     ///< -inf for an empty shard; undefined unless needed.
   at::Tensor argmax;        ///< int64: the lowest id with max_logit.
+  at::Tensor min_logit;     ///< +inf for an empty shard; undefined unless needed.
   at::Tensor mean_logit;    ///< Mean of x; undefined unless needed.
+  at::Tensor top_logits;    ///< [n, <= top_k], best first.
+  at::Tensor top_ids;       ///< int64 [n, <= top_k]
+  // Of the candidates, [N]; undefined if there are none.
+  at::Tensor candidate_logit;  ///< 0 when another shard or block of rows has the candidate.
+  at::Tensor has_candidate;    ///< bool
 };
+
+bool NeedsMax(const LinearLogprobOptions& options) {
+  return options.need_argmax || options.need_max_logit;
+}
 
 void AccumulateTargets(const at::Tensor& logits, const Rows& rows, int64_t first,
                        BlockStats& stats) {
@@ -130,6 +153,71 @@ void AccumulateTargets(const at::Tensor& logits, const Rows& rows, int64_t first
   const at::Tensor logit = logits.gather(1, column.unsqueeze(1)).squeeze(1);
   stats.target_logit = at::where(is_in_range, logit.to(at::kDouble), stats.target_logit);
   stats.has_target.logical_or_(is_in_range);
+}
+
+void AccumulateCandidates(const at::Tensor& logits, const Rows& rows, int64_t first,
+                          BlockStats& stats) {
+  const auto [row, column, is_inside] =
+      FindPairs(rows.candidates.RelativeTo(0, first), logits.size(0), logits.size(1));
+  const at::Tensor logit = logits.index({row, column}).to(at::kDouble);
+  stats.candidate_logit = at::where(is_inside, logit, stats.candidate_logit);
+  stats.has_candidate.logical_or_(is_inside);
+}
+
+/// The largest logits of each row, best first, and their ids, [n, <= count] each.
+struct TopLogits {
+  at::Tensor logits;
+  at::Tensor ids;
+};
+
+/// Returns the first `count` entries of each row, by descending logits. Entries with equal logits
+/// keep their order.
+TopLogits SortTop(const TopLogits& unsorted, int64_t count) {
+  const auto [logits, order] =
+      at::sort(unsorted.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true);
+  count = std::min(count, logits.size(1));
+  return {logits.narrow(1, 0, count), unsorted.ids.gather(1, order.narrow(1, 0, count))};
+}
+
+/// Returns the columns of the `count` largest values of each row, ascending; [n, count]. Among
+/// equal values, the lowest columns are chosen.
+at::Tensor LargestColumns(const at::Tensor& values, int64_t count) {
+  const int64_t num_columns = values.size(1);
+  // topk chooses arbitrary columns among equal values, so only its smallest value is used.
+  const at::Tensor least = std::get<0>(values.topk(count, 1)).narrow(1, count - 1, 1);
+  const at::Tensor is_larger = values > least;
+  const at::Tensor is_equal = values == least;
+  const at::Tensor num_equal = is_larger.sum(1, /*keepdim=*/true).neg_().add_(count);
+  const at::Tensor is_chosen =
+      is_equal.cumsum(1).le(num_equal).logical_and_(is_equal).logical_or_(is_larger);
+  const at::Tensor from_end =
+      at::arange(num_columns, 0, -1, values.options().dtype(at::kInt)).mul(is_chosen);
+  const at::Tensor columns = num_columns - std::get<0>(from_end.topk(count, 1)).to(at::kLong);
+  return columns.clamp_max_(num_columns - 1);  // Fewer are chosen if a value is NaN.
+}
+
+void AccumulateTopK(const at::Tensor& logits, int64_t first, int64_t top_k, BlockStats& stats) {
+  const at::Tensor columns = LargestColumns(logits, std::min(top_k, logits.size(1)));
+  const at::Tensor best = logits.gather(1, columns).to(at::kDouble);
+  const TopLogits top = SortTop(
+      {at::cat({stats.top_logits, best}, 1), at::cat({stats.top_ids, columns + first}, 1)}, top_k);
+  stats.top_logits = top.logits;
+  stats.top_ids = top.ids;
+}
+
+/// Merges the lists of all ranks. The results have `top_k` entries; those behind the last id have
+/// kNoColumn.
+TopLogits MergeTop(const TopLogits& mine, int64_t top_k, const RankGroup& group) {
+  const int64_t num_missing = top_k - mine.ids.size(1);
+  TopLogits merged = {at::constant_pad_nd(mine.logits, {0, num_missing}, -kInfinity),
+                      at::constant_pad_nd(mine.ids, {0, num_missing}, kNoColumn)};
+  if (group.size() == 1) return merged;
+  const auto gather = [&](const at::Tensor& lists) {
+    const at::Tensor all = group.Gather(lists).view({group.size(), -1, top_k});
+    return all.permute({1, 0, 2}).reshape({-1, group.size() * top_k});
+  };
+  const auto [ids, order] = gather(merged.ids).sort(1);
+  return SortTop({gather(merged.logits).gather(1, order), ids}, top_k);
 }
 
 void AccumulateArgmax(const at::Tensor& logits, int64_t first, BlockStats& stats) {
@@ -153,21 +241,35 @@ BlockStats AccumulateStats(const Rows& rows, const Problem& problem, const at::T
   const int64_t num_tiles =
       shard.columns == 0 ? 0 : kernels::NumTiles(shard.begin + shard.columns) - first_tile;
   BlockStats stats;
-  stats.tiles = EmptyTiles(zero, num_tiles, options.need_entropy);
+  stats.tiles = EmptyTiles(zero, num_tiles, options);
   stats.target_logit = zero;
   stats.has_target = rows.all_targets.new_zeros({rows.size()}, at::kBool);
-  if (options.need_argmax) {
+  if (NeedsMax(options)) {
     stats.max_logit = at::full_like(zero, -kInfinity);
     stats.argmax = rows.all_targets.new_full({rows.size()}, kNoColumn);
   }
+  if (options.need_min_logit) stats.min_logit = at::full_like(zero, kInfinity);
   if (options.need_mean_logit) stats.mean_logit = zero.clone();
+  if (options.top_k > 0) {
+    stats.top_logits = zero.new_zeros({rows.size(), 0});
+    stats.top_ids = rows.all_targets.new_zeros({rows.size(), 0});
+  }
+  if (rows.candidates.defined()) {
+    stats.candidate_logit = at::zeros_like(rows.candidates.ids, at::kDouble);
+    stats.has_candidate = at::zeros_like(rows.candidates.ids, at::kBool);
+  }
   for (const Columns& columns : BlocksOfColumns(shard, rows.size())) {
     const int64_t first = shard.begin + columns.begin;
     const at::Tensor logits = BlockLogits(rows.hidden, problem, columns);
     if (cache.defined()) CacheLogits(cache, columns, logits);
     SumTiles(logits, log2_scales, first, first / kTileColumns - first_tile, stats.tiles);
     AccumulateTargets(logits, rows, first, stats);
-    if (options.need_argmax) AccumulateArgmax(logits, first, stats);
+    if (rows.candidates.defined()) AccumulateCandidates(logits, rows, first, stats);
+    if (NeedsMax(options)) AccumulateArgmax(logits, first, stats);
+    if (options.top_k > 0) AccumulateTopK(logits, first, options.top_k, stats);
+    if (options.need_min_logit) {
+      stats.min_logit = stats.min_logit.minimum(logits.amin(1).to(at::kDouble));
+    }
     if (options.need_mean_logit) {
       stats.mean_logit += logits.to(at::kDouble).mv(MeanLogitWeights(problem, columns));
     }
@@ -178,9 +280,30 @@ BlockStats AccumulateStats(const Rows& rows, const Problem& problem, const at::T
   return stats;
 }
 
+/// Returns the number of this shard's logits that rank above the target's, int64 [n]. The target's
+/// logit, fp64 [n], may be another shard's. Logits are read from `cache` if it is defined.
+at::Tensor CountAbove(const at::Tensor& target_logit, const Rows& rows, const Problem& problem,
+                      const at::Tensor& cache) {
+  const at::Tensor target = rows.target().unsqueeze(1);
+  const at::Tensor limit = target_logit.to(problem.wide).unsqueeze(1);
+  at::Tensor count = at::zeros_like(rows.target());
+  for (const Columns& columns : BlocksOfColumns(problem.shard, rows.size())) {
+    const at::Tensor logits = cache.defined() ? CachedRows{cache, {}}.Logits(columns)
+                                              : BlockLogits(rows.hidden, problem, columns);
+    const int64_t first = problem.shard.begin + columns.begin;
+    const at::Tensor is_before =
+        at::arange(first, first + columns.size(), count.options()).unsqueeze(0) < target;
+    const at::Tensor is_above =
+        logits.eq(limit).logical_and_(is_before).logical_or_(logits > limit);
+    count += is_above.sum(1);
+  }
+  return count;
+}
+
 class TensorScores : public PendingScores {
  public:
-  TensorScores(Rows rows, BlockStats stats) : rows_(std::move(rows)), stats_(std::move(stats)) {}
+  TensorScores(Rows rows, BlockStats stats, at::Tensor cache)
+      : rows_(std::move(rows)), stats_(std::move(stats)), cache_(std::move(cache)) {}
 
   LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
     const LinearLogprobOptions& options = problem.options;
@@ -197,6 +320,7 @@ class TensorScores : public PendingScores {
     std::vector<at::Tensor> parts = {fixed.sum, stats_.target_logit.view(at::kLong),
                                      stats_.has_target.to(at::kLong)};
     if (options.need_entropy) parts.push_back(fixed.weighted);
+    if (options.need_sum_p_squared) parts.push_back(fixed.squares);
     // Sums of integers are exact. This also holds for the bits of the target's logit, which are 0
     // on all ranks but one.
     at::Tensor sums = at::stack(parts);
@@ -209,11 +333,15 @@ class TensorScores : public PendingScores {
       return at::where(is_finite, values, kNan);
     };
     const at::Tensor log2_scales = PerTemperature(kLog2E, rows_, problem, at::kDouble).squeeze(1);
+    const auto logprob_of = [&](const at::Tensor& y, const at::Tensor& exponent,
+                                const at::Tensor& log2_total) {
+      return ((y - exponent) - log2_total).mul_(kernels::kLn2).clamp_max_(0);
+    };
     const at::Tensor y = sums[1].contiguous().view(at::kDouble) * log2_scales;
     LinearLogprobOutputs scores;
     scores.lse = where_finite((exponents + log2_sum) * kernels::kLn2);
     scores.lse_rest = scores.lse - scores.lse.to(problem.wide);
-    const at::Tensor logprob = ((y - exponents) - log2_sum).mul_(kernels::kLn2).clamp_max_(0);
+    const at::Tensor logprob = logprob_of(y, exponents, log2_sum);
     if (!group.is_alone() && !are_targets_covered) CheckTargetOwners(rows_, sums[2], problem);
     const double without_target = rows_.is_unchecked && !options.out_of_vocab_is_zero ? kNan : 0;
     scores.logprob = at::where(sums[2] > 0, where_finite(logprob), without_target);
@@ -222,17 +350,59 @@ class TensorScores : public PendingScores {
       const double entropy_max = std::log(static_cast<double>(problem.shard.vocab_size));
       scores.entropy = where_finite(entropy.clamp_(0, entropy_max));
     }
+    if (options.need_target_rank) {
+      const at::Tensor target_logit = sums[1].contiguous().view(at::kDouble);
+      group.RunOnAllRanks(problem.device(), [&] {
+        scores.target_rank = CountAbove(target_logit, rows_, problem, cache_);
+      });
+      group.Sum(scores.target_rank);
+      const at::Tensor has_rank = is_finite.logical_and(sums[2] > 0);
+      scores.target_rank.masked_fill_(has_rank.logical_not(), -1);
+    }
+    if (options.top_k > 0) {
+      const TopLogits top = MergeTop({stats_.top_logits, stats_.top_ids}, options.top_k, group);
+      const at::Tensor is_missing =
+          top.ids.eq(kNoColumn).logical_or_(is_finite.logical_not().unsqueeze(1));
+      const at::Tensor top_y = top.logits * log2_scales.unsqueeze(1);
+      const at::Tensor logprobs = logprob_of(top_y, exponents.unsqueeze(1), log2_sum.unsqueeze(1));
+      scores.top_k_ids = top.ids.masked_fill(is_missing, -1);
+      scores.top_k_logprobs = logprobs.masked_fill(is_missing, kNan);
+    }
+    if (rows_.candidates.defined()) {
+      at::Tensor shared =
+          at::stack({stats_.candidate_logit.view(at::kLong), stats_.has_candidate.to(at::kLong)});
+      group.Sum(shared);
+      const at::Tensor row = rows_.candidates.rows.clamp(0, rows_.size() - 1);
+      const auto at_rows = [&](const at::Tensor& values) { return values.index_select(0, row); };
+      const at::Tensor candidate_y = shared[0].view(at::kDouble) * at_rows(log2_scales);
+      const at::Tensor logprobs = logprob_of(candidate_y, at_rows(exponents), at_rows(log2_sum));
+      const at::Tensor is_known = at_rows(is_finite).logical_and(shared[1] > 0);
+      const at::Tensor is_in_block = row == rows_.candidates.rows;
+      scores.candidate_logprobs = at::where(is_in_block, at::where(is_known, logprobs, kNan), 0);
+    }
     if (options.need_mean_logit) {
       scores.mean_logit = stats_.mean_logit;
       group.Sum(scores.mean_logit);
     }
-    if (options.need_argmax) {
+    if (options.need_sum_p_squared) {
+      const at::Tensor squares = sums[-1].to(at::kDouble).mul_(kFixedPointOne) / sum.square();
+      scores.sum_p_squared = where_finite(squares.clamp_max_(1));
+    }
+    if (NeedsMax(options)) {
       at::Tensor max = stats_.max_logit.nan_to_num(kInfinity, kInfinity, -kInfinity);
       const at::Tensor mine = max.clone();
       group.Max(max);
-      scores.argmax = at::where(mine == max, stats_.argmax, kNoColumn);
-      group.Min(scores.argmax);
-      scores.argmax.masked_fill_(is_finite.logical_not(), -1);
+      if (options.need_max_logit) scores.max_logit = where_finite(max);
+      if (options.need_argmax) {
+        scores.argmax = at::where(mine == max, stats_.argmax, kNoColumn);
+        group.Min(scores.argmax);
+        scores.argmax.masked_fill_(is_finite.logical_not(), -1);
+      }
+    }
+    if (options.need_min_logit) {
+      at::Tensor min = stats_.min_logit.nan_to_num(kInfinity, kInfinity, -kInfinity);
+      group.Min(min);
+      scores.min_logit = where_finite(min);
     }
     return scores;
   }
@@ -240,6 +410,7 @@ class TensorScores : public PendingScores {
  private:
   const Rows rows_;
   const BlockStats stats_;
+  const at::Tensor cache_;  // the block's rows of a cache, or undefined
 };
 
 // Gradients.
@@ -381,7 +552,7 @@ class TensorPath : public ScoringPath {
     BlockStats stats;
     problem.group.RunOnAllRanks(problem.device(),
                                 [&] { stats = AccumulateStats(block, problem, cache); });
-    return std::make_unique<TensorScores>(block, stats);
+    return std::make_unique<TensorScores>(block, stats, cache);
   }
 
   std::unique_ptr<DotGradients> MakeDotGradients(

@@ -20,7 +20,8 @@ std::vector<int64_t> CommonNumbers(const Problem& problem, const RowSubset& subs
                                  static_cast<int64_t>(problem.wide),
                                  problem.path->is_fused(),
                                  static_cast<int64_t>(inputs.hidden.scalar_type()),
-                                 inputs.row_temperature.has_value()};
+                                 inputs.row_temperature.has_value(),
+                                 inputs.candidate_ids ? inputs.candidate_ids->numel() : -1};
   ForEachField<LinearLogprobOptions>([&]<typename T>(const Field<LinearLogprobOptions, T>& field) {
     if (field.across_ranks != AcrossRanks::kMustAgree) return;
     const T& value = problem.options.*field.member;
@@ -51,7 +52,9 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
     return info;
   });
   const auto gather_rows = [&] {
-    return GatherRows(mine.subset, HiddenOfAllRows(problem), inputs);
+    Rows rows = GatherRows(mine.subset, HiddenOfAllRows(problem), inputs);
+    rows.candidates = CandidatesAmong(rows, problem);
+    return rows;
   };
   Rows rows;
   if (!pending.has_error() && !options.sequence_parallel) {

@@ -79,7 +79,7 @@ class RankGroup {
     std::vector<int64_t> common;  ///< Must be equal on all ranks; at most kCommonMax numbers.
     Numbers own = {};
   };
-  static constexpr size_t kCommonMax = 32;
+  static constexpr size_t kCommonMax = 48;
 
   class PendingInfo;
 

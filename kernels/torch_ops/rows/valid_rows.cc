@@ -14,8 +14,8 @@ namespace logprobd::torch_ops {
 
 at::Tensor InPlainLayout(const at::Tensor& rows) {
   constexpr uintptr_t kAlignment = 16;
-  const bool is_plain = rows.is_contiguous() &&
-                        reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlignment == 0;
+  const bool is_plain =
+      rows.is_contiguous() && reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % kAlignment == 0;
   return is_plain ? rows : rows.clone(at::MemoryFormat::Contiguous);
 }
 
@@ -80,6 +80,7 @@ Rows Rows::Slice(int64_t begin, int64_t size) const {
   slice.row_indices = row_indices.defined()
                           ? row_indices.narrow(0, begin, size)
                           : at::arange(begin, begin + size, all_targets.options());
+  slice.candidates = candidates.RelativeTo(begin, 0);
   slice.num_all = num_all;
   slice.num_out_of_vocab = num_out_of_vocab;
   slice.are_targets_covered = are_targets_covered;

@@ -10,6 +10,7 @@
 
 #include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/rows/listed_pairs.h"
 #include "kernels/torch_ops/rows/shard.h"
 
 namespace logprobd::torch_ops {
@@ -102,10 +103,13 @@ at::Tensor FlatTarget(const LinearLogprobInputs& inputs);
 
 /// The rows that a pass computes, one after another, and their position among all rows.
 struct Rows {
-  at::Tensor hidden;                 ///< [n, H]
-  at::Tensor all_targets;            ///< [num_all], int64
-  at::Tensor temperature;            ///< [n]; undefined: options.temperature.
-  at::Tensor row_indices;            ///< [n], int64, into all_targets; undefined: all rows.
+  at::Tensor hidden;       ///< [n, H]
+  at::Tensor all_targets;  ///< [num_all], int64
+  at::Tensor temperature;  ///< [n]; undefined: options.temperature.
+  at::Tensor row_indices;  ///< [n], int64, into all_targets; undefined: all rows.
+  /// All candidates of a forward pass. Their rows count these rows, so those of other rows lie
+  /// outside [0, n).
+  ListedPairs candidates;
   int64_t num_all = 0;               ///< Number of all rows.
   int64_t num_out_of_vocab = 0;      ///< See RowSubset; 0 while the compaction runs.
   bool are_targets_covered = false;  ///< Every target is known to lie in the shard of a rank.

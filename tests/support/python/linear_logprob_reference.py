@@ -19,6 +19,10 @@ class Scores(NamedTuple):
     lse: Tensor
     argmax: Tensor
     mean_logit: Tensor
+    max_logit: Tensor  # before temperature, as min_logit
+    min_logit: Tensor
+    sum_p_squared: Tensor
+    target_rank: Tensor
 
 
 def reference_logits(
@@ -63,15 +67,9 @@ def reference(
     is_valid = target != ignore_index
     if isinstance(temperature, Tensor):
         temperature = temperature.expand(target.shape)[is_valid]
-    x = reference_logits(
-        hidden[is_valid],
-        weight,
-        bias,
-        temperature=temperature,
-        scale=scale,
-        softcap=softcap,
-        vocab_valid=vocab_valid,
-    )
+    shaping = {"scale": scale, "softcap": softcap, "vocab_valid": vocab_valid}
+    x = reference_logits(hidden[is_valid], weight, bias, temperature=temperature, **shaping)
+    z = reference_logits(hidden[is_valid], weight, bias, **shaping)
     num_columns = x.shape[-1]
     if mean_logit_weights is None:
         mean_logit_weights = torch.full((num_columns,), 1.0 / num_columns, dtype=torch.float64)
@@ -88,9 +86,15 @@ def reference(
     mean_logit = x @ mean_logit_weights[:num_columns].to(x)
 
     def at_counted_rows(values: Tensor) -> Tensor:
-        return values.new_zeros(target.shape).masked_scatter(is_valid, values)
+        return values.new_zeros(is_valid.shape).masked_scatter(is_valid, values)
 
-    return Scores(*map(at_counted_rows, (logprob, entropy, lse, argmax, mean_logit)))
+    extremes = (z.amax(-1), z.amin(-1))
+    sum_p_squared = probabilities.square().sum(-1)
+    target = target[is_valid].long().unsqueeze(-1)
+    of_target = z.gather(-1, target)
+    target_rank = ((z > of_target) | ((z == of_target) & (columns < target))).sum(-1)
+    scores = (logprob, entropy, lse, argmax, mean_logit, *extremes, sum_p_squared, target_rank)
+    return Scores(*map(at_counted_rows, scores))
 
 
 def requested(scores) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
+from logprobd_ops._memory import ALL_ROWS, NOT_CACHED
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -63,19 +66,39 @@ def load_library() -> None:
         ) from None
 
 
+def _concatenated(lists: Sequence[Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the candidates of all rows one after another, and where those of each row begin."""
+    if len(lists) != target.numel():
+        raise ValueError(
+            f"candidate_ids is a list of {len(lists)} tensors, but target has {target.numel()} elements: "
+            "there must be one tensor per row"
+        )
+    ends = itertools.accumulate((ids.numel() for ids in lists), initial=0)
+    offsets = torch.tensor(list(ends), dtype=torch.int64, device=target.device)
+    none = torch.empty(0, dtype=torch.int64, device=target.device)
+    return torch.cat([none, *(ids.reshape(-1) for ids in lists)]), offsets
+
+
 def linear_logprob_arguments(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
-    bias: Tensor | None,
+    bias: Tensor | None = None,
     *,
-    need_entropy: bool,
-    mean_logit_weights: Tensor | None,
-    out_of_vocab: OutOfVocab,
-    return_argmax: bool,
-    return_mean_logit: bool,
-    keep_logits: int,
-    cached_rows: int,
+    need_entropy: bool = True,
+    mean_logit_weights: Tensor | None = None,
+    out_of_vocab: OutOfVocab = "error",
+    return_argmax: bool = False,
+    return_mean_logit: bool = False,
+    return_max_logit: bool = False,
+    return_min_logit: bool = False,
+    return_sum_p_squared: bool = False,
+    return_target_rank: bool = False,
+    top_k: int = 0,
+    candidate_ids: Tensor | Sequence[Tensor] | None = None,
+    candidate_offsets: Tensor | None = None,
+    keep_logits: int = NOT_CACHED,
+    cached_rows: int = ALL_ROWS,
     temperature: float | Tensor = 1.0,
     scale: float = 1.0,
     softcap: float | None = None,
@@ -93,6 +116,12 @@ def linear_logprob_arguments(
         raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap is {softcap}: it must be above 0, or None for no cap")
+    if candidate_ids is not None and not isinstance(candidate_ids, Tensor):
+        if candidate_offsets is not None:
+            raise ValueError(
+                "candidate_offsets: a list of candidate_ids has no offsets; concatenate the list or omit them"
+            )
+        candidate_ids, candidate_offsets = _concatenated(candidate_ids, target)
     row_temperature = None
     if isinstance(temperature, Tensor):
         row_temperature = temperature if temperature.dim() else temperature.expand(target.shape)
@@ -104,6 +133,8 @@ def linear_logprob_arguments(
         bias,
         row_temperature,
         mean_logit_weights,
+        candidate_ids,
+        candidate_offsets,
         float(temperature),
         float(scale),
         0.0 if softcap is None else float(softcap),
@@ -116,6 +147,11 @@ def linear_logprob_arguments(
         need_entropy,
         return_argmax,
         return_mean_logit,
+        return_max_logit,
+        return_min_logit,
+        return_sum_p_squared,
+        return_target_rank,
+        top_k,
         keep_logits,
         cached_rows,
         autocast,

@@ -5,19 +5,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from logprobd_ops._memory import Memory, logit_cache
+from logprobd_ops._memory import ALL_ROWS, EXPONENTIALS, NOT_CACHED, LogitCache, Memory, logit_cache
 from logprobd_ops._operator import OutOfVocab, linear_logprob_arguments, load_library
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import ProcessGroup
 
 load_library()
 
 
 class LinearLogprobOutput(NamedTuple):
-    """Scores of each row, shaped like target, fp32 (fp64 if hidden or weight is fp64). All but
-    argmax are differentiable with respect to hidden, weight and bias. Later versions may append
-    fields: read fields by name, or unpack as `logprob, entropy, lse, *_`."""
+    """Scores of each row, shaped like target, fp32 (fp64 if hidden or weight is fp64). They are zero for
+    ignored rows. logprob, entropy, lse, mean_logit, top_k_logprobs and candidate_logprobs are differentiable
+    with respect to hidden, weight and bias. Later versions may append fields: read fields by name, or unpack as
+    `logprob, entropy, lse, *_`."""
 
     logprob: Tensor
     """Log-probability of the target, in nats."""
@@ -30,6 +33,24 @@ class LinearLogprobOutput(NamedTuple):
     None unless return_argmax is set."""
     mean_logit: Tensor | None = None
     """Sum of mean_logit_weights * x over the vocabulary. None unless return_mean_logit is set."""
+    max_logit: Tensor | None = None
+    """Largest logit z, before the division by the temperature. None unless return_max_logit is set."""
+    min_logit: Tensor | None = None
+    """Smallest logit z, before the division by the temperature. None unless return_min_logit is set."""
+    sum_p_squared: Tensor | None = None
+    """Sum of the squared probabilities, in (0, 1]. None unless return_sum_p_squared is set."""
+    target_rank: Tensor | None = None
+    """int64: number of ids whose logit is larger than the target's, or equal with a lower id; 0 if the target is
+    the argmax. -1 if a logit is not finite or the target is outside the vocabulary. None unless
+    return_target_rank is set."""
+    top_k_ids: Tensor | None = None
+    """[..., top_k] int64: ids of the largest logits, best first, the lowest id first in case of ties. -1 behind
+    the last id of a smaller vocabulary, and if a logit is not finite. None unless top_k is above 0."""
+    top_k_logprobs: Tensor | None = None
+    """[..., top_k]: log-probabilities of top_k_ids, in nats; NaN where the id is -1, without a gradient."""
+    candidate_logprobs: Tensor | None = None
+    """Log-probabilities of candidate_ids, in nats, with the shape of candidate_ids ([N] for a list of tensors).
+    None unless candidate_ids are given."""
 
 
 def linear_logprob(
@@ -52,6 +73,13 @@ def linear_logprob(
     weight_grad: Tensor | None = None,
     return_argmax: bool = False,
     return_mean_logit: bool = False,
+    return_max_logit: bool = False,
+    return_min_logit: bool = False,
+    return_sum_p_squared: bool = False,
+    return_target_rank: bool = False,
+    top_k: int = 0,
+    candidate_ids: "Tensor | Sequence[Tensor] | None" = None,
+    candidate_offsets: Tensor | None = None,
     memory: Memory = "auto",
     memory_budget: int | None = None,
     hidden_splits: int = 2,
@@ -88,8 +116,18 @@ def linear_logprob(
             stream of the forward, so a reader on another stream must wait for that stream. The
             weight itself gets no gradient. A backward that fails may have added a part of the
             gradient.
-        return_argmax: also compute argmax.
-        return_mean_logit: also compute mean_logit.
+        return_argmax, return_mean_logit, return_max_logit, return_min_logit: also compute this score.
+        return_sum_p_squared: also compute sum_p_squared. The fused kernels cache no logits then, whatever
+            `memory` says, because they cannot do both at once.
+        return_target_rank: also compute target_rank. The forward pass then takes the slower path of tensor
+            operations and, for inputs of the fused kernels, caches no logits.
+        top_k: number of largest logits to list for each row, at most 128.
+        candidate_ids: integers, additional ids whose log-probabilities are computed: [..., K], K for each row;
+            or [N] with candidate_offsets; or a list with one tensor per row. An id may occur several
+            times. All ranks pass the same ids. Reading them waits for the GPU.
+        candidate_offsets: [rows + 1] integers. The candidates of row r are
+            candidate_ids[candidate_offsets[r] : candidate_offsets[r + 1]]; the first offset is 0 and the
+            last is N.
         memory: of how many rows the forward caches the logits for the backward, which computes those
             of the other rows again: one matrix product more than the three that are needed. "auto": as
             many as fit in memory_budget, the first rows that are not ignored. "cached": all rows.
@@ -114,11 +152,13 @@ def linear_logprob(
         ValueError: shapes, dtypes, devices or options are invalid or do not match; the message
             names the argument. It is raised on every rank if the ranks' targets, sizes or options
             differ, or their shards overlap.
-        IndexError: a target is outside the vocabulary; the message names the row.
+        IndexError: a target or a candidate is outside the vocabulary; the message names the row or the id.
         RuntimeError: another rank of the group failed.
     """
     cache = logit_cache(memory, memory_budget, hidden, weight, target, bias, autocast=autocast)
-    logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob(
+    if (return_sum_p_squared or return_target_rank) and cache.kind == EXPONENTIALS:
+        cache = LogitCache(NOT_CACHED, ALL_ROWS)
+    results = torch.ops.logprobd.linear_logprob(
         *linear_logprob_arguments(
             hidden,
             weight,
@@ -137,6 +177,13 @@ def linear_logprob(
             out_of_vocab=out_of_vocab,
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
+            return_max_logit=return_max_logit,
+            return_min_logit=return_min_logit,
+            return_sum_p_squared=return_sum_p_squared,
+            return_target_rank=return_target_rank,
+            top_k=top_k,
+            candidate_ids=candidate_ids,
+            candidate_offsets=candidate_offsets,
             keep_logits=cache.kind,
             cached_rows=cache.rows,
             hidden_splits=hidden_splits,
@@ -144,10 +191,18 @@ def linear_logprob(
         ),
         weight_grad,
     )
+    logprob, entropy, lse, *others = results
+    is_requested = (
+        *(return_argmax, return_mean_logit, return_max_logit, return_min_logit),
+        *(return_sum_p_squared, return_target_rank),
+        *(top_k > 0, top_k > 0, candidate_ids is not None),
+    )
     return LinearLogprobOutput(
         logprob,
         entropy,
         lse,
-        argmax if return_argmax else None,
-        mean_logit if return_mean_logit else None,
+        *[
+            score if is_wanted else None
+            for score, is_wanted in zip(others, is_requested, strict=False)
+        ],
     )

@@ -43,6 +43,8 @@ class LinearLogprobLossOutput(NamedTuple):
     lse: Tensor
     argmax: Tensor | None = None
     mean_logit: Tensor | None = None
+    max_logit: Tensor | None = None
+    min_logit: Tensor | None = None
 
 
 def linear_logprob_loss(
@@ -61,6 +63,8 @@ def linear_logprob_loss(
     out_of_vocab: OutOfVocab = "error",
     return_argmax: bool = False,
     return_mean_logit: bool = False,
+    return_max_logit: bool = False,
+    return_min_logit: bool = False,
     memory_budget: int | None = None,
     **head_options: Unpack[HeadOptions],
 ) -> LinearLogprobLossOutput:
@@ -96,7 +100,7 @@ def linear_logprob_loss(
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
     needs = gradients_needed(hidden, weight, bias)
     coefficients = (logprob_coef, entropy_coef, lse_coef, mean_logit_coef)
-    loss, logprob, entropy, lse, argmax, mean_logit, *_ = torch.ops.logprobd.linear_logprob_loss(
+    results = torch.ops.logprobd.linear_logprob_loss(
         *linear_logprob_arguments(
             hidden,
             weight,
@@ -107,6 +111,8 @@ def linear_logprob_loss(
             out_of_vocab=out_of_vocab,
             return_argmax=return_argmax,
             return_mean_logit=return_mean_logit,
+            return_max_logit=return_max_logit,
+            return_min_logit=return_min_logit,
             keep_logits=(
                 cache_kind(hidden, weight, autocast=head_options.get("autocast", True))
                 if any(needs)
@@ -121,6 +127,7 @@ def linear_logprob_loss(
         needs,
         budget_bytes(memory_budget, hidden, weight, LOSS_BUDGET_MIN),
     )
+    loss, logprob, entropy, lse, argmax, mean_logit, max_logit, min_logit, *_ = results
     return LinearLogprobLossOutput(
         loss,
         logprob,
@@ -128,6 +135,8 @@ def linear_logprob_loss(
         lse,
         argmax if return_argmax else None,
         mean_logit if return_mean_logit else None,
+        max_logit if return_max_logit else None,
+        min_logit if return_min_logit else None,
     )
 
 

@@ -4,11 +4,16 @@ import math
 from typing import NamedTuple
 
 import torch
-from linear_logprob_reference import reference, reference_logits, seeded
+from linear_logprob_reference import reference, reference_logits, requested, seeded
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
 
 IGNORED = -100
+# Options that request every score of a row.
+EVERY_SCORE = {
+    f"return_{name}": True
+    for name in ("argmax", "mean_logit", "max_logit", "min_logit", "sum_p_squared", "target_rank")
+}
 # Absolute tolerances for logits up to LOGIT_MAX. For larger logits they grow in proportion, like fp32's steps.
 LOGPROB_TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-10}
 ENTROPY_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -69,26 +74,37 @@ def assert_in_bounds(logprob: Tensor, entropy: Tensor, vocab: int) -> None:
 
 
 def assert_matches_reference(hidden, weight, target, bias=None, **options) -> None:
-    logprob, entropy, lse, argmax, mean_logit = linear_logprob(
-        hidden, weight, target, bias, return_argmax=True, return_mean_logit=True, **options
-    )
+    scores = linear_logprob(hidden, weight, target, bias, **EVERY_SCORE, **options)
+    logprob, entropy, lse, argmax, mean_logit, *_ = scores
     truth = reference(hidden, weight, target, bias, **options)
     is_double = torch.float64 in (hidden.dtype, weight.dtype)
     dtype = torch.float64 if is_double else torch.float32
-    assert [out.dtype for out in (logprob, entropy, lse, mean_logit)] == [dtype] * 4
+    assert {out.dtype for out in requested(scores) if out.is_floating_point()} == {dtype}
 
-    shaping = {k: options[k] for k in options if k in ("temperature", "scale", "softcap")}
-    vocab_valid = options.get("vocab_valid")
-    x = reference_logits(hidden, weight, bias, vocab_valid=vocab_valid, **shaping)
+    shaping = {k: options[k] for k in options if k in ("scale", "softcap", "vocab_valid")}
+    z = reference_logits(hidden, weight, bias, **shaping)
+    x = reference_logits(
+        hidden, weight, bias, temperature=options.get("temperature", 1.0), **shaping
+    )
     is_valid = target != options.get("ignore_index", IGNORED)
-    size = torch.where(is_valid, x.abs().amax(-1), 0.0) / LOGIT_MAX
-    factor = size.clamp(min=1)
+
+    def growth(logits: Tensor) -> Tensor:
+        return (torch.where(is_valid, logits.abs().amax(-1), 0.0) / LOGIT_MAX).clamp(min=1)
+
+    factor = growth(x)
     assert_near(logprob, truth.logprob, LOGPROB_TOLERANCE[dtype] * factor, "logprob")
     assert_near(lse, truth.lse, LOGPROB_TOLERANCE[dtype] * factor, "lse")
     assert_near(entropy, truth.entropy, ENTROPY_TOLERANCE[dtype] * factor, "entropy")
     mean_logit_weights = options.get("mean_logit_weights")
     mass = 1.0 if mean_logit_weights is None else max(1.0, mean_logit_weights.abs().sum().item())
     assert_near(mean_logit, truth.mean_logit, LOGPROB_TOLERANCE[dtype] * factor * mass, "mean")
+    tolerance = LOGPROB_TOLERANCE[dtype]
+    assert_near(scores.max_logit, truth.max_logit, tolerance * growth(z), "max_logit")
+    assert_near(scores.min_logit, truth.min_logit, tolerance * growth(z), "min_logit")
+    # The relative error is at most twice the absolute error of the logits.
+    squares = truth.sum_p_squared
+    assert_near(scores.sum_p_squared, squares, 2 * tolerance * factor * squares, "sum_p_squared")
+    assert (scores.sum_p_squared <= 1).all()
     assert argmax.dtype == torch.int64
     if options.get("softcap") is None:
         assert torch.equal(argmax, truth.argmax)

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
+from linear_logprob_reference import requested
 from logprobd_ops import linear_cross_entropy, linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
-from score_cases import (
-    exact_case,
-)
+from score_cases import EVERY_SCORE, exact_case
 
 BAD_ARGUMENTS = {
     "weight of one dimension": ({"weight": torch.ones(8)}, "weight"),
@@ -76,29 +75,29 @@ def test_the_error_names_the_wrong_argument(mistake):
 def test_a_value_that_is_not_finite_affects_only_its_row(bad, vocab):
     hidden, weight, target, bias = exact_case(7, 31, vocab)
     weight[-1, 3] = 1.0  # Not 0, so that an infinite value gives an infinite logit and not NaN.
-    truth = linear_logprob(hidden, weight, target, bias, return_argmax=True, return_mean_logit=True)
+    truth = requested(linear_logprob(hidden, weight, target, bias, **EVERY_SCORE))
     hidden[3, 3] = bad
 
-    scores = linear_logprob(
-        hidden, weight, target, bias, return_argmax=True, return_mean_logit=True
-    )
+    scores = linear_logprob(hidden, weight, target, bias, **EVERY_SCORE)
 
     others = [0, 1, 2, 4, 5, 6]
-    for ours, before in zip(scores, truth, strict=True):
+    for ours, before in zip(requested(scores), truth, strict=True):
         assert torch.equal(ours[others], before[others])
     assert all(score[3].isnan() for score in scores[:3])
+    assert scores.argmax[3] == -1 and scores.target_rank[3] == -1
+    assert scores.max_logit[3].isnan() and scores.min_logit[3].isnan()
+    assert scores.sum_p_squared[3].isnan()
 
 
 def test_a_logit_of_plus_infinity_has_no_scores():
     hidden, weight, target, bias = exact_case(7, 31, 257)
     bias[200] = math.inf
 
-    logprob, entropy, lse, argmax, _ = linear_logprob(
-        hidden, weight, target, bias, return_argmax=True
-    )
+    scores = linear_logprob(hidden, weight, target, bias, **EVERY_SCORE)
 
-    assert logprob.isnan().all() and entropy.isnan().all() and lse.isnan().all()
-    assert (argmax == -1).all()
+    assert (scores.argmax == -1).all() and (scores.target_rank == -1).all()
+    for name in ("logprob", "entropy", "lse", "max_logit", "min_logit", "sum_p_squared"):
+        assert getattr(scores, name).isnan().all(), name
 
 
 def test_a_row_of_minus_infinities_has_no_scores():
@@ -121,8 +120,7 @@ def test_the_values_of_the_weights_padding_do_not_matter():
         target,
         bias[:125],
         mean_logit_weights=mean_logit_weights[:125],
-        return_argmax=True,
-        return_mean_logit=True,
+        **EVERY_SCORE,
     )
     weight[125:] = math.nan
     bias[125:] = math.inf
@@ -135,11 +133,11 @@ def test_the_values_of_the_weights_padding_do_not_matter():
         bias,
         vocab_valid=125,
         mean_logit_weights=mean_logit_weights,
-        return_argmax=True,
-        return_mean_logit=True,
+        **EVERY_SCORE,
     )
 
-    assert all(torch.equal(ours, same) for ours, same in zip(scores, truth, strict=True))
+    for ours, same in zip(requested(scores), requested(truth), strict=True):
+        assert torch.equal(ours, same)
 
 
 @pytest.mark.parametrize("function", (linear_logprob, linear_logprob_loss, linear_cross_entropy))

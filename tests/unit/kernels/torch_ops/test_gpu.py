@@ -9,8 +9,8 @@ from gpu_cases import IGNORED, make_case
 from linear_logprob_reference import reference
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops._memory import logit_cache
+from logprobd_ops._operator import linear_logprob_arguments
 from logprobd_ops.linear_logprob import linear_logprob
-from operator_options import operator_options
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -102,6 +102,56 @@ def test_an_out_of_vocab_target_gives_nan_in_a_graph_which_cannot_raise(dtype):
     assert logprob[5].isnan() and logprob.isnan().sum() == 1 and lse.isfinite().all()
 
 
+def lists_and_gradients(hidden, weight, target, ids, **options) -> list[Tensor]:
+    scores = linear_logprob(hidden, weight, target, top_k=5, candidate_ids=ids, **options)
+    loss = scores.top_k_logprobs.sum() - (scores.candidate_logprobs * 0.5).sum()
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    return [scores.top_k_ids, scores.top_k_logprobs, scores.candidate_logprobs, *gradients]
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_a_replayed_graph_lists_logits_with_gradients(memory, dtype):
+    hidden, weight, target = (tensor.detach() for tensor in make_case())
+    hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
+    ids = torch.arange(300 * 4, device="cuda").view(300, 4) % 2000
+    graph = torch.cuda.CUDAGraph()
+    captured = captured_with(
+        graph, lambda: lists_and_gradients(hidden, weight, target, ids, memory=memory)
+    )
+
+    other = make_case(seed=1)
+    with torch.no_grad():
+        hidden.copy_(other[0])
+        target.copy_(other[2].roll(3))
+        ids.copy_(ids.flip(0))
+    graph.replay()
+    expected = lists_and_gradients(hidden, weight, target, ids, memory=memory)
+
+    is_ignored = target == IGNORED
+    for ours in captured[:4]:
+        assert (ours[is_ignored] == 0).all()
+    assert torch.equal(captured[0], expected[0])
+    for ours, eager in zip(captured[1:3], expected[1:3], strict=True):
+        torch.testing.assert_close(ours, eager, rtol=0, atol=1e-6)
+    for ours, eager in zip(captured[3:], expected[3:], strict=True):
+        assert (ours.double() - eager.double()).norm() <= 6e-3 * eager.double().norm()
+
+
+def test_a_candidate_outside_the_vocabulary_gives_nan_in_a_graph_which_cannot_raise():
+    hidden, weight, target = make_case()
+    ids = torch.full((300, 1), 2000, device="cuda")
+    with pytest.raises(IndexError, match="candidate_ids contains 2000"):
+        linear_logprob(hidden, weight, target, candidate_ids=ids)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        logprobs = linear_logprob(hidden, weight, target, candidate_ids=ids).candidate_logprobs
+    graph.replay()
+
+    is_ignored = target == IGNORED
+    assert logprobs[~is_ignored].isnan().all() and (logprobs[is_ignored] == 0).all()
+
+
 def test_kernels_run_on_the_current_stream():
     case = make_case()
     expected = scores_and_gradients(*case)
@@ -178,11 +228,7 @@ def test_the_fused_operator_passes_opcheck(keep_logits):
     hidden, weight, target = make_case()
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
-        (
-            *(hidden, weight, target, None, None, None),
-            *operator_options(keep_logits=keep_logits),
-            None,
-        ),
+        (*linear_logprob_arguments(hidden, weight, target, keep_logits=keep_logits), None),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

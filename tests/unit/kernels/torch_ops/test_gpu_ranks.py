@@ -22,6 +22,8 @@ MODES = (
     *("loss", "loss with entropy", "peaked loss", "loss of every row", "fp32 hidden", "fp32 loss"),
 )
 
+EXTREMES = {"return_argmax": True, "return_max_logit": True, "return_min_logit": True}
+
 
 def case_of(mode: str, vocab: int, device="cuda") -> tuple[tuple[Tensor, Tensor, Tensor], dict]:
     """Returns the inputs and options of a mode. "many rows" has two blocks of rows and ranks with only padding."""
@@ -43,33 +45,36 @@ def computed(
     """Returns the scores, the loss and the gradients by name."""
     if "loss" in mode:
         weights = torch.linspace(-1, 1, target.numel(), device=target.device)
-        loss, logprob, entropy, lse, argmax, _ = linear_logprob_loss(
+        results = linear_logprob_loss(
             hidden,
             weight,
             target,
             logprob_coef=weights,
             entropy_coef=0.01 * weights if "entropy" in mode else None,
             temperature=0.1 if "peaked" in mode else 1.0,
-            return_argmax=True,
+            **EXTREMES,
             **options,
         )
+        loss = results.loss
     else:
-        logprob, entropy, lse, argmax, mean_logit = linear_logprob(
+        results = linear_logprob(
             hidden,
             weight,
             target,
             memory="cached" if mode == "cached" else "recompute",
-            return_argmax=True,
             return_mean_logit=mode == "mean logit",
+            return_sum_p_squared=mode != "cached",
+            top_k=3,
+            candidate_ids=torch.stack((target.clamp_min(0), torch.zeros_like(target)), -1),
+            **EXTREMES,
             **options,
         )
-        loss = (logprob + 0.01 * entropy).sum()
-        if mean_logit is not None:
-            loss = loss + mean_logit.sum()
+        loss = (results.logprob + 0.01 * results.entropy).sum()
+        loss = loss + results.top_k_logprobs[:, 1].sum() - results.candidate_logprobs.sum()
+        if results.mean_logit is not None:
+            loss = loss + results.mean_logit.sum()
     d_hidden, d_weight = torch.autograd.grad(loss, (hidden, weight))
-    scores = {"logprob": logprob, "entropy": entropy, "lse": lse, "argmax": argmax}
-    if mode == "mean logit":
-        scores["mean_logit"] = mean_logit
+    scores = {name: score for name, score in results._asdict().items() if score is not None}
     return scores | {"loss": loss, "d_hidden": d_hidden, "d_weight": d_weight}
 
 
@@ -143,7 +148,7 @@ def test_shards_give_the_scores_of_the_whole_head(ranks, cuts, mode):
     whole = computed(*case, mode, **options)
 
     for rank in ranks:
-        for name in ("logprob", "entropy", "lse", "argmax"):
+        for name in whole.keys() - {"loss", "mean_logit", "d_hidden", "d_weight"}:
             ours = rank[mode][name]
             if cuts == TILED:
                 assert torch.equal(ours, whole[name]), name

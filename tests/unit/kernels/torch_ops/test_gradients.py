@@ -20,7 +20,7 @@ from gradient_cases import (
 )
 from linear_logprob_reference import reference, reference_logits, requested
 from logprobd_ops.linear_logprob import linear_logprob
-from operator_options import operator_options
+from raw_operator import backward_arguments, raw_scores
 
 
 def assert_same_gradients(case: Case, outputs=OUTPUTS, **options) -> None:
@@ -276,23 +276,12 @@ def test_the_gradient_of_a_single_input(needed):
 def test_a_gradient_that_is_not_needed_has_no_elements(needs):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
-    _, entropy, lse, *_ = linear_logprob(hidden, weight, case.target, bias)
+    inputs = (hidden, weight, case.target, bias)
+    saved = raw_scores(*inputs) | {"cache": None}
+    upstream = dict(zip(OUTPUTS, upstream_of(11), strict=True))
 
     computed = torch.ops.logprobd.linear_logprob_backward(
-        *upstream_of(11),
-        lse,
-        torch.zeros_like(lse),
-        entropy,
-        None,
-        False,
-        hidden,
-        weight,
-        case.target,
-        bias,
-        None,
-        None,
-        *operator_options(),
-        needs,
+        *backward_arguments(upstream, saved, *inputs, needs=needs)
     )
 
     assert [gradient.numel() > 0 for gradient in computed] == list(needs)

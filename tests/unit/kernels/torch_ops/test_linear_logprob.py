@@ -9,6 +9,7 @@ from linear_logprob_reference import requested, seeded
 from logprobd_ops._operator import HeadOptions
 from logprobd_ops.linear_logprob import linear_logprob
 from score_cases import (
+    EVERY_SCORE,
     IGNORED,
     assert_matches_reference,
     exact_case,
@@ -109,14 +110,19 @@ def test_mean_logit_weights_are_the_weights_of_the_mean_logit(dtype):
 
 def test_scores_that_are_not_requested_are_empty_or_none_and_change_nothing():
     hidden, weight, target, bias = exact_case(vocab=257)
-    full = linear_logprob(hidden, weight, target, bias, return_argmax=True, return_mean_logit=True)
+    full = linear_logprob(hidden, weight, target, bias, **EVERY_SCORE)
 
-    logprob, entropy, lse, *_ = linear_logprob(hidden, weight, target, bias, need_entropy=False)
-    with_mean = linear_logprob(hidden, weight, target, bias, return_mean_logit=True)
+    logprob, entropy, lse, *others = linear_logprob(
+        hidden, weight, target, bias, need_entropy=False
+    )
 
-    assert entropy.numel() == 0
+    assert entropy.numel() == 0 and others == [None] * len(others)
     assert torch.equal(logprob, full.logprob) and torch.equal(lse, full.lse)
-    assert with_mean.argmax is None and torch.equal(with_mean.mean_logit, full.mean_logit)
+    for option in EVERY_SCORE:
+        name = option.removeprefix("return_")
+        one = linear_logprob(hidden, weight, target, bias, **{option: True})
+        assert torch.equal(getattr(one, name), getattr(full, name))
+        assert len(requested(one)) == 4
 
 
 def test_the_result_has_named_fields_in_a_fixed_order():
@@ -140,12 +146,10 @@ def test_the_other_functions_take_the_options_of_the_head():
 
 def test_the_first_row_has_the_same_bits_every_time():
     hidden, weight, target, bias = normal_case(5, 31, 193)
-    first = linear_logprob(hidden, weight, target, bias, return_argmax=True, return_mean_logit=True)
+    first = requested(linear_logprob(hidden, weight, target, bias, **EVERY_SCORE))
 
     for _ in range(200):
-        again = linear_logprob(
-            hidden, weight, target, bias, return_argmax=True, return_mean_logit=True
-        )
+        again = requested(linear_logprob(hidden, weight, target, bias, **EVERY_SCORE))
         assert all(torch.equal(ours[0], same[0]) for ours, same in zip(again, first, strict=True))
 
 

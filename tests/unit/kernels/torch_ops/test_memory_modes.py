@@ -10,6 +10,7 @@ import torch
 from gradient_cases import (
     IGNORED,
     OPTIONS,
+    OUTPUTS,
     Case,
     assert_same,
     error_of,
@@ -34,7 +35,7 @@ from logprobd_ops._memory import (
 )
 from logprobd_ops.linear_logprob import linear_logprob
 from logprobd_ops.losses import linear_cross_entropy
-from operator_options import operator_options
+from raw_operator import backward_arguments, raw_scores
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -283,8 +284,7 @@ def test_cached_ignores_the_budget():
 
 def cache_of(case: Case, keep_logits: int, cached_rows: int = ALL_ROWS) -> Tensor:
     """Returns the cache of the operator."""
-    options = operator_options(keep_logits=keep_logits, cached_rows=cached_rows)
-    return torch.ops.logprobd.linear_logprob(*case, None, None, *options, None)[-1]
+    return raw_scores(*case, keep_logits=keep_logits, cached_rows=cached_rows)["cache"]
 
 
 def test_the_operator_returns_the_cache():
@@ -481,13 +481,13 @@ def test_a_compiled_caller_gets_the_bits_of_eager(memory, memory_budget, dtype, 
 def test_the_backward_operator_passes_opcheck_with_cached_logits():
     case = make_case().to(torch.float32)
     leaves = [leaf.detach() for leaf in case.leaves]
-    options = operator_options(keep_logits=1)
-    inputs = (leaves[0], leaves[1], case.target, leaves[2], None, None, *options)
-    _, entropy, lse, _, _, lse_rest, cache = torch.ops.logprobd.linear_logprob(*inputs, None)
+    inputs = (leaves[0], leaves[1], case.target, leaves[2])
+    saved = raw_scores(*inputs, keep_logits=1)
+    upstream = dict(zip(OUTPUTS, wide_upstream(case), strict=True))
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward.default,
-        (*wide_upstream(case), lse, lse_rest, entropy, cache, False, *inputs, [True, True, True]),
+        backward_arguments(upstream, saved, *inputs, keep_logits=1),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -512,14 +512,14 @@ def test_an_unknown_kind_of_cache_is_named():
 def test_a_cache_of_another_format_raises(cache):
     case = make_case()
     hidden, weight, bias = (leaf.detach() for leaf in case.leaves)
-    options = operator_options(keep_logits=1)
     rows = torch.ones(11, dtype=torch.float64)
+    saved = {"lse": rows, "lse_rest": rows, "entropy": rows, "cache": cache}
+    arguments = backward_arguments(
+        {"logprob": rows}, saved, hidden, weight, case.target, bias, keep_logits=1
+    )
 
     with pytest.raises(ValueError, match="cache is"):
-        torch.ops.logprobd.linear_logprob_backward(
-            *(rows, None, None, None, rows, rows, rows, cache, False),
-            *(hidden, weight, case.target, bias, None, None, *options, [True, True, True]),
-        )
+        torch.ops.logprobd.linear_logprob_backward(*arguments)
 
 
 # Losses.

@@ -1,15 +1,24 @@
 """Tests of linear_logprob over the ranks of a gloo group, each of which has a shard of the vocabulary."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
+from gradient_cases import OUTPUTS
 from logprobd_ops import linear_logprob, linear_logprob_loss
-from operator_options import operator_options
 from rank_pool import RankPool
+from raw_operator import backward_arguments, raw_scores
+from score_cases import EVERY_SCORE
 
 TILE = 192  # Columns of a tile. Sums are exact if all shards begin at multiples of it.
 SIZE = 3
 ROWS, HIDDEN, VOCAB = 12, 24, 5 * TILE
+# Scores that have the bits of the whole head if shards begin with tiles.
+SCORES = (
+    *("logprob", "entropy", "lse", "argmax", "max_logit", "min_logit", "sum_p_squared"),
+    *("target_rank", "top_k_ids", "top_k_logprobs", "candidate_logprobs"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +43,9 @@ def head(*, exact: bool = False) -> dict[str, torch.Tensor]:
         "weight": weight,
         "bias": (bias * 4).round() / 4 if exact else bias,
         "target": target,
+        "candidate_ids": torch.randint(0, 2 * TILE, (ROWS, 4), generator=random),
         "upstream": upstream,
+        "list_upstream": torch.randn(ROWS, 9, generator=random),
     }
 
 
@@ -46,22 +57,28 @@ def head_without_ignored_rows() -> dict[str, torch.Tensor]:
     return given
 
 
-def score(given: dict, **options) -> dict[str, torch.Tensor]:
-    """Returns the scores and gradients by name."""
+def score(given: dict, *, with_lists: bool = False, **options) -> dict[str, torch.Tensor]:
+    """Returns the scores and gradients by name. With `with_lists`, the loss contains the lists."""
     inputs = {name: given[name].clone().requires_grad_() for name in ("hidden", "weight", "bias")}
-    logprob, entropy, lse, argmax, mean_logit = linear_logprob(
+    results = linear_logprob(
         inputs["hidden"],
         inputs["weight"],
         given["target"],
         inputs["bias"],
-        return_argmax=True,
-        return_mean_logit=True,
+        top_k=5,
+        candidate_ids=given["candidate_ids"],
+        **EVERY_SCORE,
         **{"temperature": 0.7, **options},
     )
-    scores = {"logprob": logprob, "entropy": entropy, "lse": lse, "mean_logit": mean_logit}
-    sum(u @ s for u, s in zip(given["upstream"], scores.values(), strict=True)).backward()
+    scores = {name: getattr(results, name) for name in OUTPUTS}
+    loss = sum(u @ s for u, s in zip(given["upstream"], scores.values(), strict=True))
+    if with_lists:
+        loss = loss + (results.top_k_logprobs * given["list_upstream"][:, :5]).sum()
+        loss = loss + (results.candidate_logprobs * given["list_upstream"][:, 5:]).sum()
+    loss.backward()
     gradients = {f"d_{name}": tensor.grad for name, tensor in inputs.items()}
-    return {name: s.detach() for name, s in scores.items()} | {"argmax": argmax} | gradients
+    detached = {name: each.detach() for name, each in results._asdict().items() if each is not None}
+    return detached | gradients
 
 
 def shard(given: dict, borders: list[int], rank: int) -> dict:
@@ -105,6 +122,29 @@ def test_shards_of_any_size_give_the_results_of_the_whole_head(ranks, borders, o
     assert_close(parts, score(given, **options), borders)
 
 
+@pytest.mark.parametrize("borders", UNEVEN.values(), ids=UNEVEN)
+def test_lists_of_shards_have_the_gradients_of_the_whole_head(ranks, borders) -> None:
+    given = head()
+    given["candidate_ids"] = (given["candidate_ids"] * 7) % VOCAB
+    options = {"with_lists": True, "softcap": 5.0}
+
+    parts = ranks.results(score_shard, given, borders, options)
+
+    assert_close(parts, score(given, **options), borders)
+
+
+def score_other_candidates(rank: int, size: int, given: dict, borders: list[int]) -> dict:
+    given["candidate_ids"] = given["candidate_ids"] + (rank == 1)
+    return score_shard(rank, size, given, borders, {})
+
+
+def test_different_candidates_raise_on_every_rank(ranks) -> None:
+    outcomes = ranks.outcomes(score_other_candidates, head(), UNEVEN["aligned"])
+
+    for _, error in outcomes:
+        assert error.startswith("ValueError: the ranks of the group were called with different")
+
+
 @pytest.mark.parametrize("memory", ["recompute", "cached"])
 def test_gradients_without_ignored_rows_are_those_of_the_whole_head(ranks, memory) -> None:
     given, borders = head_without_ignored_rows(), UNEVEN["an empty shard"]
@@ -118,7 +158,7 @@ def test_scores_have_the_same_bits_on_every_rank(ranks) -> None:
     first, *others = ranks.results(score_shard, head(), UNEVEN["within tiles"], {})
 
     for other in others:
-        for name in ("logprob", "entropy", "lse", "argmax", "mean_logit", "d_hidden"):
+        for name in (*SCORES, "mean_logit", "d_hidden"):
             assert torch.equal(other[name], first[name]), name
 
 
@@ -129,7 +169,7 @@ def test_shards_that_begin_with_a_tile_give_the_bits_of_the_whole_head(ranks) ->
 
     whole = score(given)
     for part in parts:
-        for name in ("logprob", "entropy", "lse", "argmax"):
+        for name in SCORES:
             assert torch.equal(part[name], whole[name]), name
 
 
@@ -145,7 +185,7 @@ def test_padding_behind_the_vocabulary_counts_in_no_shard(ranks) -> None:
 
     whole = score(given | {"weight": given["weight"][:valid], "bias": given["bias"][:valid]})
     for part in parts:
-        for name in ("logprob", "entropy", "lse", "argmax"):
+        for name in SCORES:
             torch.testing.assert_close(part[name], whole[name], rtol=1e-5, atol=1e-5, msg=name)
     assert not parts[2]["d_weight"].any()
 
@@ -331,18 +371,17 @@ def test_the_failure_of_one_rank_in_the_backward_raises_on_every_rank(ranks, voc
 
 def differentiate_another_cache(rank: int, _size: int, given: dict, borders: list[int]) -> None:
     mine = shard(given, borders, rank)
-    inputs = (*(mine[name] for name in ("hidden", "weight", "target")), None, None, None)
-    group = dist.group.WORLD.group_name
-    options = operator_options(vocab_start=borders[rank], group=group, keep_logits=1)
-    _, entropy, lse, _, _, rest, cache = torch.ops.logprobd.linear_logprob(*inputs, *options, None)
-    upstream = (torch.ones(ROWS), None, None, None, lse, rest, entropy)
+    inputs = [mine[name] for name in ("hidden", "weight", "target")]
+    options = {
+        "vocab_start": borders[rank],
+        "process_group": dist.group.WORLD,
+        "keep_logits": 1,
+    }
+    saved = raw_scores(*inputs, **options)
+    if rank == 1:
+        saved["cache"] = saved["cache"][:, 1:]
     torch.ops.logprobd.linear_logprob_backward(
-        *upstream,
-        cache[:, 1:] if rank == 1 else cache,
-        False,
-        *inputs,
-        *options,
-        [True, True, False],
+        *backward_arguments({"logprob": torch.ones(ROWS)}, saved, *inputs, **options)
     )
 
 
@@ -408,10 +447,8 @@ def test_the_ranks_continue_to_work_after_an_error(ranks) -> None:
 
 def test_an_unknown_group_raises() -> None:
     given = head()
+    inputs = [given[name] for name in ("hidden", "weight", "target")]
+    group = SimpleNamespace(group_name="nobody")
+
     with pytest.raises(ValueError, match="process_group: this process has no group named"):
-        torch.ops.logprobd.linear_logprob(
-            *(given[name] for name in ("hidden", "weight", "target")),
-            *(None, None, None),
-            *operator_options(group="nobody"),
-            None,
-        )
+        raw_scores(*inputs, process_group=group)

@@ -17,8 +17,9 @@ from gradient_cases import (
     true_scores,
     upstream_of,
 )
-from logprobd_ops import linear_logprob_loss
-from operator_options import operator_options
+from linear_logprob_reference import requested
+from logprobd_ops import linear_logprob, linear_logprob_loss
+from logprobd_ops._operator import linear_logprob_arguments
 from torch import Tensor
 
 NAMES = ("logprob_coef", "entropy_coef", "lse_coef", "mean_logit_coef")
@@ -135,14 +136,12 @@ def test_the_scores_are_those_of_linear_logprob_without_gradients():
     case.target[3] = IGNORED
     coefficients = coefficients_of(11)
 
-    _, *ours = linear_logprob_loss(
-        *case, **coefficients, memory_budget=0, return_argmax=True, return_mean_logit=True
-    )
+    names = ("argmax", "mean_logit", "max_logit", "min_logit")  # all that it can return
+    requests = {f"return_{name}": True for name in names}
+    _, *ours = linear_logprob_loss(*case, **coefficients, memory_budget=0, **requests)
 
-    truth = score(case, return_argmax=True)
-    logprob, entropy, lse, argmax, mean_logit = ours
-    assert_same((logprob, entropy, lse, argmax, mean_logit), (*truth[:3], truth[3], truth[4]))
-    assert not any(each.requires_grad for each in ours)
+    assert_same(requested(ours), requested(linear_logprob(*case, **requests)))
+    assert not any(each.requires_grad for each in requested(ours))
 
 
 def test_an_entropy_with_a_coefficient_counts_even_if_it_is_not_returned():
@@ -414,11 +413,16 @@ def test_a_compiled_caller_gets_the_bits_of_eager(backend, is_dynamic):
 
 
 def raw_arguments(case: Case, needs: list[bool]) -> tuple:
-    options = operator_options(
-        temperature=0.75, scale=1.5, need_argmax=True, need_mean_logit=True, keep_logits=1
+    arguments = linear_logprob_arguments(
+        *case,
+        temperature=0.75,
+        scale=1.5,
+        return_argmax=True,
+        return_mean_logit=True,
+        keep_logits=1,
     )
     coefficients = (*upstream_of(11, torch.float32), [1.0, 0.5, 1.0, -2.0], False)
-    return (*case, None, None, *options, *coefficients, needs, 3 * 200 * 4)
+    return (*arguments, *coefficients, needs, 3 * 200 * 4)
 
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -10,6 +10,7 @@ from gradient_cases import SIXTEEN_BIT_ERROR_MAX as GRADIENT_ERROR_MAX
 from linear_logprob_reference import reference, reference_logits, requested, seeded
 from logprobd_ops import linear_cross_entropy, linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
+from score_cases import EVERY_SCORE
 from torch import Tensor
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -176,6 +177,34 @@ def test_argmax_is_the_lowest_id_among_equals():
 
     best = reference(*case.to(torch.float64)[:3]).argmax
     assert torch.equal(argmax, best)
+
+
+SHAPINGS = {
+    "plain": {},
+    "temperature": {"temperature": 0.5},
+    "capped": {"softcap": 5.0, "scale": 1.5, "temperature": 2.0},
+}
+
+
+@pytest.mark.parametrize("rows", (70, 600))
+@pytest.mark.parametrize("shaping", SHAPINGS)
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_the_extremes_and_the_sum_of_squares_are_those_of_the_reference(dtype, shaping, rows):
+    case = make_case(rows, 64, 1000, dtype)
+    options = SHAPINGS[shaping] | {"vocab_valid": 963}
+    case.target[:] %= 963
+    case.target[::5] = IGNORED
+
+    requests = EVERY_SCORE | {"return_target_rank": False}
+    scores = linear_logprob(*case, **requests, memory="cached", **options)
+
+    truth = reference(*case, **options)
+    for name in ("max_logit", "min_logit"):
+        error = (getattr(scores, name).double() - getattr(truth, name)).abs().max()
+        assert error <= SCORE_ERROR_MAX, name
+    error = (scores.sum_p_squared.double() - truth.sum_p_squared).abs()
+    assert (error <= 4 * SCORE_ERROR_MAX * truth.sum_p_squared).all()
+    assert not any(getattr(scores, name).requires_grad for name in ("max_logit", "sum_p_squared"))
 
 
 @IN_EVERY_MEMORY
@@ -422,9 +451,9 @@ def test_rows_that_are_all_ignored_or_without_gradient_give_exact_zeros(memory, 
         target,
         case.bias,
         memory=memory,
-        return_argmax=True,
-        return_mean_logit=True,
+        **EVERY_SCORE,
     )
+    scores = requested(scores)
     summed = sum(score.sum() for score in scores if score.is_floating_point())
     gradients = torch.autograd.grad(
         summed if is_ignored else summed * 0, (case.hidden, case.weight, case.bias)

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from linear_logprob_reference import reference
+from linear_logprob_reference import reference, requested
 from logprobd_ops.linear_logprob import linear_logprob
 from score_cases import (
+    EVERY_SCORE,
     IGNORED,
     assert_matches_reference,
     exact_case,
@@ -100,19 +101,10 @@ def test_ignored_rows_give_exact_zeros_whatever_their_values(ignore_index):
     target[[0, 4, 12]] = ignore_index
     valid = target != ignore_index
 
-    scores = linear_logprob(
-        hidden,
-        weight,
-        target,
-        ignore_index=ignore_index,
-        return_argmax=True,
-        return_mean_logit=True,
-    )
+    scores = linear_logprob(hidden, weight, target, ignore_index=ignore_index, **EVERY_SCORE)
 
-    alone = linear_logprob(
-        hidden[valid], weight, target[valid], return_argmax=True, return_mean_logit=True
-    )
-    for ours, truth in zip(scores, alone, strict=True):
+    alone = linear_logprob(hidden[valid], weight, target[valid], **EVERY_SCORE)
+    for ours, truth in zip(requested(scores), requested(alone), strict=True):
         assert (ours[~valid] == 0).all()
         assert torch.equal(ours[valid], truth)
 
@@ -121,13 +113,54 @@ def test_ignored_rows_give_exact_zeros_whatever_their_values(ignore_index):
 def test_only_ignored_rows_give_only_zeros(rows):
     weight = torch.full((193, 31), math.nan)
 
-    scores = linear_logprob(
-        torch.full((rows, 31), math.nan),
-        weight,
-        torch.full((rows,), IGNORED),
-        return_argmax=True,
-        return_mean_logit=True,
-    )
+    hidden = torch.full((rows, 31), math.nan)
+    target = torch.full((rows,), IGNORED)
+    scores = requested(linear_logprob(hidden, weight, target, **EVERY_SCORE))
 
     assert all(torch.equal(out, torch.zeros_like(out)) for out in scores)
     assert all(out.shape == (rows,) for out in scores)
+
+
+@pytest.mark.parametrize("vocab_valid", (None, 300))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+def test_the_rank_of_a_target_is_the_number_of_ids_before_it(memory, dtype, vocab_valid):
+    """The factors have few bits, so many logits are equal."""
+    hidden, weight, target, bias = exact_case(129, 31, 507, dtype)
+    target %= 300
+    target[::5] = IGNORED
+    hidden.requires_grad_()
+
+    scores = linear_logprob(
+        *(hidden, weight, target, bias),
+        return_target_rank=True,
+        return_argmax=True,
+        vocab_valid=vocab_valid,
+        memory=memory,
+    )
+
+    truth = reference(hidden.detach(), weight, target, bias, vocab_valid=vocab_valid)
+    assert torch.equal(scores.target_rank, truth.target_rank)
+    is_best = (scores.argmax == target) & (target != IGNORED)
+    assert is_best.any() and (scores.target_rank[is_best] == 0).all()
+    assert (scores.target_rank[::5] == 0).all()
+
+
+def test_the_rank_counts_equal_logits_with_lower_ids_only():
+    hidden = torch.ones(5, 4)
+    weight = torch.zeros(600, 4)
+    weight[[37, 191, 192, 599]] = 2.0
+    target = torch.tensor([37, 191, 192, 599, 36])
+
+    scores = linear_logprob(hidden, weight, target, return_target_rank=True)
+
+    assert scores.target_rank.tolist() == [0, 1, 2, 3, 4 + 36]
+
+
+def test_a_target_outside_the_vocabulary_has_no_rank():
+    hidden, weight, target, _ = exact_case(vocab=193)
+    target[4] = 250
+
+    scores = linear_logprob(hidden, weight, target, out_of_vocab="zero", return_target_rank=True)
+
+    assert scores.target_rank[4] == -1 and (scores.target_rank[:4] >= 0).all()

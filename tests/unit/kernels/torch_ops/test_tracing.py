@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch._dynamo.testing
 from linear_logprob_reference import requested, seeded
+from logprobd_ops._operator import linear_logprob_arguments
 from logprobd_ops.linear_logprob import linear_logprob
-from operator_options import operator_options
+from raw_operator import backward_arguments, raw_scores
+from score_cases import EVERY_SCORE
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -45,35 +47,19 @@ def raw_arguments(
     bias=True,
     row_temperature=False,
     mean_logit_weights=False,
-    softcap=0.0,
-    vocab_valid=-1,
-    needs=(True, False, False),
-    keep_logits=False,
-    cached_rows=-1,
-    weight_grad=None,
+    **options,
 ) -> tuple:
-    """Returns the arguments of torch.ops.logprobd.linear_logprob. `needs` are the flags for entropy, argmax and mean
-    logit."""
-    vocab = case.weight.shape[0]
-    return (
-        case.hidden,
-        case.weight,
-        case.target,
+    """Returns the arguments of torch.ops.logprobd.linear_logprob, without weight_grad. `options` are those of
+    linear_logprob_arguments."""
+    return linear_logprob_arguments(
+        *case[:3],
         case.bias if bias else None,
-        case.temperature if row_temperature else None,
-        torch.linspace(0, 1, vocab) if mean_logit_weights else None,
-        *operator_options(
-            temperature=1.0 if row_temperature else 0.75,
-            scale=1.5,
-            softcap=softcap,
-            vocab_valid=vocab_valid,
-            need_entropy=needs[0],
-            need_argmax=needs[1],
-            need_mean_logit=needs[2],
-            keep_logits=int(keep_logits),
-            cached_rows=cached_rows,
-        ),
-        weight_grad,
+        temperature=case.temperature if row_temperature else 0.75,
+        scale=1.5,
+        mean_logit_weights=torch.linspace(0, 1, case.weight.shape[0])
+        if mean_logit_weights
+        else None,
+        **options,
     )
 
 
@@ -81,12 +67,11 @@ SAMPLES = {
     "plain": {},
     "without bias": {"bias": False},
     "temperature per row": {"row_temperature": True},
-    "all outputs": {"needs": (True, True, True), "mean_logit_weights": True},
-    "logprob alone": {"needs": (False, False, False)},
+    "all outputs": {**EVERY_SCORE, "mean_logit_weights": True},
+    "logprob alone": {"need_entropy": False},
     "softcap": {"softcap": 10.0},
     "padding": {"vocab_valid": 256},
-    "cached logits": {"keep_logits": True},
-    "some cached logits": {"keep_logits": True, "cached_rows": 5},
+    "cached logits": {"keep_logits": 1},
 }
 CHECKS = (
     "test_schema",
@@ -110,7 +95,7 @@ def test_the_operator_passes_opcheck(sample, needs_grad, check):
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
-        raw_arguments(case, **options),
+        (*raw_arguments(case, **options), None),
         test_utils=check,
     )
 
@@ -118,43 +103,31 @@ def test_the_operator_passes_opcheck(sample, needs_grad, check):
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64))
 def test_the_operator_passes_opcheck_in_other_dtypes(dtype):
     torch.library.opcheck(
-        torch.ops.logprobd.linear_logprob.default, raw_arguments(make_case(dtype=dtype))
+        torch.ops.logprobd.linear_logprob.default,
+        (*raw_arguments(make_case(dtype=dtype)), None),
     )
+
+
+def raw_backward_arguments(needs) -> tuple:
+    inputs, options = make_case(needs_grad=False)[:4], {"temperature": 0.75, "scale": 1.5}
+    saved = raw_scores(*inputs, **options) | {"cache": None}
+    upstream = {"logprob": torch.linspace(-1, 1, 12), "entropy": torch.linspace(1, 2, 12)}
+    return backward_arguments(upstream, saved, *inputs, needs=needs, **options)
 
 
 @pytest.mark.parametrize("needs", [(True, True, True), (True, False, True), (False, True, False)])
 def test_the_backward_operator_passes_opcheck(needs):
-    case = make_case(needs_grad=False)
-    forward = raw_arguments(case)
-    _, entropy, lse, _, _, lse_rest, _ = torch.ops.logprobd.linear_logprob(*forward)
-    upstream = (torch.linspace(-1, 1, 12), torch.linspace(1, 2, 12), None, None)
-
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward.default,
-        (*upstream, lse, lse_rest, entropy, None, False, *forward[:-1], list(needs)),
+        raw_backward_arguments(needs),
         test_utils=("test_schema", "test_faketensor"),
     )
 
 
 def test_the_accumulating_backward_operator_passes_opcheck():
-    case = make_case(needs_grad=False)
-    forward = raw_arguments(case)
-    _, entropy, lse, _, _, lse_rest, _ = torch.ops.logprobd.linear_logprob(*forward)
-    upstream = (torch.linspace(-1, 1, 12), torch.linspace(1, 2, 12), None, None)
-
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward_into.default,
-        (
-            *upstream,
-            lse,
-            lse_rest,
-            entropy,
-            None,
-            False,
-            *forward[:-1],
-            [True, True, True],
-            torch.ones(257, 17),
-        ),
+        (*raw_backward_arguments((True, True, True)), torch.ones(257, 17)),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -163,17 +136,16 @@ def test_the_accumulating_backward_operator_passes_opcheck():
 
 
 def loss_of(hidden, weight, target, bias, temperature):
-    logprob, entropy, lse, argmax, mean_logit = linear_logprob(
+    scores = linear_logprob(
         hidden,
         weight,
         target,
         bias,
         temperature=temperature,
-        return_argmax=True,
-        return_mean_logit=True,
+        **EVERY_SCORE,
     )
-    loss = logprob.sum() + 0.5 * entropy.sum() - 0.25 * lse.sum() + 2 * mean_logit.sum()
-    return loss, (logprob, entropy, lse, argmax, mean_logit)
+    loss = scores.logprob.sum() + 0.5 * scores.entropy.sum() - 0.25 * scores.lse.sum()
+    return loss + 2 * scores.mean_logit.sum(), requested(scores)
 
 
 def run(function, case: Case) -> list[Tensor]:
@@ -289,8 +261,8 @@ def test_fake_scores_have_the_shapes_and_dtypes_of_real_ones(dtypes, shape, need
         hidden = torch.ones(*shape, 17, dtype=dtypes[0])
         weight = torch.ones(257, 17, dtype=dtypes[1])
         target = torch.zeros(shape, dtype=torch.int32)
-        options = {"return_argmax": True, "return_mean_logit": True, "need_entropy": need_entropy}
-        return linear_logprob(hidden, weight, target, **options)
+        options = {**EVERY_SCORE, "need_entropy": need_entropy}
+        return requested(linear_logprob(hidden, weight, target, **options))
 
     real = scores()
     with FakeTensorMode():
