@@ -1,5 +1,6 @@
 // Autograd of torch.ops.logprobd.linear_logprob and linear_logprob_loss.
 
+#include <ATen/ops/stack.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,6 +11,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/api/signatures.h"
@@ -65,6 +67,11 @@ bool IsLastBackward() {
          !c10::impl::dispatch_mode_enabled();
 }
 
+/// Returns whether a backward pass may compute the gradient of `input`.
+bool NeedsGradient(const MaybeTensor& input) {
+  return at::GradMode::is_enabled() && input.has_value() && input->requires_grad();
+}
+
 /// Returns the results of an operator as a list of variables.
 template <typename Tuple>
 variable_list ListOf(const Tuple& results) {
@@ -115,6 +122,16 @@ std::tuple<Structs...> FromList(const variable_list& tensors) {
   return structs;
 }
 
+/// Returns copies of lse and entropy for the backward pass, made by one kernel: the caller may
+/// change the scores in place, which must not change the gradients. The entropy has no elements
+/// unless it is needed.
+std::pair<Tensor, Tensor> CopiesToSave(const Tensor& lse, const Tensor& entropy,
+                                       const LinearLogprobOptions& options) {
+  if (!options.need_entropy) return {lse.clone(), entropy.clone()};
+  const Tensor copies = at::stack({lse, entropy});
+  return {copies.select(0, 0), copies.select(0, 1)};
+}
+
 // autograd::Function differentiates the tensors that `forward` takes directly: hidden, weight and
 // bias. Tensors inside structs are constants to it. `backward` returns one gradient per argument
 // of `forward`; a missing bias has no index in needs_input_grad.
@@ -129,26 +146,28 @@ bool IsCapturing(const LinearLogprobInputs& inputs) {
 
 class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunction> {
  public:
-  static constexpr size_t kNumArguments = 6;
+  static constexpr size_t kNumArguments = 7;
 
   static variable_list forward(AutogradContext* context, const Tensor& /*hidden*/,
                                const Tensor& /*weight*/, const MaybeTensor& /*bias*/,
                                const LinearLogprobInputs& inputs,
-                               const LinearLogprobOptions& options,
-                               const MaybeTensor& weight_grad) {
+                               const LinearLogprobOptions& options, const MaybeTensor& weight_grad,
+                               bool has_backward) {
     const at::AutoDispatchBelowADInplaceOrView below;
     CheckConstantInputs(inputs);
     const variable_list results = ListOf(ScoreOperator::Call(kScore, inputs, options, weight_grad));
     const auto [outputs] = FromList<LinearLogprobOutputs>(results);
-    SavedOutputs saved = {outputs.lse, outputs.lse_rest, outputs.entropy};
-    if (options.keep_logits != LogitCacheKind::kNone) saved.cache = outputs.cache;
-    // A copy, because callers may change what they get.
-    if (inputs.candidate_ids) saved.candidate_logprobs = outputs.candidate_logprobs.clone();
-    if (options.top_k > 0) {
-      saved.top_k_ids = outputs.top_k_ids.clone();
-      saved.top_k_logprobs = outputs.top_k_logprobs.clone();
+    if (has_backward) {
+      const auto [lse, entropy] = CopiesToSave(outputs.lse, outputs.entropy, options);
+      SavedOutputs saved = {lse, outputs.lse_rest, entropy};
+      if (options.keep_logits != LogitCacheKind::kNone) saved.cache = outputs.cache;
+      if (inputs.candidate_ids) saved.candidate_logprobs = outputs.candidate_logprobs.clone();
+      if (options.top_k > 0) {
+        saved.top_k_ids = outputs.top_k_ids.clone();
+        saved.top_k_logprobs = outputs.top_k_logprobs.clone();
+      }
+      context->save_for_backward(ToList(inputs, saved));
     }
-    context->save_for_backward(ToList(inputs, saved));
     context->saved_data["weight_grad"] = weight_grad;
     if (options.keep_logits != LogitCacheKind::kNone) {
       context->saved_data[kIsCaptured] = IsCapturing(inputs);
@@ -204,8 +223,10 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
 
 Outputs ScoreWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                           const MaybeTensor& weight_grad) {
+  const bool has_backward =
+      NeedsGradient(inputs.hidden) || NeedsGradient(inputs.weight) || NeedsGradient(inputs.bias);
   return ToTuple<Outputs>(LinearLogprobFunction::apply(inputs.hidden, inputs.weight, inputs.bias,
-                                                       inputs, options, weight_grad));
+                                                       inputs, options, weight_grad, has_backward));
 }
 
 /// A loss whose gradients are formed in the forward pass. Its backward pass scales them in place,
@@ -265,12 +286,9 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
 LossOutputs LossWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                              const LossCoefficients& coefficients, Needs needs,
                              int64_t cache_bytes) {
-  const auto is_needed = [](const Tensor& input) {
-    return at::GradMode::is_enabled() && input.requires_grad();
-  };
-  needs[0] = needs[0] || is_needed(inputs.hidden);
-  needs[1] = needs[1] || is_needed(inputs.weight);
-  needs[2] = inputs.bias.has_value() && (needs[2] || is_needed(*inputs.bias));
+  needs[0] = needs[0] || NeedsGradient(inputs.hidden);
+  needs[1] = needs[1] || NeedsGradient(inputs.weight);
+  needs[2] = inputs.bias.has_value() && (needs[2] || NeedsGradient(inputs.bias));
   return ToTuple<LossOutputs>(LossFunction::apply(inputs.hidden, inputs.weight, inputs.bias, inputs,
                                                   options, coefficients, needs, cache_bytes));
 }

@@ -4,6 +4,7 @@
 
 #include "kernels/torch_ops/api/linear_logprob.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
@@ -24,12 +25,6 @@
 
 namespace logprobd::torch_ops {
 namespace {
-
-void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight) {
-  TORCH_CHECK_VALUE(!weight_grad.has_value() || (weight_grad->sizes() == weight.sizes() &&
-                                                 weight_grad->scalar_type() == at::kFloat),
-                    "weight_grad must be float32 and have the shape of weight, ", weight.sizes());
-}
 
 /// Returns an uninitialised cache. If memory is short and the options allow it, the pass caches
 /// nothing, and the result has no rows.
@@ -53,8 +48,8 @@ bool NeedsOtherRanks(const UpstreamGradients& upstream, const Problem& problem) 
 
 }  // namespace
 
-LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
-                             const LinearLogprobOptions& options) {
+LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                             const MaybeTensor& weight_grad) {
   // Autocast must not change the dtypes that are chosen here.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   Problem problem(inputs, WithRebasedCache(inputs, options));
@@ -62,6 +57,8 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
   CandidateNumbers candidates;
   const auto prepare = [&] {
     CheckArguments(inputs, options, problem.group);
+    CheckDevices(inputs, weight_grad);
+    CheckWeightGrad(weight_grad, inputs.weight);
     problem.Plan();
     Preparation mine;
     const bool is_early = problem.path->ScoresDuringCompaction(problem);
@@ -69,7 +66,8 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
     candidates = ReadCandidates(problem);
     mine.common = {candidates.checksum};
     cache = AllocateCache(problem);
-    if (!problem.group.is_alone()) ReserveForwardMemory(mine.subset, problem);
+    mine.rows = PrepareRows(mine.subset, problem);
+    if (!problem.group.is_alone()) ReserveForwardMemory(mine.rows.size(), problem);
     return mine;
   };
   std::unique_ptr<PendingScores> first;
@@ -97,6 +95,7 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
   RowSubset subset;
   ListedGradients listed;
   GradientSums sums;
+  at::Tensor has_error;
   RankGroup::PendingInfo pending = group.StartExchange(problem.device(), [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
@@ -107,11 +106,12 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     const bool is_in_place = saved.cache.has_value() && saved.is_cache_overwritable;
     const bool is_early = !is_in_place && !listed.has_any() &&
                           problem.path->DifferentiatesDuringCompaction(upstream, problem);
-    subset = CompactRows(problem, FlatTarget(inputs), listed.deciding(), /*ids=*/{},
+    subset = CompactRows(problem, FlatTarget(problem.inputs), listed.deciding(), /*ids=*/{},
                          is_early ? Wait::kLater : Wait::kNow);
     const int64_t num_rows = subset.size(num_all);
     sums = AllocateSums(problem, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
-    if (!group.is_alone() && needs.hidden) ReserveHiddenSum(problem);
+    if (!group.is_alone()) has_error = at::empty({1}, inputs.hidden.options().dtype(at::kInt));
+    if (needs.hidden && problem.sums_hidden_gradient()) ReserveHiddenSum(problem);
     return RankGroup::RankInfo{{needs.hidden}, {ShardIds(inputs, options).end}};
   });
   // If the preparation failed on this rank, Result throws here, because the steps below cannot run.
@@ -139,18 +139,21 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
       // The sum of scattered rows is started later: scattering needs memory, and the gradients of a
       // block of columns are still allocated here.
       const bool is_scattered = subset.Resolved().row_indices.defined();
-      if (!group.is_alone() && !is_scattered) start_hidden_sum();
+      if (problem.sums_hidden_gradient() && !is_scattered) start_hidden_sum();
     });
   });
   pending.Result();
-  if (group.is_alone()) error.Rethrow(false);
-  if (needs.hidden && !hidden_sum.has_value()) start_hidden_sum();
+  // A rank that has failed takes part in the sum as well.
+  if (needs.hidden && problem.sums_hidden_gradient() && !hidden_sum.has_value()) start_hidden_sum();
+  InputGradients gradients;
+  error.Run([&] {
+    if (needs.hidden && !hidden_sum.has_value()) start_hidden_sum();
+    if (weight_grad.has_value()) sums.weight.reset();  // The sum is already in weight_grad.
+    gradients = ToInputGradients(hidden_sum, sums, inputs);
+  });
+  if (!group.is_alone()) group.ShareError(has_error, error);
   // The host waits for the other ranks' errors after everything else.
-  const at::Tensor has_error =
-      group.is_alone() ? at::Tensor() : group.AllReduceError(problem.device(), error);
-  if (weight_grad.has_value()) sums.weight.reset();  // The sum is already in weight_grad.
-  InputGradients gradients = ToInputGradients(hidden_sum, sums, inputs);
-  if (!group.is_alone()) error.Rethrow(has_error.item<int>() != 0);
+  error.Rethrow(!group.is_alone() && has_error.item<int>() != 0);
   return gradients;
 }
 

@@ -83,12 +83,15 @@ enum class LogitCacheKind : int64_t {
 struct LinearLogprobOptions {
   double temperature = 1;  ///< > 0
   double scale = 1;
-  double softcap = 0;              ///< 0: no cap.
-  int64_t ignore_index = -100;     ///< Rows with this target have zero scores and zero gradients.
-  int64_t vocab_start = 0;         ///< Vocabulary id of the first row of the weight.
-  int64_t vocab_valid = -1;        ///< Larger or equal ids are padding; -1: no rank has padding.
-  std::string group;               ///< Name of the process group that shares the head; empty: none.
+  double softcap = 0;           ///< 0: no cap.
+  int64_t ignore_index = -100;  ///< Rows with this target have zero scores and zero gradients.
+  int64_t vocab_start = 0;      ///< Vocabulary id of the first row of the weight.
+  int64_t vocab_valid = -1;     ///< Larger or equal ids are padding; -1: no rank has padding.
+  /// Name of the process group that shares the head; empty: none. A group of one rank is like none.
+  std::string group;
   bool sequence_parallel = false;  ///< hidden holds this rank's part of the rows of target.
+  /// The gradient of hidden is that of this rank's shard alone: the caller sums it over the ranks.
+  bool partial_hidden_gradient = false;
   /// An out-of-vocabulary target has logprob 0 and the gradient of -lse, instead of an error.
   bool out_of_vocab_is_zero = false;
   bool need_entropy = true;
@@ -122,6 +125,7 @@ struct LinearLogprobOptions {
                       Field{"vocab_valid", &Opt::vocab_valid, kMustAgree},
                       Field{"group", &Opt::group, kMayDiffer},
                       Field{"sequence_parallel", &Opt::sequence_parallel, kMustAgree},
+                      Field{"partial_hidden_gradient", &Opt::partial_hidden_gradient, kMustAgree},
                       Field{"out_of_vocab_is_zero", &Opt::out_of_vocab_is_zero, kMustAgree},
                       Field{"need_entropy", &Opt::need_entropy, kMustAgree},
                       Field{"need_argmax", &Opt::need_argmax, kMustAgree},
@@ -299,14 +303,19 @@ at::ScalarType WideDtype(at::ScalarType hidden, at::ScalarType weight);
 /// Throws c10::ValueError unless all tensors are on the device of hidden.
 void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_grad);
 
+/// Throws c10::ValueError unless the weight's gradient can be added to `weight_grad`. Sizes may be
+/// symbolic.
+void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight);
+
 /// Scores every row. Logits exist for one block of rows and columns at a time unless
 /// options.keep_logits requests a cache.
 ///
 /// The ranks of a group must call it together, with the same targets; if one rank fails, all throw.
+/// A CUDA graph cannot capture a call with a group of several ranks: it throws c10::ValueError.
 /// Throws c10::ValueError for invalid arguments and c10::IndexError for an out-of-vocabulary
-/// target. Thread-safe.
-LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs,
-                             const LinearLogprobOptions& options);
+/// target. Thread-safe. `weight_grad` is only checked: it is that of the backward pass.
+LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                             const MaybeTensor& weight_grad);
 
 /// Computes the gradients of the inputs, one block of columns at a time, from cached or recomputed
 /// logits. With a cache in the wide dtype, the results are bit-identical to those from recomputed

@@ -26,8 +26,8 @@ GradientNeeds ToGradientNeeds(Needs needs, const LinearLogprobInputs& inputs) {
 // Kernels.
 
 Outputs Score(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-              const MaybeTensor& /*weight_grad*/) {
-  return ToTuple(Forward(inputs, options));
+              const MaybeTensor& weight_grad) {
+  return ToTuple(Forward(inputs, options, weight_grad));
 }
 
 Gradients Differentiate(const UpstreamGradients& upstream, const SavedOutputs& saved,
@@ -107,6 +107,7 @@ Outputs ScoreShapes(const LinearLogprobInputs& inputs, const LinearLogprobOption
                     const MaybeTensor& weight_grad) {
   // A call in which only some tensors are on the meta device is dispatched to this function.
   CheckDevices(inputs, weight_grad);
+  CheckWeightGrad(weight_grad, inputs.weight);
   return ToTuple(OutputShapes(inputs, options));
 }
 

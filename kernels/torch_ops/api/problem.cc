@@ -1,5 +1,7 @@
 #include "kernels/torch_ops/api/problem.h"
 
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -134,6 +136,18 @@ void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_g
   CheckOnDevice(inputs.candidate_offsets, "candidate_offsets", inputs.hidden);
 }
 
+void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight) {
+  if (!weight_grad.has_value()) return;
+  TORCH_CHECK_VALUE(weight_grad->sym_sizes() == weight.sym_sizes(), "weight_grad has the shape ",
+                    weight_grad->sym_sizes(), " but weight has the shape ", weight.sym_sizes(),
+                    ": the shapes must be equal");
+  TORCH_CHECK_VALUE(weight_grad->scalar_type() == at::kFloat, "weight_grad is ",
+                    weight_grad->scalar_type(), ": it must be float32");
+  TORCH_CHECK_VALUE(
+      at::has_internal_overlap(*weight_grad) != at::MemOverlap::Yes,
+      "weight_grad has elements that share memory: pass a tensor that is not expanded");
+}
+
 void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                     const RankGroup& group) {
   const at::Tensor& hidden = inputs.hidden;
@@ -162,8 +176,11 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
   CheckOptions(options);
   TORCH_CHECK_VALUE(weight.size(0) > 0 || !group.is_alone(),
                     "weight has no rows: gather the weight first when its parameters are sharded");
-  TORCH_CHECK_VALUE(!options.sequence_parallel || !group.is_alone(),
+  TORCH_CHECK_VALUE(!options.sequence_parallel || !options.group.empty(),
                     "sequence_parallel needs a process_group from which to gather hidden");
+  TORCH_CHECK_VALUE(!options.sequence_parallel || !options.partial_hidden_gradient,
+                    "hidden_gradient is \"partial\" but sequence_parallel is set: the partial "
+                    "gradient has the rows of all ranks, which hidden has not; use \"sum\"");
 }
 
 Problem::Problem(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options)
@@ -171,13 +188,28 @@ Problem::Problem(const LinearLogprobInputs& inputs, const LinearLogprobOptions& 
       options(options),
       group(options.group),
       wide(WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type())),
-      device_ops(&DeviceOps::For(inputs.hidden.device().type())) {}
+      device_ops(&DeviceOps::For(inputs.hidden.device().type())) {
+  // With one rank, hidden has all rows.
+  if (group.is_alone()) this->options.sequence_parallel = false;
+  TORCH_CHECK_VALUE(group.is_alone() || !device_ops->IsCapturing(device()), "process_group has ",
+                    group.size(),
+                    " ranks: a CUDA graph can capture only calls without a group, or with one of "
+                    "one rank, because the ranks exchange information on the host");
+}
 
 void Problem::Plan() {
   path = &ChoosePath(*this);
   const int64_t weight_end = ShardIds(inputs, options).end;
   shard = Shard(inputs, options,
                 group.is_alone() ? weight_end : std::max(weight_end, options.vocab_valid));
+  at::Tensor& hidden = inputs.hidden;
+  if (hidden.dim() != 2) hidden = hidden.reshape({-1, hidden.size(-1)});
+  inputs.target = inputs.target.to(at::kLong).contiguous();
+  if (options.sequence_parallel) {
+    hidden = hidden.contiguous();
+    gathered_hidden = at::empty({num_rows(), hidden_size()}, hidden.options());
+  }
+  path->AlignInputs(inputs);
 }
 
 Problem Problem::ForRows(const Rows& rows) const {

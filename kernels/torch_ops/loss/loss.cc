@@ -154,19 +154,27 @@ void AddGradientsOfBlock(const BackwardRows& rows, const Problem& problem, Gradi
   at::Tensor(hidden).zero_().index_copy_(0, rows.rows.row_indices, sums.hidden);
 }
 
+/// What a rank prepares for a loss, in addition to its rows, before the ranks agree.
+struct LossMemory {
+  RowSubset with_gradient;           ///< The rows that have a coefficient other than 0.
+  at::Tensor cache;                  ///< Unwritten.
+  std::optional<GradientSums> sums;  ///< In a group, if all rows are one block.
+  at::Tensor has_error;              ///< For RankGroup::ShareError; undefined without a group.
+};
+
 /// Runs the pass, one block of rows at a time.
 class LossPass {
  public:
-  /// `with_gradient` are the rows that have a coefficient other than 0. `cache` is unwritten and
-  /// has space for the rows of one block.
-  LossPass(const Problem& problem, GradientNeeds needs, const Agreement& agreed,
-           RowSubset with_gradient, at::Tensor cache)
+  /// `memory.cache` has space for the rows of one block.
+  LossPass(const Problem& problem, GradientNeeds needs, const Agreement& agreed, LossMemory memory)
       : problem_(problem),
         needs_(needs),
-        with_gradient_(std::move(with_gradient)),
         rows_(agreed.rows),
         block_rows_(BlockSize(rows_.size(), agreed.block_rows_max)),
-        cache_(std::move(cache)) {}
+        with_gradient_(std::move(memory.with_gradient)),
+        cache_(std::move(memory.cache)),
+        sums_(std::move(memory.sums)),
+        has_error_(std::move(memory.has_error)) {}
 
   /// Computes the scores of all rows and adds up the gradients. `first` has the scores of the first
   /// block, or is null. Gradients throws the errors that occur between the collectives.
@@ -175,12 +183,19 @@ class LossPass {
     std::vector<LinearLogprobOutputs> blocks;
     int64_t begin = 0;
     do {
-      const Rows given = rows_.Slice(begin, std::min(block_rows_, rows_.size() - begin));
+      Rows given = rows_;
       // If a rank failed later, the others would wait forever in the collectives of the scores. The
-      // first block's memory was reserved before the ranks agreed.
-      if (begin > 0) {
+      // memory of a single block was reserved before the ranks agreed.
+      if (block_rows_ < rows_.size()) {
         problem_.group.RunOnAllRanks(problem_.device(), [&] {
-          ReserveForwardMemory(/*subset=*/{}, problem_.ForRows(given));
+          error_.Rethrow(false);
+          given = rows_.Slice(begin, std::min(block_rows_, rows_.size() - begin));
+          if (begin == 0) {
+            sums_.reset();
+            sums_ = AllocateSums(problem_, needs_, /*weight_grad=*/std::nullopt, rows_.size(),
+                                 /*is_added_at_once=*/false);
+          }
+          if (!problem_.group.is_alone()) ReserveForwardMemory(given.size(), problem_);
         });
       }
       const at::Tensor cache = SliceRows(cache_, 0, given.size());
@@ -201,14 +216,20 @@ class LossPass {
     return ConcatenateScores(blocks);
   }
 
-  /// Returns the gradients of the inputs. Throws on every rank if any rank failed.
-  InputGradients Gradients() {
-    if (needs_.hidden && !hidden_sum_.has_value()) StartSum();
-    if (problem_.group.is_alone()) return ToInputGradients(hidden_sum_, sums_, problem_.inputs);
+  /// Returns the gradients of `inputs`, which are those of the call. Throws on every rank if any
+  /// rank failed.
+  InputGradients Gradients(const LinearLogprobInputs& inputs) {
+    // A rank that has failed takes part in the sum as well.
+    const bool is_summed = problem_.sums_hidden_gradient();
+    if (needs_.hidden && is_summed && !hidden_sum_.has_value()) StartSum();
+    InputGradients gradients;
+    error_.Run([&] {
+      if (needs_.hidden && !hidden_sum_.has_value()) StartSum();
+      gradients = ToInputGradients(hidden_sum_, sums_.value_or(GradientSums()), inputs);
+    });
+    if (!problem_.group.is_alone()) problem_.group.ShareError(has_error_, error_);
     // The host waits for the other ranks' errors after everything else.
-    const at::Tensor has_error = problem_.group.AllReduceError(problem_.device(), error_);
-    InputGradients gradients = ToInputGradients(hidden_sum_, sums_, problem_.inputs);
-    error_.Rethrow(has_error.item<int>() != 0);
+    error_.Rethrow(!problem_.group.is_alone() && has_error_.item<int>() != 0);
     return gradients;
   }
 
@@ -235,40 +256,33 @@ class LossPass {
     }
     const BackwardRows backward =
         MakeBackwardRows(subset, block.hidden, coefficients, saved, block_problem);
-    if (begin == 0) {
-      const bool is_at_once = block.size() == rows_.size() && AreAddedAtOnce(backward.rows.size());
-      sums_ = AllocateSums(problem_, needs_, std::nullopt, rows_.size(), is_at_once);
+    if (!sums_.has_value()) {
+      sums_ = AllocateSums(problem_, needs_, /*weight_grad=*/std::nullopt, rows_.size(),
+                           AreAddedAtOnce(backward.rows.size()));
     }
-    GradientSums block_sums = sums_;
-    if (needs_.hidden) block_sums.hidden = SliceRows(sums_.hidden, begin, block.size());
+    GradientSums block_sums = *sums_;
+    if (needs_.hidden) block_sums.hidden = SliceRows(sums_->hidden, begin, block.size());
     const bool is_last = begin + block.size() == rows_.size();
     AddGradientsOfBlock(backward, block_problem, block_sums, [&] {
       // Scattering rows while the logits are cached would take more memory.
       const bool is_scattered = rows_.row_indices.defined();
-      if (is_last && !problem_.group.is_alone() && !is_scattered) StartSum();
+      if (is_last && problem_.sums_hidden_gradient() && !is_scattered) StartSum();
     });
-    sums_.weight_into = block_sums.weight_into;
+    sums_->weight_into = block_sums.weight_into;
   }
 
-  void StartSum() {
-    // A rank without memory for its gradients takes part in the sum as well.
-    const at::Tensor hidden = sums_.hidden.defined() ? sums_.hidden
-                                                     : AllocateSums(problem_, {.hidden = true},
-                                                                    std::nullopt, rows_.size(),
-                                                                    /*is_added_at_once=*/false)
-                                                           .hidden;
-    hidden_sum_ = StartHiddenSum(hidden, rows_.row_indices, problem_);
-  }
+  void StartSum() { hidden_sum_ = StartHiddenSum(sums_->hidden, rows_.row_indices, problem_); }
 
   const Problem& problem_;
   const GradientNeeds needs_;
-  const RowSubset with_gradient_;
   Rows rows_;
   const int64_t block_rows_;
+  const RowSubset with_gradient_;
   at::Tensor cache_;
+  std::optional<GradientSums> sums_;
+  at::Tensor has_error_;
   DeferredError error_;
   UpstreamGradients row_coefficients_;
-  GradientSums sums_;
   std::optional<RankGroup::PendingSum> hidden_sum_;
 };
 
@@ -315,8 +329,9 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   Problem problem(inputs, PassOptions(coefficients, needs, inputs, options));
   const RankGroup& group = problem.group;
-  RowSubset with_gradient;
-  at::Tensor cache;
+  LossMemory memory;
+  RowSubset& with_gradient = memory.with_gradient;
+  at::Tensor& cache = memory.cache;
   const auto prepare = [&] {
     CheckArguments(inputs, options, group);
     TORCH_CHECK_VALUE(!inputs.candidate_ids.has_value(),
@@ -339,9 +354,15 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
     const int64_t num_rows = mine.subset.size(problem.num_rows());
     mine.block_rows_max = RowsThatFit(num_rows, problem, cache_bytes);
     cache = EmptyLogitCache(BlockSize(num_rows, mine.block_rows_max), problem);
+    mine.rows = PrepareRows(mine.subset, problem);
     if (!group.is_alone()) {
-      ReserveForwardMemory(mine.subset, problem);
-      if (needs.hidden) ReserveHiddenSum(problem);
+      memory.has_error = at::empty({1}, inputs.hidden.options().dtype(at::kInt));
+      if (cache.size(0) == num_rows && needs.any()) {
+        memory.sums = AllocateSums(problem, needs, /*weight_grad=*/std::nullopt, num_rows,
+                                   AreAddedAtOnce(with_gradient.size(problem.num_rows())));
+      }
+      ReserveForwardMemory(cache.size(0), problem);
+      if (needs.hidden && problem.sums_hidden_gradient()) ReserveHiddenSum(problem);
     }
     return mine;
   };
@@ -351,14 +372,14 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
   });
   // Another rank may have memory only for smaller blocks; these scores are then discarded.
   if (BlockSize(agreed.rows.size(), agreed.block_rows_max) != cache.size(0)) first.reset();
-  LossPass pass(problem, needs, agreed, with_gradient, std::move(cache));
+  LossPass pass(problem, needs, agreed, std::move(memory));
   LinearLogprobOutputs scores = pass.Run(coefficients, std::move(first));
   LinearLogprobLoss result;
   result.loss = problem.device_ops->SumLoss(scores, pass.row_coefficients()).to(problem.wide);
   if (!options.need_entropy) scores.entropy.reset();
   if (!options.need_mean_logit) scores.mean_logit.reset();
   result.scores = ScatterScores(scores, pass.rows(), problem);
-  result.gradients = pass.Gradients();
+  result.gradients = pass.Gradients(inputs);
   return result;
 }
 

@@ -26,6 +26,7 @@ class FusedPath : public ScoringPath {
 
   // fused_scores.cc
   bool ScoresDuringCompaction(const Problem& problem) const override;
+  void AlignInputs(LinearLogprobInputs& inputs) const override;
   void ReserveMemory(int64_t num_rows, const Problem& problem) const override;
   std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
                                              const at::Tensor& cache) const override;

@@ -408,16 +408,14 @@ at::Tensor MeanOfProducts(const Rows& rows, const Problem& problem) {
   return mean;
 }
 
-/// Returns the weighted mean of each row's logits over temperature, fp32 [n].
+/// Returns this shard's part of the weighted mean of each row's logits over temperature, fp32 [n].
 at::Tensor MeanLogit(const Rows& rows, const Problem& problem) {
   at::Tensor mean = at::zeros({rows.size()}, problem.inputs.hidden.options().dtype(at::kFloat));
   if (problem.shard.columns > 0) {
     mean = problem.options.softcap > 0 ? MeanOfCappedLogits(rows, problem)
                                        : MeanOfProducts(rows, problem);
   }
-  mean.mul_(PerTemperature(1, rows, problem, at::kFloat).squeeze(1));
-  problem.group.Sum(mean);
-  return mean;
+  return mean.mul_(PerTemperature(1, rows, problem, at::kFloat).squeeze(1));
 }
 
 // Top-k and candidates.
@@ -574,7 +572,12 @@ class FusedScores : public PendingScores {
     if (rows_.candidates.defined()) {
       scores.candidate_logprobs = CandidateLogprobs(candidates_, params, problem.group, stream);
     }
-    if (options.need_mean_logit) scores.mean_logit = MeanLogit(found, problem);
+    if (options.need_mean_logit) {
+      // Its products take memory of any size, so here the ranks wait for each other once more.
+      problem.group.RunOnAllRanks(problem.device(),
+                                  [&] { scores.mean_logit = MeanLogit(found, problem); });
+      problem.group.Sum(scores.mean_logit);
+    }
     return scores;
   }
 
@@ -597,9 +600,15 @@ bool FusedPath::ScoresDuringCompaction(const Problem& problem) const {
 void FusedPath::ReserveMemory(int64_t num_rows, const Problem& problem) const {
   const c10::cuda::CUDAGuard on_device(problem.device());
   const int64_t block_rows = std::min(num_rows, kScoreRowsMax);
-  const Memory memory =
-      Allocate(block_rows, kernels::NumTiles(problem.inputs.weight.size(0)), problem);
-  FusedRows::EmptySplits(block_rows, problem);
+  const int64_t weight_rows = problem.inputs.weight.size(0);
+  const Memory memory = Allocate(block_rows, kernels::NumTiles(weight_rows), problem);
+  const at::Tensor splits = FusedRows::EmptySplits(block_rows, problem);
+  if (problem.inputs.bias.has_value()) PaddedToTiles(*problem.inputs.bias, weight_rows);
+}
+
+void FusedPath::AlignInputs(LinearLogprobInputs& inputs) const {
+  inputs.hidden = Aligned(inputs.hidden);
+  inputs.weight = Aligned(inputs.weight);
 }
 
 std::unique_ptr<PendingScores> FusedPath::StartScores(const Rows& block, const Problem& problem,

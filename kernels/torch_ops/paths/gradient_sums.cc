@@ -32,7 +32,7 @@ GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
   const auto wide = problem.inputs.hidden.options().dtype(problem.wide);
   GradientSums sums;
   if (needs.hidden) {
-    const bool is_rounded_by_block = !is_added_at_once && problem.group.is_alone();
+    const bool is_rounded_by_block = !is_added_at_once && !problem.sums_hidden_gradient();
     sums.hidden = at::empty({num_rows, weight.size(1)},
                             is_rounded_by_block ? problem.inputs.hidden.options() : wide);
   }
@@ -104,19 +104,23 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
 }
 
 void ReserveHiddenSum(const Problem& problem) {
-  at::empty({problem.num_rows(), problem.hidden_size()},
-            problem.inputs.hidden.options().dtype(problem.wide));
+  const auto wide = problem.inputs.hidden.options().dtype(problem.wide);
+  const int64_t num_rows = problem.num_rows();
+  const at::Tensor all = at::empty({num_rows, problem.hidden_size()}, wide);
+  if (!problem.options.sequence_parallel) return;
+  at::empty({num_rows / problem.group.size(), problem.hidden_size()}, wide);
 }
 
 RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const at::Tensor& row_indices,
                                      const Problem& problem) {
-  // A rank that is alone in its group rounds before it scatters, which takes half the memory.
-  const bool is_alone = problem.group.is_alone();
-  const at::Tensor part = is_alone ? hidden.to(problem.inputs.hidden.scalar_type()) : hidden;
+  // A gradient that is not summed is rounded before it is scattered, which takes half the memory.
+  const bool is_summed = problem.sums_hidden_gradient();
+  const at::Tensor part = is_summed ? hidden : hidden.to(problem.inputs.hidden.scalar_type());
   Rows rows;
   rows.row_indices = row_indices;
   rows.num_all = problem.num_rows();
-  return problem.group.StartSum(rows.ScatterToAll(part), problem.options.sequence_parallel);
+  const RankGroup& ranks = is_summed ? problem.group : RankGroup::Alone();
+  return ranks.StartSum(rows.ScatterToAll(part), problem.options.sequence_parallel);
 }
 
 InputGradients ToInputGradients(const std::optional<RankGroup::PendingSum>& hidden_sum,

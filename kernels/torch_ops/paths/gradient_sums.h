@@ -47,8 +47,9 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
 /// before ranks wait for each other.
 void ReserveHiddenSum(const Problem& problem);
 
-/// Starts to sum the gradient of hidden over the ranks. `hidden`, [n, H], has the rows at
-/// `row_indices`, or all rows if undefined; the other rows are exact zeros.
+/// Starts to sum the gradient of hidden over the ranks, unless the caller does so
+/// (options.partial_hidden_gradient). `hidden`, [n, H], has the rows at `row_indices`, or all rows
+/// if undefined; the other rows are exact zeros.
 RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const at::Tensor& row_indices,
                                      const Problem& problem);
 

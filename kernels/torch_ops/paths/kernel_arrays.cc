@@ -25,13 +25,6 @@ bool IsAddressAligned(const at::Tensor& values) {
   return reinterpret_cast<uintptr_t>(values.const_data_ptr()) % kVectorBytes == 0;
 }
 
-/// Returns the rows themselves if the fused kernels can read them in place, otherwise a copy.
-at::Tensor Aligned(const at::Tensor& rows) {
-  const bool is_aligned = rows.stride(1) == 1 && rows.stride(0) >= rows.size(1) &&
-                          rows.stride(0) % kRowAlignment == 0 && IsAddressAligned(rows);
-  return is_aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
-}
-
 /// Returns the number of rows, counted from the first of `rows`, whose memory can be read. The
 /// memory behind `rows` may hold other data.
 int64_t ReadableRows(const at::Tensor& rows) {
@@ -57,6 +50,12 @@ bool IsFp32On(const at::Tensor& values, const at::Device& device) {
 }
 
 }  // namespace
+
+at::Tensor Aligned(const at::Tensor& rows) {
+  const bool is_aligned = rows.stride(1) == 1 && rows.stride(0) >= rows.size(1) &&
+                          rows.stride(0) % kRowAlignment == 0 && IsAddressAligned(rows);
+  return is_aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
+}
 
 void CheckLaunch(int error, const char* what) {
   TORCH_CHECK(error == cudaSuccess, what,
@@ -162,7 +161,7 @@ FusedHead::FusedHead(const Problem& problem)
                                      .softcap = static_cast<float>(problem.options.softcap)},
                                     problem.inputs.bias.has_value(),
                                     kernels::TruncationCorrection(problem.hidden_size()))),
-      weight_(Aligned(SliceRows(problem.inputs.weight, 0, columns_))) {
+      weight_(SliceRows(problem.inputs.weight, 0, columns_)) {
   if (problem.inputs.bias.has_value()) bias_ = PaddedToTiles(*problem.inputs.bias, columns_);
 }
 
@@ -194,7 +193,7 @@ kernels::FusedPartialsParams FusedHead::Params(const FusedRows& rows, int64_t ti
 }
 
 RowArrays::RowArrays(const Rows& rows, const Problem& problem, const FusedHead& head)
-    : targets_(FlatTarget(problem.inputs).contiguous()), row_indices_(rows.row_indices) {
+    : targets_(FlatTarget(problem.inputs)), row_indices_(rows.row_indices) {
   source_.targets = targets_.const_data_ptr<int64_t>();
   if (row_indices_.defined()) source_.row_indices = row_indices_.const_data_ptr<int64_t>();
   // Temperatures are fp32, as in the service, so that both compute the same bits.

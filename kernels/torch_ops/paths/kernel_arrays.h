@@ -24,6 +24,10 @@ namespace logprobd::torch_ops {
 /// elements, which is 16 bytes.
 inline constexpr int64_t kRowAlignment = 8;
 
+/// Returns the rows, [n, H], themselves if the fused kernels can read them in place, otherwise a
+/// copy.
+at::Tensor Aligned(const at::Tensor& rows);
+
 /// Throws a c10::Error that names `what`, unless `error` is cudaSuccess.
 void CheckLaunch(int error, const char* what);
 
@@ -89,8 +93,8 @@ class FusedRows {
 };
 
 /// Holds a shard of the weight as an operand of the fused kernels. The kernels treat the shard as a
-/// whole vocabulary whose column 0 is the shard's first column. Owns copies of the tensors that are
-/// not aligned.
+/// whole vocabulary whose column 0 is the shard's first column. Its rows are aligned
+/// (FusedPath::AlignInputs).
 class FusedHead {
  public:
   explicit FusedHead(const Problem& problem);

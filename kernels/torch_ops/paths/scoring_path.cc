@@ -21,6 +21,16 @@
 namespace logprobd::torch_ops {
 namespace {
 
+// Upper bounds of the arrays with a few numbers per row that a forward pass allocates after the
+// ranks have agreed: the scores of all blocks, of all rows and between, and the values from which
+// those of one block are computed.
+constexpr int64_t kRowBytesMax = 128;
+constexpr int64_t kBlockRowBytesMax = 512;
+/// PyTorch's allocator for GPUs has separate memory for allocations up to this size.
+constexpr int64_t kSmallAllocation = int64_t{1} << 20;
+/// With more bytes, arrays of all rows are not small.
+constexpr int64_t kSmallBytesMax = int64_t{24} << 20;
+
 /// Sets the gradients of the rows that are true in `rows`, bool [all rows], to 0.
 void ClearGradients(UpstreamGradients& upstream, const at::Tensor& rows) {
   for (const auto score : kUpstreamScores) {
@@ -150,17 +160,15 @@ const ScoringPath& PathForShards(const Problem& problem, const std::vector<IdRan
   return problem.path == &GetCpuPath() && !is_supported ? GetTensorPath() : *problem.path;
 }
 
-void ReserveForwardMemory(const RowSubset& subset, const Problem& problem) {
-  const auto hidden_options = problem.inputs.hidden.options();
-  at::Tensor gathered;
-  at::Tensor compacted;  // Exists at the same time as `gathered`, as in the pass.
-  if (problem.options.sequence_parallel) {
-    gathered = at::empty({problem.num_rows(), problem.hidden_size()}, hidden_options);
+void ReserveForwardMemory(int64_t num_rows, const Problem& problem) {
+  const int64_t block_rows = std::min(num_rows, problem.path->BlockRows(problem));
+  const int64_t bytes = kRowBytesMax * problem.num_rows() + kBlockRowBytesMax * block_rows;
+  const auto bytes_options = problem.inputs.hidden.options().dtype(at::kByte);
+  std::vector<at::Tensor> small;
+  for (int64_t total = 0; total < std::min(bytes, kSmallBytesMax); total += kSmallAllocation) {
+    small.push_back(at::empty({kSmallAllocation}, bytes_options));
   }
-  const int64_t num_rows = subset.size(problem.num_rows());
-  if (subset.row_indices.defined()) {
-    compacted = at::empty({num_rows, problem.hidden_size()}, hidden_options);
-  }
+  const at::Tensor large = at::empty({bytes}, bytes_options);
   problem.path->ReserveMemory(num_rows, problem);
 }
 

@@ -95,9 +95,11 @@ class ScoringPath {
   virtual bool DifferentiatesDuringCompaction(const UpstreamGradients& upstream,
                                               const Problem& problem) const = 0;
 
-  /// Allocates and frees the memory that StartScores will allocate for `num_rows` rows. PyTorch's
-  /// allocator then holds this memory, and an out-of-memory error occurs before ranks wait for each
-  /// other.
+  /// Replaces inputs by copies where this path cannot read them in place. hidden is [n, H].
+  virtual void AlignInputs(LinearLogprobInputs& inputs) const = 0;
+
+  /// Allocates and frees the memory that the scores of `num_rows` rows take, except for arrays with
+  /// a few numbers per row (ReserveForwardMemory) and where the path shares errors.
   virtual void ReserveMemory(int64_t num_rows, const Problem& problem) const = 0;
 
   /// Starts to compute the scores of a block of rows. The values that options.keep_logits requests
@@ -142,8 +144,10 @@ const ScoringPath& PathForShards(const Problem& problem, const std::vector<IdRan
 /// does not support the inputs.
 const ScoringPath& ChoosePath(const Problem& problem);
 
-/// Reserves the memory that this rank needs in a forward pass while other ranks wait for it.
-void ReserveForwardMemory(const RowSubset& subset, const Problem& problem);
+/// Reserves the memory that this rank needs to score `num_rows` rows while other ranks wait for it:
+/// allocates and frees it, so that PyTorch's allocator holds it and an out-of-memory error occurs
+/// where ranks still share errors.
+void ReserveForwardMemory(int64_t num_rows, const Problem& problem);
 
 /// Concatenates the scores of one or more blocks of rows.
 LinearLogprobOutputs ConcatenateScores(const std::vector<LinearLogprobOutputs>& blocks);

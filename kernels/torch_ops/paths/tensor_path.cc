@@ -300,30 +300,44 @@ at::Tensor CountAbove(const at::Tensor& target_logit, const Rows& rows, const Pr
   return count;
 }
 
+/// Returns the largest exponent of each row over the tiles of this shard.
+at::Tensor MaxExponents(const TileStats& tiles) {
+  const at::Tensor empty_tile = at::full({tiles.exponent.size(0), 1}, -kInfinity,
+                                         tiles.exponent.options());  // An empty shard has no tiles.
+  // NaN becomes +inf, which the maximum of every collective backend preserves.
+  return at::cat({tiles.exponent, empty_tile}, 1)
+      .amax(1)
+      .nan_to_num_(kInfinity, kInfinity, -kInfinity);
+}
+
 class TensorScores : public PendingScores {
  public:
-  TensorScores(Rows rows, BlockStats stats, at::Tensor cache)
-      : rows_(std::move(rows)), stats_(std::move(stats)), cache_(std::move(cache)) {}
+  /// Ranks of a group make it together.
+  TensorScores(const Rows& rows, const Problem& problem, const at::Tensor& cache)
+      : rows_(rows), cache_(cache) {
+    problem.group.RunOnAllRanks(problem.device(), [&] {
+      stats_ = AccumulateStats(rows, problem, cache);
+      max_exponents_ = MaxExponents(stats_.tiles);
+    });
+  }
 
   LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
     const LinearLogprobOptions& options = problem.options;
     const RankGroup& group = problem.group;
     const TileStats& tiles = stats_.tiles;
-    at::Tensor exponents =
-        at::cat({tiles.exponent, at::full({rows_.size(), 1}, -kInfinity, tiles.exponent.options())},
-                1)
-            .amax(1);
-    // NaN becomes +inf, which the maximum of every collective backend preserves.
-    exponents.nan_to_num_(kInfinity, kInfinity, -kInfinity);
+    at::Tensor& exponents = max_exponents_;
     group.Max(exponents);
-    const FixedSums fixed = SumRows(tiles, exponents);
-    std::vector<at::Tensor> parts = {fixed.sum, stats_.target_logit.view(at::kLong),
-                                     stats_.has_target.to(at::kLong)};
-    if (options.need_entropy) parts.push_back(fixed.weighted);
-    if (options.need_sum_p_squared) parts.push_back(fixed.squares);
+    at::Tensor sums;
+    group.RunOnAllRanks(problem.device(), [&] {
+      const FixedSums fixed = SumRows(tiles, exponents);
+      std::vector<at::Tensor> parts = {fixed.sum, stats_.target_logit.view(at::kLong),
+                                       stats_.has_target.to(at::kLong)};
+      if (options.need_entropy) parts.push_back(fixed.weighted);
+      if (options.need_sum_p_squared) parts.push_back(fixed.squares);
+      sums = at::stack(parts);
+    });
     // Sums of integers are exact. This also holds for the bits of the target's logit, which are 0
     // on all ranks but one.
-    at::Tensor sums = at::stack(parts);
     group.Sum(sums);
 
     const at::Tensor is_finite = exponents.isfinite();
@@ -409,8 +423,9 @@ class TensorScores : public PendingScores {
 
  private:
   const Rows rows_;
-  const BlockStats stats_;
   const at::Tensor cache_;  // the block's rows of a cache, or undefined
+  BlockStats stats_;
+  at::Tensor max_exponents_;  // fp64 [n]: of this shard, then of all
 };
 
 // Gradients.
@@ -544,15 +559,14 @@ class TensorPath : public ScoringPath {
     return false;
   }
 
-  // Ranks report a failure to each other at every block, so no memory has to be reserved.
+  void AlignInputs(LinearLogprobInputs& /*inputs*/) const override {}
+
+  // Ranks share errors before each collective that follows large allocations.
   void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
 
   std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
                                              const at::Tensor& cache) const override {
-    BlockStats stats;
-    problem.group.RunOnAllRanks(problem.device(),
-                                [&] { stats = AccumulateStats(block, problem, cache); });
-    return std::make_unique<TensorScores>(block, stats, cache);
+    return std::make_unique<TensorScores>(block, problem, cache);
   }
 
   std::unique_ptr<DotGradients> MakeDotGradients(

@@ -1,8 +1,12 @@
 #include "kernels/torch_ops/ranks/agreement.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+
 #include <algorithm>
 #include <bit>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/torch_ops/paths/scoring_path.h"
 
@@ -38,6 +42,18 @@ std::vector<int64_t> CommonNumbers(const Problem& problem, const RowSubset& subs
 
 }  // namespace
 
+Rows PrepareRows(const RowSubset& subset, const Problem& problem) {
+  if (!problem.options.sequence_parallel) {
+    return GatherRows(subset, problem.inputs.hidden, problem.inputs);
+  }
+  const at::Tensor& all = problem.gathered_hidden;
+  Rows rows = RowsWithoutHidden(subset, problem.inputs);
+  rows.hidden = rows.row_indices.defined()
+                    ? at::empty({rows.row_indices.size(0), all.size(1)}, all.options())
+                    : all;
+  return rows;
+}
+
 Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prepare,
                       const std::function<void(const Rows&)>& while_waiting) {
   const LinearLogprobInputs& inputs = problem.inputs;
@@ -45,22 +61,14 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
   Preparation mine;
   auto pending = problem.group.StartExchange(problem.device(), [&] {
     mine = prepare();
+    mine.rows.candidates = CandidatesAmong(mine.rows, problem);
     RankGroup::RankInfo info = {CommonNumbers(problem, mine.subset), {}};
     info.common.insert(info.common.end(), mine.common.begin(), mine.common.end());
     const IdRange ids = ShardIds(inputs, options);
     info.own = {ids.begin, ids.end, mine.block_rows_max};
     return info;
   });
-  const auto gather_rows = [&] {
-    Rows rows = GatherRows(mine.subset, HiddenOfAllRows(problem), inputs);
-    rows.candidates = CandidatesAmong(rows, problem);
-    return rows;
-  };
-  Rows rows;
-  if (!pending.has_error() && !options.sequence_parallel) {
-    rows = gather_rows();
-    if (while_waiting) while_waiting(rows);
-  }
+  if (while_waiting && !pending.has_error() && !options.sequence_parallel) while_waiting(mine.rows);
   int64_t end = 0;
   int64_t block_rows_max = mine.block_rows_max;
   std::vector<IdRange> shards;
@@ -74,7 +82,13 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
   CheckNoOverlap(shards);
   problem.shard = Shard(inputs, options, end);
   problem.path = &PathForShards(problem, shards);
-  if (options.sequence_parallel) rows = gather_rows();
+  Rows rows = std::move(mine.rows);
+  if (options.sequence_parallel) {
+    const at::Tensor hidden = HiddenOfAllRows(problem);
+    if (rows.row_indices.defined()) {
+      at::index_select_out(rows.hidden, hidden, 0, rows.row_indices);
+    }
+  }
   rows.are_targets_covered = !problem.group.is_alone() && !mine.subset.is_unchecked &&
                              AreCovered(mine.subset.targets, shards);
   return {rows, block_rows_max};

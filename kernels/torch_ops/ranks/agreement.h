@@ -12,6 +12,7 @@ namespace logprobd::torch_ops {
 /// The result of one rank's preparation for a pass.
 struct Preparation {
   RowSubset subset;  ///< Valid rows. No compaction is pending in a group.
+  Rows rows;         ///< The rows of `subset`, from PrepareRows.
   /// Numbers that must be equal on all ranks, in addition to the arguments.
   std::vector<int64_t> common;
   int64_t block_rows_max = 0;  ///< Number of rows that fit this rank's memory at a time.
@@ -23,9 +24,14 @@ struct Agreement {
   int64_t block_rows_max;  ///< Number of rows that fit the memory of every rank at a time.
 };
 
+/// Returns the rows of `subset`. With sequence parallelism, their hidden states are memory that
+/// AgreeOnRows fills.
+Rows PrepareRows(const RowSubset& subset, const Problem& problem);
+
 /// Prepares a pass on every rank of the group and lets the ranks agree, with one collective:
-/// 1. calls `prepare`, which checks arguments, plans the problem and allocates. After this step no
-///    rank reports a failure to the others, so large buffers should be allocated here;
+/// 1. calls `prepare`, which checks arguments, plans the problem and allocates. A rank that fails
+///    afterwards, before the ranks share errors again, makes the others wait forever. So memory is
+///    allocated here, or reserved (ReserveForwardMemory), unless its failure is shared later;
 /// 2. exchanges arguments and sizes, and meanwhile calls `while_waiting` (if any, and unless hidden
 ///    states are split over the ranks) with rows whose RowSubset is final;
 /// 3. sets the size of the vocabulary in problem.shard, and the path that all shards permit.

@@ -1,7 +1,6 @@
 #include "kernels/torch_ops/ranks/rank_group.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -29,8 +28,9 @@ c10::intrusive_ptr<c10d::ProcessGroup> Resolve(const std::string& name) {
 // followed by its complement; RankInfo::own of each rank.
 constexpr size_t kFirstOwn = 1 + 2 * RankGroup::kCommonMax;
 
-size_t NumNumbers(int64_t num_ranks) {
-  return kFirstOwn + static_cast<size_t>(num_ranks) * RankGroup::Numbers().size();
+int64_t NumNumbers(int64_t num_ranks) {
+  return static_cast<int64_t>(kFirstOwn +
+                              static_cast<size_t>(num_ranks) * RankGroup::Numbers().size());
 }
 
 }  // namespace
@@ -50,7 +50,14 @@ void DeferredError::Rethrow(bool has_any_rank_failed) const {
               "linear_logprob failed on another rank of the group; see the error of that rank");
 }
 
-RankGroup::RankGroup(const std::string& name) : group_(Resolve(name)) {}
+RankGroup::RankGroup(const std::string& name) : group_(Resolve(name)) {
+  if (group_ != nullptr && group_->getSize() == 1) group_.reset();
+}
+
+const RankGroup& RankGroup::Alone() {
+  static const RankGroup alone(/*name=*/"");
+  return alone;
+}
 
 c10::intrusive_ptr<c10d::Work> RankGroup::StartReduction(
     at::Tensor& values, c10d::ReduceOp::RedOpType operation) const {
@@ -61,7 +68,7 @@ c10::intrusive_ptr<c10d::Work> RankGroup::StartReduction(
 }
 
 void RankGroup::Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const {
-  if (is_alone() || size() == 1) return;
+  if (is_alone()) return;
   StartReduction(values, operation)->wait();
 }
 
@@ -69,21 +76,15 @@ void RankGroup::Max(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::M
 void RankGroup::Min(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::MIN); }
 void RankGroup::Sum(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::SUM); }
 
-at::Tensor RankGroup::Gather(const at::Tensor& rows) const {
-  if (is_alone() || size() == 1) return rows;
-  const at::Tensor mine = rows.contiguous();
-  std::vector<int64_t> shape = mine.sizes().vec();
-  shape.front() *= size();
-  at::Tensor all = at::empty(shape, mine.options());
-  group_->_allgather_base(all, const_cast<at::Tensor&>(mine))->wait();
-  return all;
+void RankGroup::Gather(const at::Tensor& rows, at::Tensor& all) const {
+  group_->_allgather_base(all, const_cast<at::Tensor&>(rows))->wait();
 }
 
 RankGroup::PendingSum RankGroup::StartSum(const at::Tensor& rows, bool is_scattered) const {
   PendingSum pending;
   pending.input_ = pending.sum_ = rows.contiguous();
   pending.size_ = is_scattered ? rows.size(0) / size() : rows.size(0);
-  if (is_alone() || size() == 1) return pending;
+  if (is_alone()) return pending;
   if (is_scattered && group_->getBackendName() != "gloo") {
     std::vector<int64_t> shape = rows.sizes().vec();
     shape.front() = pending.size_;
@@ -110,11 +111,9 @@ void RankGroup::RunOnAllRanks(const at::Device& device, const std::function<void
   pending.Result();
 }
 
-at::Tensor RankGroup::AllReduceError(const at::Device& device, const DeferredError& error) const {
-  at::Tensor has_error =
-      at::full({1}, error.has_error() ? 1 : 0, at::TensorOptions().dtype(at::kInt).device(device));
+void RankGroup::ShareError(at::Tensor& has_error, const DeferredError& error) const {
+  has_error.fill_(error.has_error() ? 1 : 0);
   Max(has_error);
-  return has_error;
 }
 
 RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
@@ -124,6 +123,12 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
     pending.own_ = {work().own};
     return pending;
   }
+  // Copies from and to pinned memory do not wait.
+  pending.max_ = at::empty({NumNumbers(size())},
+                           at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  at::Tensor on_device =
+      device.is_cpu() ? pending.max_
+                      : at::empty({NumNumbers(size())}, at::TensorOptions(device).dtype(at::kLong));
   RankInfo mine;
   pending.error_.Run([&] {
     mine = work();
@@ -132,7 +137,8 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
   // A single max all-reduce exchanges everything. The maximum of the complements is the complement
   // of the smallest number, so it matches the maximum only if all ranks have equal numbers. Each
   // rank leaves INT64_MIN where the own numbers of the other ranks go.
-  std::vector<int64_t> numbers(NumNumbers(size()), std::numeric_limits<int64_t>::min());
+  auto* const numbers = pending.max_.mutable_data_ptr<int64_t>();
+  std::fill_n(numbers, NumNumbers(size()), std::numeric_limits<int64_t>::min());
   numbers[0] = pending.has_error() ? 1 : 0;
   mine.common.resize(kCommonMax);
   for (size_t i = 0; i < kCommonMax; ++i) {
@@ -140,17 +146,12 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
     numbers[2 + 2 * i] = ~mine.common[i];
   }
   std::copy(mine.own.begin(), mine.own.end(),
-            numbers.begin() +
-                static_cast<int64_t>(kFirstOwn + static_cast<size_t>(rank()) * mine.own.size()));
-  // Copies from and to pinned memory do not wait.
-  pending.max_ = at::empty({static_cast<int64_t>(numbers.size())},
-                           at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
-  std::copy(numbers.begin(), numbers.end(), pending.max_.mutable_data_ptr<int64_t>());
+            numbers + kFirstOwn + static_cast<size_t>(rank()) * mine.own.size());
   if (device.is_cpu()) {
-    Max(pending.max_);
+    Max(on_device);
     return pending;
   }
-  at::Tensor on_device = pending.max_.to(device, /*non_blocking=*/true);
+  on_device.copy_(pending.max_, /*non_blocking=*/true);
   Max(on_device);
   pending.max_.copy_(on_device, /*non_blocking=*/true);
   pending.is_ready_.emplace(device.type());

@@ -35,12 +35,17 @@ class DeferredError {
 };
 
 /// The ranks that hold the shards of one head, or this process alone. Ranks call the functions
-/// together and in the same order. The group's backend determines how collectives are enqueued.
+/// together and in the same order. The group's backend determines how collectives are enqueued. A
+/// process that is alone runs no collectives.
 class RankGroup {
  public:
-  /// `name` is the group's name in torch.distributed (ProcessGroup.group_name). An empty name makes
-  /// a group of this process alone. Throws c10::ValueError for an unknown name.
+  /// `name` is the group's name in torch.distributed (ProcessGroup.group_name). An empty name and a
+  /// group of one rank make a group of this process alone. Throws c10::ValueError for an unknown
+  /// name.
   explicit RankGroup(const std::string& name);
+
+  /// Returns the group of this process alone.
+  static const RankGroup& Alone();
 
   bool is_alone() const { return group_ == nullptr; }
   int64_t size() const { return is_alone() ? 1 : group_->getSize(); }
@@ -53,8 +58,9 @@ class RankGroup {
   /// See Max.
   void Sum(at::Tensor& values) const;
 
-  /// Concatenates `rows`, [n, ...], of every rank in the order of ranks: [size * n, ...].
-  at::Tensor Gather(const at::Tensor& rows) const;
+  /// Writes `rows`, [n, ...], of every rank in the order of ranks to `all`, [size * n, ...]. Both
+  /// are contiguous.
+  void Gather(const at::Tensor& rows, at::Tensor& all) const;
 
   class PendingSum;
 
@@ -68,8 +74,9 @@ class RankGroup {
   /// supports.
   void RunOnAllRanks(const at::Device& device, const std::function<void()>& work) const;
 
-  /// int32 [1] on `device`: above 0 if any rank has an error. Does not wait for the result.
-  at::Tensor AllReduceError(const at::Device& device, const DeferredError& error) const;
+  /// Sets `has_error`, int32 [1] on a device that the group's backend supports, to 1 if any rank
+  /// has an error, else to 0. Does not wait for the result.
+  void ShareError(at::Tensor& has_error, const DeferredError& error) const;
 
   /// Numbers that may differ between ranks.
   using Numbers = std::array<int64_t, 3>;
@@ -84,7 +91,9 @@ class RankGroup {
   class PendingInfo;
 
   /// Runs `work` and starts the collective that shares its RankInfo. In a group, an error of `work`
-  /// is shared too and is thrown by PendingInfo::Result; a rank that is alone throws here.
+  /// is shared too and is thrown by PendingInfo::Result; a rank that is alone throws here. The
+  /// other ranks would wait for a rank without memory for the collective itself, so that is
+  /// allocated first.
   PendingInfo StartExchange(const at::Device& device, const std::function<RankInfo()>& work) const;
 
  private:

@@ -6,6 +6,7 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
 #include <vector>
 
 #include "kernels/torch_ops/rows/device_ops.h"
@@ -88,8 +89,7 @@ Rows Rows::Slice(int64_t begin, int64_t size) const {
   return slice;
 }
 
-Rows GatherRows(const RowSubset& subset, const at::Tensor& hidden,
-                const LinearLogprobInputs& inputs) {
+Rows RowsWithoutHidden(const RowSubset& subset, const LinearLogprobInputs& inputs) {
   Rows rows;
   rows.all_targets = FlatTarget(inputs);
   rows.num_all = rows.all_targets.size(0);
@@ -97,17 +97,23 @@ Rows GatherRows(const RowSubset& subset, const at::Tensor& hidden,
   rows.is_unchecked = subset.is_unchecked;
   rows.pending = subset.pending;
   rows.row_indices = rows.pending != nullptr ? rows.pending->row_indices() : subset.row_indices;
-  rows.hidden = rows.pending != nullptr ? rows.pending->Gather(hidden) : rows.GatherFromAll(hidden);
   if (inputs.row_temperature.has_value()) {
     rows.temperature = rows.GatherFromAll(Flat(*inputs.row_temperature));
   }
   return rows;
 }
 
-at::Tensor HiddenOfAllRows(const Problem& problem) {
-  const at::Tensor& given = problem.inputs.hidden;
-  const at::Tensor hidden = given.dim() == 2 ? given : given.reshape({-1, given.size(-1)});
-  return problem.options.sequence_parallel ? problem.group.Gather(hidden) : hidden;
+Rows GatherRows(const RowSubset& subset, const at::Tensor& hidden,
+                const LinearLogprobInputs& inputs) {
+  Rows rows = RowsWithoutHidden(subset, inputs);
+  rows.hidden = rows.pending != nullptr ? rows.pending->Gather(hidden) : rows.GatherFromAll(hidden);
+  return rows;
+}
+
+at::Tensor HiddenOfAllRows(Problem& problem) {
+  if (!problem.options.sequence_parallel) return problem.inputs.hidden;
+  problem.group.Gather(problem.inputs.hidden, problem.gathered_hidden);
+  return std::exchange(problem.gathered_hidden, {});
 }
 
 TargetColumns FindTargets(const Rows& rows, int64_t first, int64_t count) {

@@ -132,13 +132,16 @@ struct Rows {
   Rows Slice(int64_t begin, int64_t size) const;
 };
 
+/// Returns the rows of `subset`, which may be pending, without their hidden states.
+Rows RowsWithoutHidden(const RowSubset& subset, const LinearLogprobInputs& inputs);
+
 /// Returns the rows of `subset`, which may be pending. `hidden` has all rows, [num_all, H].
 Rows GatherRows(const RowSubset& subset, const at::Tensor& hidden,
                 const LinearLogprobInputs& inputs);
 
 /// Returns the hidden states of all rows, [num_all, H]. With sequence parallelism the ranks of the
-/// group gather them, so they must call it together.
-at::Tensor HiddenOfAllRows(const Problem& problem);
+/// group gather them, so they must call it together, once; it allocates nothing.
+at::Tensor HiddenOfAllRows(Problem& problem);
 
 /// The column of each row's target within ids [first, first + count).
 struct TargetColumns {

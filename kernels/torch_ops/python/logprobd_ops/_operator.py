@@ -25,6 +25,7 @@ LIBRARY_VARIABLE = "LINEAR_LOGPROB_LIBRARY"
 WHOLE_VOCABULARY = -1  # value of the operators' vocab_valid
 
 OutOfVocab = Literal["error", "zero"]
+HiddenGradient = Literal["sum", "partial"]
 
 
 class HeadOptions(TypedDict, total=False):
@@ -39,6 +40,7 @@ class HeadOptions(TypedDict, total=False):
     vocab_valid: int | None
     process_group: ProcessGroup | None
     sequence_parallel: bool
+    hidden_gradient: HiddenGradient
     hidden_splits: int
     autocast: bool
 
@@ -107,6 +109,7 @@ def linear_logprob_arguments(
     vocab_valid: int | None = None,
     process_group: ProcessGroup | None = None,
     sequence_parallel: bool = False,
+    hidden_gradient: HiddenGradient = "sum",
     hidden_splits: int = 2,
     autocast: bool = True,
 ) -> tuple[Any, ...]:
@@ -114,6 +117,8 @@ def linear_logprob_arguments(
     Raises a ValueError that names the argument for invalid values that C++ cannot check."""
     if out_of_vocab not in ("error", "zero"):
         raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
+    if hidden_gradient not in ("sum", "partial"):
+        raise ValueError(f'hidden_gradient is {hidden_gradient!r}: it must be "sum" or "partial"')
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap is {softcap}: it must be above 0, or None for no cap")
     if candidate_ids is not None and not isinstance(candidate_ids, Tensor):
@@ -143,6 +148,7 @@ def linear_logprob_arguments(
         WHOLE_VOCABULARY if vocab_valid is None else vocab_valid,
         "" if process_group is None else process_group.group_name,
         sequence_parallel,
+        hidden_gradient == "partial",
         out_of_vocab == "zero",
         need_entropy,
         return_argmax,

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from logprobd_ops._memory import ALL_ROWS, EXPONENTIALS, NOT_CACHED, LogitCache, Memory, logit_cache
-from logprobd_ops._operator import OutOfVocab, linear_logprob_arguments, load_library
+from logprobd_ops._operator import (
+    HiddenGradient,
+    OutOfVocab,
+    linear_logprob_arguments,
+    load_library,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +72,7 @@ def linear_logprob(
     vocab_valid: int | None = None,
     process_group: "ProcessGroup | None" = None,
     sequence_parallel: bool = False,
+    hidden_gradient: HiddenGradient = "sum",
     need_entropy: bool = True,
     mean_logit_weights: Tensor | None = None,
     out_of_vocab: OutOfVocab = "error",
@@ -105,14 +111,18 @@ def linear_logprob(
         vocab_start: the id of the weight's first row, under tensor parallelism.
         vocab_valid: ids from this one on are padding and are ignored. Default: the whole vocabulary.
         process_group: the ranks that hold the other rows of the weight. All ranks call with the same target
-            and get the same scores. The gradient of hidden is summed over the group.
+            and get the same scores. The gradient of hidden is summed over the group. A group of one
+            rank is like None. A CUDA graph can contain calls with None or a group of one rank only.
         sequence_parallel: hidden holds this rank's equal part of the rows, in the order of ranks. Its
             gradient is this rank's part of the sum.
+        hidden_gradient: "sum": the operator sums the gradient of hidden over process_group.
+            "partial": each rank gets the gradient of its own rows of the weight, for a caller that
+            sums it over the ranks; hidden must not be split (sequence_parallel).
         need_entropy: if False, entropy is not computed and has no elements.
         mean_logit_weights: [V], the weights of return_mean_logit. Default: 1 / vocabulary.
         out_of_vocab: for a target outside the vocabulary, "error" raises IndexError, and "zero" gives
             logprob 0 with the gradient of -lse.
-        weight_grad: fp32 [V, H], such as main_grad. The weight's gradient is added to it on the
+        weight_grad: fp32 [V, H], such as main_grad, with any strides but not expanded. The weight's gradient is added to it on the
             stream of the forward, so a reader on another stream must wait for that stream. The
             weight itself gets no gradient. A backward that fails may have added a part of the
             gradient.
@@ -148,6 +158,8 @@ def linear_logprob(
         autocast: under torch.autocast, cast hidden, weight and bias as torch.nn.functional.linear does; if
             False, keep them. Gradients have the dtypes of the tensors that were passed.
 
+    The results may be changed in place, which changes no gradient but those of the caller's own operations.
+
     Raises:
         ValueError: shapes, dtypes, devices or options are invalid or do not match; the message
             names the argument. It is raised on every rank if the ranks' targets, sizes or options
@@ -172,6 +184,7 @@ def linear_logprob(
             vocab_valid=vocab_valid,
             process_group=process_group,
             sequence_parallel=sequence_parallel,
+            hidden_gradient=hidden_gradient,
             need_entropy=need_entropy,
             mean_logit_weights=mean_logit_weights,
             out_of_vocab=out_of_vocab,

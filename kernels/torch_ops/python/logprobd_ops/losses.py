@@ -103,7 +103,7 @@ def linear_cross_entropy(
             of the gradients) and no hooks take the tensors that autograd saves (as in
             torch.utils.checkpoint without reentrance); else False.
         ignore_index, temperature, scale, softcap, vocab_start, vocab_valid, process_group, sequence_parallel,
-            hidden_splits, autocast, memory, memory_budget, weight_grad: see linear_logprob.
+            hidden_gradient, hidden_splits, autocast, memory, memory_budget, weight_grad: see linear_logprob.
 
     Waits for the device as often as linear_logprob does. Raises ValueError for an option that is out of range or
     that gradients_in_forward does not support.

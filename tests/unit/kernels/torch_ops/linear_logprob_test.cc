@@ -24,7 +24,7 @@ using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const 
                              const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                              const MaybeTensor&, double, double, double, int64_t, int64_t, int64_t,
                              std::string_view, bool, bool, bool, bool, bool, bool, bool, bool, bool,
-                             int64_t, int64_t, int64_t, bool, int64_t, const MaybeTensor&);
+                             bool, int64_t, int64_t, int64_t, bool, int64_t, const MaybeTensor&);
 
 Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
   const auto score = c10::Dispatcher::singleton()
@@ -35,7 +35,8 @@ Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
       /*mean_logit_weights=*/std::nullopt, /*candidate_ids=*/std::nullopt,
       /*candidate_offsets=*/std::nullopt, /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0,
       /*ignore_index=*/-100, /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
-      /*sequence_parallel=*/false, /*out_of_vocab_is_zero=*/false, /*need_entropy=*/true,
+      /*sequence_parallel=*/false, /*partial_hidden_gradient=*/false,
+      /*out_of_vocab_is_zero=*/false, /*need_entropy=*/true,
       /*need_argmax=*/false, /*need_mean_logit=*/false, /*need_max_logit=*/false,
       /*need_min_logit=*/false, /*need_sum_p_squared=*/false, /*need_target_rank=*/false,
       /*top_k=*/0, /*keep_logits=*/0, /*cached_rows=*/-1, /*autocast=*/true,

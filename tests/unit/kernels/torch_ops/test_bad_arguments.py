@@ -45,6 +45,7 @@ BAD_ARGUMENTS = {
     "vocab_valid of zero": ({"vocab_valid": 0}, "vocab_valid"),
     "vocab_valid below zero": ({"vocab_valid": -2}, "vocab_valid"),
     "out_of_vocab of another kind": ({"out_of_vocab": "nothing"}, "out_of_vocab"),
+    "hidden_gradient of another kind": ({"hidden_gradient": "mean"}, "hidden_gradient"),
     "sequence_parallel alone": ({"sequence_parallel": True}, "sequence_parallel"),
     "weight elsewhere": ({"weight": torch.ones(20, 8, device="meta")}, "weight"),
     "hidden elsewhere": ({"hidden": torch.ones(6, 8, device="meta")}, "hidden"),

@@ -86,6 +86,24 @@ def test_a_replayed_graph_computes_a_loss_with_its_gradients(dtype):
         assert (ours.double() - eager.double()).norm() <= 4e-3 * eager.double().norm()
 
 
+def test_a_graph_captures_a_call_with_a_group_of_one_rank(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        case = make_case()
+        alone = {"process_group": torch.distributed.group.WORLD, "sequence_parallel": True}
+        for compute in (scores_and_gradients, mean_loss_and_gradients):
+            expected = compute(*case)
+            graph = torch.cuda.CUDAGraph()
+            captured = captured_with(graph, lambda compute=compute: compute(*case, **alone))
+            graph.replay()
+            for ours, eager in zip(captured, expected, strict=True):
+                torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-3)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 def test_an_out_of_vocab_target_gives_nan_in_a_graph_which_cannot_raise(dtype):
     hidden, weight, target = make_case()

@@ -1,5 +1,7 @@
 """Tests of shards of a head on several GPU ranks. Gloo ranks share one GPU; each NCCL rank has its own GPU."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -78,6 +80,24 @@ def computed(
     return scores | {"loss": loss, "d_hidden": d_hidden, "d_weight": d_weight}
 
 
+def refusals_in_a_graph(hidden: Tensor, shard: Tensor, target: Tensor, options: dict) -> list[str]:
+    """Returns the errors of a forward, a backward and a loss that a CUDA graph captures."""
+    scores = linear_logprob(hidden, shard, target, **options)
+    attempts = (
+        lambda: linear_logprob(hidden, shard, target, **options),
+        lambda: torch.autograd.grad(scores.logprob.sum(), (hidden, shard)),
+        lambda: linear_logprob_loss(hidden, shard, target, logprob_coef=-1.0, **options),
+    )
+    refusals = []
+    for attempt in attempts:
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                attempt()
+        except ValueError as error:
+            refusals.append(str(error))
+    return refusals
+
+
 def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> None:
     """Runs one of several processes that each have a part of the vocabulary."""
     device = torch.device("cuda", rank % torch.cuda.device_count() if backend == "nccl" else 0)
@@ -107,14 +127,85 @@ def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> Non
         linear_logprob(hidden, narrow, target, **options)
     except (RuntimeError, ValueError) as error:
         results["failure in the forward"] = str(error)
-    sum_for_weight = torch.zeros(8 if rank == 1 else len(shard), 64, device=device)
+    sum_for_weight = torch.zeros(len(shard), 64, device=device)
     scores = linear_logprob(hidden, shard, target, weight_grad=sum_for_weight, **options)
+    if rank == 1:
+        sum_for_weight.resize_(8, 64)
     try:
         scores[0].sum().backward()
     except (RuntimeError, ValueError) as error:
         results["failure in the backward"] = str(error)
+    results["captures"] = refusals_in_a_graph(hidden, shard, target, options)
     torch.save(results, f"{out}{rank}")
     dist.destroy_process_group()
+
+
+MIB = 1 << 20
+SHORT_STEPS = range(0, 512, 4)  # MiB that rank 1 may take in addition to its inputs
+
+
+def serve_short_of_memory(rank: int, store: str, out: str) -> None:
+    """Runs one of two ranks. Rank 1 may take only some memory, which grows until the calls succeed. The weight is not
+    aligned, so the fused kernels need a copy of it."""
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=30),
+    )
+    half = 50_000
+    hidden, weight, target = make_case(rows=2_000, vocab=2 * half)
+    memory = torch.empty(half * weight.shape[1] + 1, dtype=weight.dtype, device="cuda")
+    shard = memory[1:].view(half, -1).copy_(weight.detach()[rank * half :][:half]).requires_grad_()
+    bias = torch.zeros(half, device="cuda")
+    del weight, memory
+    options = {"vocab_start": rank * half, "process_group": dist.group.WORLD}
+
+    def score() -> None:
+        scores = linear_logprob(hidden, shard, target, bias, return_mean_logit=True, **options)
+        torch.autograd.grad((scores.logprob + scores.mean_logit).sum(), (hidden, shard))
+
+    def loss() -> None:
+        result = linear_logprob_loss(
+            hidden, shard, target, bias, logprob_coef=-1.0, memory_budget=64 * MIB, **options
+        )
+        torch.autograd.grad(result.loss, (hidden, shard))
+
+    outcomes: dict[str, list[str]] = {"score": [], "loss": []}
+    for name, compute in (("score", score), ("loss", loss)):
+        compute()  # takes the memory of cuBLAS and of the kernels' code
+        for step in SHORT_STEPS:
+            torch.cuda.empty_cache()
+            total = torch.cuda.get_device_properties(0).total_memory
+            limit = (torch.cuda.memory_reserved() + step * MIB) / total if rank == 1 else 1.0
+            torch.cuda.set_per_process_memory_fraction(limit)
+            try:
+                compute()
+                outcomes[name].append("")
+            except RuntimeError as error:
+                outcomes[name].append(str(error))
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            if not outcomes[name][-1]:
+                break
+    torch.save(outcomes, f"{out}{rank}")
+    dist.destroy_process_group()
+
+
+# Regression: a rank without memory for a copy of its weight failed alone, and the others waited until they timed out.
+def test_every_rank_learns_that_one_has_too_little_memory(tmp_path):
+    torch.multiprocessing.spawn(
+        serve_short_of_memory, (str(tmp_path / "store"), str(tmp_path / "out")), nprocs=2
+    )
+    healthy, short = (torch.load(tmp_path / f"out{rank}") for rank in (0, 1))
+
+    for name, errors in short.items():
+        *failed, succeeded = zip(errors, healthy[name], strict=True)
+        assert succeeded == ("", "") and len(failed) >= 5
+        for error, of_the_other in failed:
+            assert "out of memory" in error
+            assert "failed on another rank" in of_the_other
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -175,6 +266,12 @@ def test_shards_give_the_gradients_of_the_whole_head(ranks, cuts, mode):
 def test_different_targets_raise_on_every_rank(ranks):
     for rank in ranks:
         assert "called with different" in rank["refusal"]
+
+
+def test_a_graph_cannot_capture_a_group_of_several_ranks(ranks):
+    for rank in ranks:
+        assert len(rank["captures"]) == 3
+        assert all("process_group" in refusal for refusal in rank["captures"])
 
 
 @pytest.mark.parametrize(("where", "what"), (("forward", "hidden"), ("backward", "weight_grad")))

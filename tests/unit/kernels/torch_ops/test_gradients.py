@@ -11,6 +11,7 @@ from gradient_cases import (
     OPTIONS,
     OUTPUTS,
     Case,
+    assert_same,
     error_of,
     gradients,
     make_case,
@@ -19,6 +20,7 @@ from gradient_cases import (
     upstream_of,
 )
 from linear_logprob_reference import reference, reference_logits, requested
+from logprobd_ops import linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
 from raw_operator import backward_arguments, raw_scores
 
@@ -307,6 +309,53 @@ def test_a_second_backward_gives_the_same_bits(dtype):
     second = torch.autograd.grad(scores, case.leaves, upstream)
 
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+# Regression: the backward read the entropy and the lse that the caller had changed, which raised an error.
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("memory", ("recompute", "cached"))
+@pytest.mark.parametrize("changed", OUTPUTS)
+def test_a_score_that_is_changed_in_place_has_the_gradient_of_the_change(changed, memory, dtype):
+    case = make_case(spread_max=20.0).to(dtype)
+    mask = torch.linspace(-1, 1, 11).round()  # Some rows are masked out.
+    upstream = upstream_of(11, torch.float32)
+    index = OUTPUTS.index(changed)
+
+    scores = score(case, memory=memory)
+    scores[index].mul_(mask)
+    ours = gradients(scores, case, upstream)
+
+    upstream[index] = upstream[index] * mask
+    truth = gradients(score(case, memory=memory), case, upstream)
+    assert all(torch.equal(our, true) for our, true in zip(ours, truth, strict=True))
+
+
+@pytest.mark.parametrize("changed", OUTPUTS)
+def test_a_score_without_a_gradient_may_be_overwritten(changed):
+    case = make_case()
+    others = [index for index, name in enumerate(OUTPUTS) if name != changed]
+    upstream = [upstream_of(11)[index] for index in others]
+
+    scores = score(case)
+    with torch.no_grad():
+        scores[OUTPUTS.index(changed)].fill_(torch.nan)
+    ours = gradients([scores[index] for index in others], case, upstream)
+
+    truth = score(case)
+    assert_same(ours, gradients([truth[index] for index in others], case, upstream))
+
+
+def test_the_loss_and_scores_of_gradients_in_the_forward_may_be_changed_in_place():
+    case = make_case()
+    loss, *scores = requested(linear_logprob_loss(*case, logprob_coef=-1.0, entropy_coef=0.1))
+
+    loss.mul_(2.0)
+    for each in scores:
+        each.zero_()
+    ours = gradients(loss, case)
+
+    truth = linear_logprob_loss(*case, logprob_coef=-2.0, entropy_coef=0.2).loss
+    assert_same(ours, gradients(truth, case))
 
 
 @pytest.mark.filterwarnings("ignore:logprobd.*an autograd kernel was not registered")

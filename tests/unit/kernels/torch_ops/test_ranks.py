@@ -1,12 +1,17 @@
 """Tests of linear_logprob over the ranks of a gloo group, each of which has a shard of the vocabulary."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from failing_memory import FailingMemory, call
 from gradient_cases import OUTPUTS
 from logprobd_ops import linear_logprob, linear_logprob_loss
+from logprobd_ops._operator import linear_logprob_arguments
 from rank_pool import RankPool
 from raw_operator import backward_arguments, raw_scores
 from score_cases import EVERY_SCORE
@@ -286,6 +291,90 @@ def test_gradients_formed_in_the_forward_are_those_of_the_whole_head(
     assert_close(parts, whole, borders)
 
 
+def num_collectives() -> int:
+    """Returns how many collectives this rank has started in the group of all ranks."""
+    return dist.group.WORLD._get_sequence_number_for_group()
+
+
+def results_and_collectives(
+    rank: int, size: int, function: Callable, *arguments: Any
+) -> tuple[dict, int]:
+    before = num_collectives()
+    return function(rank, size, *arguments), num_collectives() - before
+
+
+@pytest.mark.parametrize("given", [head(), head_without_ignored_rows()], ids=["some", "all"])
+def test_partial_gradients_of_hidden_add_up_to_the_gradient_without_a_collective(
+    ranks, given
+) -> None:
+    borders = UNEVEN["within tiles"]
+    partial = {"hidden_gradient": "partial"}
+
+    ours = ranks.results(results_and_collectives, score_shard, given, borders, partial)
+    summed = ranks.results(results_and_collectives, score_shard, given, borders, {})
+
+    for (_, mine), (_, usual) in zip(ours, summed, strict=True):
+        assert mine == usual - 1
+    parts = [part for part, _ in ours]
+    d_hidden = sum(part.pop("d_hidden") for part in parts)
+    whole = score(given)
+    torch.testing.assert_close(d_hidden, whole["d_hidden"], rtol=1e-5, atol=1e-5)
+    assert_close(parts, whole, borders)
+
+
+def partial_loss_of_shard(rank: int, _size: int, given: dict, borders: list[int]) -> dict:
+    return loss_of(
+        shard(given, borders, rank),
+        vocab_start=borders[rank],
+        process_group=dist.group.WORLD,
+        hidden_gradient="partial",
+    )
+
+
+@pytest.mark.parametrize("given", [head(), head_without_ignored_rows()], ids=["some", "all"])
+def test_partial_gradients_of_a_loss_add_up_to_the_gradient(ranks, given) -> None:
+    parts = ranks.results(partial_loss_of_shard, given, UNEVEN["within tiles"])
+
+    d_hidden = sum(part["d_hidden"] for part in parts)
+    torch.testing.assert_close(d_hidden, loss_of(given)["d_hidden"], rtol=1e-5, atol=1e-5)
+
+
+def test_the_partial_gradient_of_split_rows_is_refused(ranks) -> None:
+    options = {"hidden_gradient": "partial", "sequence_parallel": True}
+
+    outcomes = ranks.outcomes(score_shard, head(), UNEVEN["aligned"], options)
+
+    for _, error in outcomes:
+        assert error.startswith("ValueError: ")
+
+
+def score_in_a_group_of_one(
+    rank: int, size: int, given: dict, compute: Callable, options: dict
+) -> dict:
+    """Returns the results of `compute` in a group of this rank alone, and its number of collectives."""
+    groups = [dist.new_group([other]) for other in range(size)]
+    mine = groups[rank]
+    before = mine._get_sequence_number_for_group()
+    results = compute(given, process_group=mine, **options)
+    results["collectives"] = mine._get_sequence_number_for_group() - before
+    for group in groups:
+        dist.destroy_process_group(group)
+    return results
+
+
+@pytest.mark.parametrize("options", [{}, {"sequence_parallel": True}], ids=["plain", "split rows"])
+@pytest.mark.parametrize("compute", [score, loss_of], ids=["scores", "loss"])
+def test_a_group_of_one_rank_is_like_no_group(ranks, compute, options) -> None:
+    given = head()
+
+    results = ranks.results(score_in_a_group_of_one, given, compute, options)
+
+    alone = compute(given)
+    for ours in results:
+        assert ours.pop("collectives") == 0
+        assert all(torch.equal(ours[name], alone[name]) for name in alone)
+
+
 # If ranks did not share errors, one failing rank would leave the others in a collective forever (as in AReaL's
 # fallback).
 def test_the_failure_of_one_rank_raises_on_every_rank(ranks) -> None:
@@ -343,10 +432,31 @@ def test_different_needs_of_a_gradient_of_hidden_raise_on_every_rank(ranks) -> N
         assert error.startswith("ValueError: the ranks of the group were called with different")
 
 
+def score_with_a_bad_weight_grad(rank: int, _size: int, given: dict, borders: list[int]) -> None:
+    mine = shard(given, borders, rank)
+    linear_logprob(
+        mine["hidden"],
+        mine["weight"],
+        mine["target"],
+        vocab_start=borders[rank],
+        process_group=dist.group.WORLD,
+        weight_grad=torch.zeros(1, 1) if rank == 2 else None,
+    )
+
+
+def test_a_wrong_weight_grad_of_one_rank_raises_in_the_forward_of_every_rank(ranks) -> None:
+    outcomes = ranks.outcomes(score_with_a_bad_weight_grad, head(), UNEVEN["aligned"])
+
+    assert "weight_grad has the shape" in outcomes[2][1]
+    for rank in (0, 1):
+        assert "failed on another rank" in outcomes[rank][1]
+
+
 def differentiate_with_a_bad_rank(
     rank: int, _size: int, given: dict, borders: list[int], vocab_valid: int | None
 ) -> None:
     mine = shard(given, borders, rank)
+    weight_grad = torch.zeros_like(mine["weight"])
     logprob, *_ = linear_logprob(
         mine["hidden"],
         mine["weight"].requires_grad_(),
@@ -354,8 +464,10 @@ def differentiate_with_a_bad_rank(
         vocab_start=borders[rank],
         vocab_valid=vocab_valid,
         process_group=dist.group.WORLD,
-        weight_grad=torch.zeros(1, 1) if rank == 2 else None,
+        weight_grad=weight_grad,
     )
+    if rank == 2:
+        weight_grad.resize_(1, 1)
     logprob.sum().backward()
 
 
@@ -364,7 +476,7 @@ def differentiate_with_a_bad_rank(
 def test_the_failure_of_one_rank_in_the_backward_raises_on_every_rank(ranks, vocab_valid) -> None:
     outcomes = ranks.outcomes(differentiate_with_a_bad_rank, head(), UNEVEN["aligned"], vocab_valid)
 
-    assert "weight_grad must be" in outcomes[2][1]
+    assert "weight_grad has the shape" in outcomes[2][1]
     for rank in (0, 1):
         assert "failed on another rank" in outcomes[rank][1]
 
@@ -394,6 +506,118 @@ def test_a_failure_while_gradients_are_formed_raises_on_every_rank(ranks, given)
     assert "cache is" in outcomes[1][1]
     for rank in (0, 2):
         assert "failed on another rank" in outcomes[rank][1]
+
+
+# Allocations that fail on one rank. If the rank failed alone, the others would wait for it in their next collective.
+
+SHORT_BORDERS = [0, 6 * TILE, 12 * TILE, 18 * TILE]
+SHORT_OF_MEMORY = {
+    "some rows ignored": {},
+    "every row": {"every_row": True},
+    "split rows": {"sequence_parallel": True},
+    "cached": {"keep_logits": 1},
+    "rows not contiguous": {"strided": True},
+    "partial gradient": {"partial": True},
+}
+
+
+def arguments_of_a_shard(
+    rank: int,
+    size: int,
+    *,
+    every_row: bool = False,
+    sequence_parallel: bool = False,
+    keep_logits: int = 0,
+    strided: bool = False,
+    partial: bool = False,
+) -> tuple[tuple, dict[str, Any]]:
+    """Returns inputs and options of raw_scores."""
+    random = torch.Generator().manual_seed(5)
+    hidden = torch.randn(ROWS, HIDDEN, generator=random)
+    weight = torch.randn(SHORT_BORDERS[-1], HIDDEN, generator=random)
+    target = torch.randint(0, SHORT_BORDERS[-1], (ROWS,), generator=random)
+    if not every_row:
+        target[4] = -100
+    if strided:
+        hidden = hidden.view(3, 4, HIDDEN).transpose(0, 1)
+        target = target.view(4, 3).int()
+    if sequence_parallel:
+        hidden = hidden.chunk(size)[rank]
+    mine = weight[SHORT_BORDERS[rank] : SHORT_BORDERS[rank + 1]]
+    options = {
+        "temperature": 0.7,
+        "vocab_start": SHORT_BORDERS[rank],
+        "process_group": dist.group.WORLD,
+        "sequence_parallel": sequence_parallel,
+        "hidden_gradient": "partial" if partial else "sum",
+        "return_argmax": True,
+        "return_mean_logit": True,
+        "keep_logits": keep_logits,
+    }
+    return (hidden, mine, target, mine[:, 0].contiguous()), options
+
+
+def failing_memory(rank: int, size: int, fails_at: int) -> FailingMemory | nullcontext:
+    """Returns a model of the memory of a rank. Only that of rank 1 fails."""
+    message_size = 1 + 2 * 48 + 3 * size
+    return FailingMemory(ROWS, message_size, fails_at) if rank == 1 else nullcontext()
+
+
+def forward_with_failing_memory(rank: int, size: int, fails_at: int, options: dict) -> None:
+    inputs, options = arguments_of_a_shard(rank, size, **options)
+    with failing_memory(rank, size, fails_at):
+        call("linear_logprob", (*linear_logprob_arguments(*inputs, **options), None))
+
+
+def backward_with_failing_memory(rank: int, size: int, fails_at: int, options: dict) -> None:
+    inputs, options = arguments_of_a_shard(rank, size, **options)
+    saved = raw_scores(*inputs, **options)
+    if not options["keep_logits"]:
+        saved["cache"] = None
+    upstream = dict.fromkeys(("logprob", "entropy", "mean_logit"), torch.ones_like(saved["lse"]))
+    arguments = backward_arguments(upstream, saved, *inputs, **options)
+    with failing_memory(rank, size, fails_at):
+        call("linear_logprob_backward", arguments)
+
+
+def loss_with_failing_memory(rank: int, size: int, fails_at: int, options: dict) -> None:
+    options = {"keep_logits": 1} | options
+    cache_bytes = options.pop("cache_bytes", 1 << 30)
+    inputs, options = arguments_of_a_shard(rank, size, **options)
+    arguments = linear_logprob_arguments(*inputs, **options)
+    coefficients = (None, None, None, None, [-1.0, 0.1, 0.0, 0.1], True)
+    with failing_memory(rank, size, fails_at):
+        call("linear_logprob_loss", (*arguments, *coefficients, [True] * 3, cache_bytes))
+
+
+BLOCKS_OF_FIVE_ROWS = {"cache_bytes": 5 * 4 * 6 * TILE}
+
+
+@pytest.mark.parametrize(
+    ("compute", "options"),
+    [
+        pytest.param(compute, options, id=f"{name}, {mode}")
+        for name, compute, modes in (
+            ("forward", forward_with_failing_memory, SHORT_OF_MEMORY),
+            ("backward", backward_with_failing_memory, SHORT_OF_MEMORY),
+            ("loss", loss_with_failing_memory, SHORT_OF_MEMORY),
+            ("loss", loss_with_failing_memory, {"several blocks": BLOCKS_OF_FIVE_ROWS}),
+        )
+        for mode, options in modes.items()
+    ],
+)
+def test_every_rank_learns_of_an_allocation_that_fails_on_one(ranks, compute, options) -> None:
+    for fails_at in range(200):
+        outcomes = ranks.outcomes(compute, fails_at, options)
+
+        errors = [error for _, error in outcomes if error is not None]
+        if not errors:
+            break
+        assert len(errors) == SIZE, f"only some ranks know that allocation {fails_at} failed"
+        assert f"allocation {fails_at} failed" in outcomes[1][1]
+        for rank in (0, 2):
+            assert "failed on another rank" in outcomes[rank][1]
+    assert 10 < fails_at < 199
 
 
 @pytest.mark.parametrize("overlapping_id", [2 * TILE, 0], ids=["a target", "no target"])

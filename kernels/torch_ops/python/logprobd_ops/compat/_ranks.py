@@ -1,10 +1,9 @@
-"""Helpers of the drop-in modules: equal shards of the vocabulary, partial gradients and reductions."""
+"""Helpers of the drop-in modules: equal shards of the vocabulary and reductions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -16,31 +15,6 @@ def shard_start(weight: Tensor, group: ProcessGroup | None) -> int:
     """Returns the id of the shard's first row, or 0 without a group. All ranks of `group` must have
     the same number of rows."""
     return 0 if group is None else dist.get_rank(group) * weight.shape[0]
-
-
-def with_partial_gradient(hidden: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Returns `hidden` for a caller that sums the gradients of the ranks of `group` itself.
-
-    linear_logprob gives every rank the sum of the gradients. Each rank passes an equal share of the
-    sum to the caller, so that the caller's sum is correct.
-    """
-    if group is None or dist.get_world_size(group) == 1:
-        return hidden
-    shared: Tensor = _GradientShare.apply(hidden, dist.get_world_size(group))
-    return shared
-
-
-class _GradientShare(torch.autograd.Function):
-    """The identity function with a gradient that is divided by the number of ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, num_ranks: int) -> Tensor:
-        ctx.num_ranks = num_ranks
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] / ctx.num_ranks, None
 
 
 def reduced(logprob: Tensor, reduction: str) -> Tensor:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from logprobd_ops.compat._ranks import with_partial_gradient
 from logprobd_ops.linear_logprob import linear_logprob
 
 if TYPE_CHECKING:
@@ -55,12 +54,13 @@ class FusedLinearLogprob:
             )
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             scores = linear_logprob(
-                with_partial_gradient(hidden, tp_group),
+                hidden,
                 weight,
                 target,
                 ignore_index=_NO_ID,
                 vocab_start=vocab_start_index,
                 process_group=tp_group,
+                hidden_gradient="partial",
                 need_entropy=False,
                 out_of_vocab="zero",
             )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from logprobd_ops.compat._ranks import reduced, shard_start, with_partial_gradient
+from logprobd_ops.compat._ranks import reduced, shard_start
 from logprobd_ops.linear_logprob import linear_logprob
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def linear_cross_entropy(
     Unlike verl's function, this one returns zeros for labels of -100, and raises an error for other
     labels outside the vocabulary.
     """
-    flat = with_partial_gradient(hidden.reshape(-1, hidden.shape[-1]), dist_process_group)
     scores = linear_logprob(
-        flat,
+        hidden.reshape(-1, hidden.shape[-1]),
         weight,
         labels.reshape(-1),
         temperature=temperature,
         vocab_start=shard_start(weight, dist_process_group),
         process_group=dist_process_group,
+        hidden_gradient="partial",
     )
     return reduced(scores.logprob, reduction), scores.entropy
