@@ -32,8 +32,8 @@ class ScoreResult:
     Arrays have the caller's array type: NumPy arrays, or torch tensors, which are copied to the
     device of `hidden` when they are first read. "[...]" is the shape of the targets, which is the
     shape of `hidden` without its last axis. Values are float32, in nats; ids and ranks are
-    int64. Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids and ranks. Reading an output that was
-    not requested raises AttributeError.
+    int64. Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids and ranks.
+    Reading an output that was not requested raises AttributeError.
     """
 
     def __init__(
