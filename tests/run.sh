@@ -23,24 +23,41 @@ source deploy/packages.sh
 source deploy/steps.sh
 jobs=$(nproc)
 
-# Installs the tests' Python packages, which include Torch, in the user's cache folder, so that all clones share them.
-python_environment() {
-  local name environment lock
-  name=venv-$({ /usr/bin/python3 --version && cat tests/requirements.txt; } | sha256sum | cut -c1-16)
-  environment=${XDG_CACHE_HOME:-$HOME/.cache}/logprobd/$name
-  mkdir -p "$(dirname "$environment")"
+# shared_folder LINK PREFIX REQUIREMENTS INSTALL: links build/LINK to a folder in the user's cache folder, so that all
+# clones share it. The first clone fills it by `INSTALL FOLDER REQUIREMENTS`.
+shared_folder() {
+  local link=$1 requirements=$3 install=$4 folder lock
+  folder=${XDG_CACHE_HOME:-$HOME/.cache}/logprobd/$2-$({ /usr/bin/python3 --version && cat "$requirements"; } |
+    sha256sum | cut -c1-16)
+  mkdir -p "$(dirname "$folder")"
   # Two clones may install at once.
-  exec {lock}>"$environment.lock"
+  exec {lock}>"$folder.lock"
   flock "$lock"
-  if [ ! -f "$environment/.complete" ]; then
-    rm -rf "$environment"
-    /usr/bin/python3 -m venv "$environment"
-    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
-    touch "$environment/.complete"
+  if [ ! -f "$folder/.complete" ]; then
+    rm -rf "$folder"
+    "$install" "$folder" "$requirements"
+    touch "$folder/.complete"
   fi
   exec {lock}>&-
-  rm -rf build/venv-tests
-  ln -s "$environment" build/venv-tests
+  rm -rf "build/$link"
+  ln -s "$folder" "build/$link"
+}
+
+install_environment() {
+  /usr/bin/python3 -m venv "$1"
+  "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2"
+}
+
+install_originals() {
+  build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+    --only-binary=:all: --target "$1" -r "$2"
+}
+
+# The tests' Python packages, which include Torch; and the packages that the operator's drop-in functions replace, which
+# only the tests of these functions put on Python's path.
+python_environment() {
+  shared_folder venv-tests venv tests/requirements.txt install_environment
+  shared_folder site-originals originals tests/requirements-originals.txt install_originals
 }
 
 build() {
@@ -76,6 +93,8 @@ if $installs; then
 fi
 if $builds; then timed "build" step "building everything (Release)" build; fi
 $tests || exit 0
+# Without them the tests of the drop-in functions would be skipped.
+[ -d build/site-originals ] || { echo "run.sh: error: no build/site-originals; run bash tests/run.sh --build" >&2; exit 1; }
 
 export TEST_BINARIES=$PWD/build/release/bin
 python=build/venv-tests/bin/python operator_tests=tests/unit/kernels/torch_ops

@@ -4,7 +4,8 @@
 # distribution, which needs no compiler.
 #   bash tests/gpu/pack.sh [BUILD] [ARCHIVE]   by default build/release and build/gpu.tar.xz
 #   bash tests/gpu/pack.sh --wheels [FOLDER]   the Python packages of the service's baselines, for Python 3.12, into
-#                                              build/wheels, for a machine that cannot fetch them itself
+#                                              build/wheels, for a machine that cannot fetch them itself; those that the
+#                                              operator's drop-in functions replace into build/wheels/originals
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -24,7 +25,10 @@ fetch_wheels() {
   build/venv-tests/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
     --only-binary=:all: --python-version 3.12 --implementation cp "${platforms[@]}" \
     --dest "$folder" "${packages[@]}"
-  du -ch "$folder"/*.whl
+  build/venv-tests/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+    --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none "${platforms[@]}" \
+    --dest "$folder/originals" -r tests/requirements-originals.txt
+  du -ch "$folder"/*.whl "$folder"/originals/*.whl
 }
 
 if [ "${1:-}" = --wheels ]; then

@@ -55,6 +55,12 @@ def check_head_options(function: str, names: Iterable[str]) -> None:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
+def check_softcap(softcap: float | None) -> None:
+    """Raises ValueError for a cap that linear_logprob does not accept."""
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap is {softcap}: it must be above 0, or None for no cap")
+
+
 def load_library() -> None:
     """Loads the library that LINEAR_LOGPROB_LIBRARY names, or the one in this package if the
     variable is not set. Raises an ImportError that says how to get the library."""
@@ -119,8 +125,7 @@ def linear_logprob_arguments(
         raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
     if hidden_gradient not in ("sum", "partial"):
         raise ValueError(f'hidden_gradient is {hidden_gradient!r}: it must be "sum" or "partial"')
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap is {softcap}: it must be above 0, or None for no cap")
+    check_softcap(softcap)
     if candidate_ids is not None and not isinstance(candidate_ids, Tensor):
         if candidate_offsets is not None:
             raise ValueError(

@@ -109,10 +109,7 @@ def linear_cross_entropy(
     that gradients_in_forward does not support.
     """
     check_head_options("linear_cross_entropy", head_options)
-    if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    check_loss_options(reduction, label_smoothing)
     obstacle = _obstacle_to_forward(reduction, z_loss, token_scaling, weight_grad)
     if gradients_in_forward is None:
         is_fp16 = torch.float16 in [
@@ -208,6 +205,14 @@ def linear_cross_entropy(
     return LinearCrossEntropyOutput(
         loss, None if z is None or not return_z_loss else z.detach(), accuracy, predicted
     )
+
+
+def check_loss_options(reduction: str, label_smoothing: float) -> None:
+    """Raises ValueError for values that linear_cross_entropy does not accept."""
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
 
 
 def _is_valid(target: Tensor, ignore_index: int) -> Tensor:

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import sys
 
+import pytest
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -27,3 +28,12 @@ sys.path[:0] = [
     str(ROOT / "kernels" / "torch_ops" / "python"),
     str(ROOT / "tests" / "support" / "python"),
 ]
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory):
+    """Runs the two ranks of a gloo group, for tests that leave no state in them."""
+    from rank_pool import RankPool  # noqa: PLC0415
+
+    with RankPool(2, tmp_path_factory.mktemp("two_ranks")) as pool:
+        yield pool

@@ -1,8 +1,7 @@
-"""Replaces the fused LM-head log-prob of SkyRL's Megatron backend (pull request 1765).
+"""Replaces the fused LM-head log-prob of SkyRL's Megatron backend (SkyRL 0.3).
 
-It is called FusedLinearLogprob in model_utils.py (formerly FusedLinearChunkedDistributedLogprob) and
-FusedLinearLogprobTriton in fused_linear_logprob_triton.py. Callers use `apply` with the same
-arguments for each of them.
+The originals are FusedLinearChunkedDistributedLogprob in model_utils.py and FusedLinearLogprobTriton in
+fused_linear_logprob_triton.py. Callers use `apply` with the same arguments for both.
 """
 
 from __future__ import annotations
@@ -10,20 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from logprobd_ops.compat._shared import NO_ID
 from logprobd_ops.linear_logprob import linear_logprob
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# SkyRL has no ignored id, because its loss masks rows. No vocabulary contains this id, so no row is
-# ignored.
-_NO_ID = -(2**31)
 
-
-class FusedLinearLogprob:
-    """Replaces an autograd function of SkyRL. Only `apply` is provided."""
+class FusedLinearLogprobTriton:
+    """Replaces an autograd function of SkyRL. Only `apply` is provided. A tp_group of None means that this rank
+    holds the whole vocabulary."""
 
     @staticmethod
     def apply(
@@ -42,7 +40,7 @@ class FusedLinearLogprob:
         `weight` is the rank's shard, ids [vocab_start_index, vocab_end_index). A target outside all ranks'
         ranges has log-prob 0 but the gradient of -lse, as in the original. The gradient of `hidden`
         is the rank's part of the sum. The caller's gather from the tensor-parallel region, or copy
-        to it, sums the parts.
+        to it, sums the parts. As in the original, hidden is first cast to the weight's dtype.
 
         chunk_size, which bounds the original's memory, has no effect. `inference_only` builds no graph.
         """
@@ -54,10 +52,10 @@ class FusedLinearLogprob:
             )
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             scores = linear_logprob(
-                hidden,
+                hidden.to(weight.dtype),
                 weight,
                 target,
-                ignore_index=_NO_ID,
+                ignore_index=NO_ID,
                 vocab_start=vocab_start_index,
                 process_group=tp_group,
                 hidden_gradient="partial",
@@ -67,5 +65,31 @@ class FusedLinearLogprob:
         return scores.logprob
 
 
-FusedLinearChunkedDistributedLogprob = FusedLinearLogprob
-FusedLinearLogprobTriton = FusedLinearLogprob
+class FusedLinearChunkedDistributedLogprob(FusedLinearLogprobTriton):
+    """As FusedLinearLogprobTriton, but a tp_group of None means all ranks of torch.distributed, if it is
+    initialized."""
+
+    @staticmethod
+    def apply(
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        vocab_start_index: int,
+        vocab_end_index: int,
+        chunk_size: int,
+        tp_group: ProcessGroup | None,
+        inference_only: bool = False,
+    ) -> Tensor:
+        """See FusedLinearLogprobTriton.apply."""
+        if tp_group is None and dist.is_initialized():
+            tp_group = dist.group.WORLD
+        return FusedLinearLogprobTriton.apply(
+            hidden,
+            weight,
+            target,
+            vocab_start_index,
+            vocab_end_index,
+            chunk_size,
+            tp_group,
+            inference_only,
+        )
