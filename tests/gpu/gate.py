@@ -39,6 +39,7 @@ GPU_TESTS = (
     "chunk_kernels_gpu_test",
     "combine_gpu_test",
     "cuda_engine_gpu_test",
+    "divergence_gpu_test",
     "fault_gpu_test",
     "fused_kernel_gpu_test",
     "invariance_gpu_test",
@@ -49,6 +50,7 @@ GPU_TESTS = (
 # Tests that are small enough for compute-sanitizer, which runs kernels 10 to 100 times slower.
 SANITIZED = {
     "row_ops_gpu_test": "*",
+    "divergence_gpu_test": "*",
     # Kernels that wait for each other across streams would time out.
     "combine_gpu_test": "-PeerExchangeTest.*:PeerScoresTest.*",
     "chunk_kernels_gpu_test": "*",

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/torch_ops/api/autograd_context.h"
 #include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/api/signatures.h"
 #include "kernels/torch_ops/loss/loss.h"
@@ -24,36 +25,6 @@ namespace {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-void SaveOptions(const LinearLogprobOptions& options, AutogradContext& context) {
-  ForEachField<LinearLogprobOptions>([&](const auto& field) {
-    const auto& value = options.*field.member;
-    if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(value)>>) {
-      context.saved_data[field.name] = static_cast<int64_t>(value);
-    } else {
-      context.saved_data[field.name] = value;
-    }
-  });
-}
-
-LinearLogprobOptions SavedOptions(AutogradContext& context) {
-  LinearLogprobOptions options;
-  ForEachField<LinearLogprobOptions>([&](const auto& field) {
-    auto& value = options.*field.member;
-    using T = std::remove_cvref_t<decltype(value)>;
-    if constexpr (std::is_enum_v<T>) {
-      value = static_cast<T>(context.saved_data[field.name].toInt());
-    } else {
-      value = context.saved_data[field.name].template to<T>();
-    }
-  });
-  return options;
-}
-
-void CheckNeedsNoGradient(const MaybeTensor& tensor, const char* name) {
-  TORCH_CHECK_VALUE(!tensor.has_value() || !tensor->requires_grad(), name,
-                    " requires a gradient, but none is computed for it: detach it");
-}
 
 void CheckConstantInputs(const LinearLogprobInputs& inputs) {
   CheckNeedsNoGradient(inputs.row_temperature, "temperature");
@@ -83,10 +54,6 @@ Tuple ToTuple(const variable_list& variables) {
     return Tuple(variables[kIndex]...);
   }
   (std::make_index_sequence<std::tuple_size_v<Tuple>>());
-}
-
-MaybeTensor IfDefined(const Tensor& tensor) {
-  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
 
 /// Returns the tensors of structs one after another; absent tensors are undefined.
@@ -203,7 +170,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
     const auto weight_grad = context->saved_data["weight_grad"].toOptional<Tensor>();
     const Needs needs = {context->needs_input_grad(kHidden), context->needs_input_grad(kWeight),
                          inputs.bias.has_value() && context->needs_input_grad(kBias)};
-    const LinearLogprobOptions options = SavedOptions(*context);
+    const LinearLogprobOptions options = SavedOptions<LinearLogprobOptions>(*context);
     Tensor d_hidden, d_weight, d_bias;
     if (needs[1] && weight_grad.has_value()) {
       Tensor buffer = *weight_grad;

@@ -1,0 +1,349 @@
+"""Divergence between a student's and a teacher's distributions over the vocabulary, for distillation.
+
+Let s and t be the probabilities of a row under the student and the teacher: the softmax of z / temperature, where
+z = cap(scale * (hidden . weight) + bias) are the logits of each model. The divergences, in nats, are
+
+    "forward_kl"   KL(t || s) = sum t (ln t - ln s)
+    "reverse_kl"   KL(s || t) = sum s (ln s - ln t)
+    "jsd"          beta KL(t || m) + (1 - beta) KL(s || m), with m = beta t + (1 - beta) s
+
+Source: "jsd" is the generalized Jensen-Shannon divergence of TRL's distillation (beta 0 and 1 of TRL are the KL
+divergences here; the generalized divergence itself is 0 there).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from logprobd_ops._memory import (
+    LOSS_BUDGET_MIN,
+    Memory,
+    _as_number,
+    are_saved_tensors_hooked,
+    budget_bytes,
+    dtype_after_autocast,
+    gradients_needed,
+)
+from logprobd_ops._operator import WHOLE_VOCABULARY, load_library
+
+load_library()
+
+DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
+Reduction = Literal["sum", "mean"]
+
+# GradientCacheKind in kernels/torch_ops/divergence/divergence.h.
+_NOT_CACHED = 0
+# Rows whose logits should fit beside a cache: smaller blocks make the products slower.
+_BLOCK_ROWS = 1024
+
+
+class LinearDivergenceOutput(NamedTuple):
+    """Results of each row, shaped like student_hidden without its last dimension, fp32 (fp64 if an input is fp64). Both
+    are differentiable with respect to student_hidden, student_weight and student_bias. Later versions may append
+    fields: read fields by name."""
+
+    divergence: Tensor
+    """In nats, at least 0. Masked rows have 0."""
+    entropy: Tensor
+    """Entropy of the student's distribution, in nats. Masked rows have 0."""
+
+
+class LinearDivergenceLossOutput(NamedTuple):
+    """The loss and the values it is made of. Later versions may append fields: read fields by name."""
+
+    loss: Tensor
+    """[], fp32 (fp64 if an input is fp64). Differentiable with respect to the student's tensors."""
+    divergence: Tensor
+    """This and the following field are those of LinearDivergenceOutput, but they have no gradients."""
+    entropy: Tensor
+
+
+def linear_divergence(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    *,
+    kind: DivergenceKind = "forward_kl",
+    beta: float = 0.5,
+    temperature: float | Tensor = 1.0,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    student_scale: float = 1.0,
+    teacher_scale: float = 1.0,
+    student_softcap: float | None = None,
+    teacher_softcap: float | None = None,
+    vocab_valid: int | None = None,
+    mask: Tensor | None = None,
+    memory: Memory = "auto",
+    memory_budget: int | None = None,
+) -> LinearDivergenceOutput:
+    """Computes the divergence of each row and the student's entropy without [rows, V] logits of either model.
+
+    The teacher's tensors are constants: they get no gradient, even if they require one. Under torch.autocast, hidden
+    states, weights and biases are cast as torch.nn.functional.linear casts its arguments. The weights must be
+    complete: heads that are sharded over ranks are not supported.
+
+    Args:
+        student_hidden: [..., H_s], fp32, bf16, fp16 or fp64, with any strides.
+        student_weight: [V, H_s], one of these dtypes.
+        teacher_hidden: [..., H_t], with the same leading dimensions; H_t may differ from H_s.
+        teacher_weight: [V, H_t].
+        kind: "forward_kl" is KL(teacher || student), "reverse_kl" is KL(student || teacher), "jsd" the generalized
+            Jensen-Shannon divergence (see the module).
+        beta: the teacher's share of the mixture of "jsd", above 0 and below 1.
+        temperature: above 0; divides the logits of both models. One number, or a tensor of one element per row. It
+            has no gradient, and the divergence is not multiplied by its square.
+        student_bias, teacher_bias: [V].
+        student_scale, teacher_scale: factors of the dot products, not 0.
+        student_softcap, teacher_softcap: above 0; None: no cap.
+        vocab_valid: the number of ids that are compared; later rows of the weights are padding. Needed if the
+            weights have different numbers of rows. Default: all.
+        mask: one element per row. Rows with 0 have results and gradients of exactly zero and cost nothing.
+        memory: whether the forward keeps the gradient of each row's divergence for the backward. "recompute": it
+            does not, and the backward computes the logits of both models again. "cached": it keeps [rows, V]
+            in the dtype of the weight if the products are computed in bf16, else in fp32 (fp64), until the end of
+            the backward, which then only multiplies. "auto": "cached" if that fits in memory_budget beside
+            the logits of a block of rows, else "recompute"; also "recompute" while hooks take the saved tensors, as
+            in torch.utils.checkpoint. Nothing is kept if no backward can follow, or in fp16, whose range
+            is too small. A cache does not help a backward through the entropy.
+        memory_budget: bytes for the logits and gradients of a block of rows, which is at least one row; with "auto"
+            also for what is kept. Default: as in linear_logprob.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or options are invalid or do not match; the message names the argument.
+
+    Waits for the device once in the forward if there is a mask, and in the backward to find the rows that have an
+    upstream gradient. In a CUDA graph all rows are computed, and the hidden states of masked rows must be finite.
+    """
+    vocab = student_weight.shape[0] if vocab_valid is None else vocab_valid
+    keep_gradient, block_bytes = _memory_plan(
+        memory,
+        memory_budget,
+        any(gradients_needed(student_hidden, student_weight, student_bias)),
+        student_hidden,
+        student_weight,
+        teacher_hidden,
+        teacher_weight,
+        vocab,
+    )
+    divergence, entropy, *_ = torch.ops.logprobd.linear_divergence(
+        *_inputs(
+            student_hidden,
+            student_weight,
+            student_bias,
+            teacher_hidden,
+            teacher_weight,
+            teacher_bias,
+            mask,
+            temperature,
+        ),
+        *_options(
+            kind,
+            beta,
+            temperature,
+            student_scale,
+            student_softcap,
+            teacher_scale,
+            teacher_softcap,
+            vocab_valid,
+        ),
+        keep_gradient,
+        block_bytes,
+    )
+    return LinearDivergenceOutput(divergence, entropy)
+
+
+def linear_divergence_loss(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    *,
+    kind: DivergenceKind = "forward_kl",
+    beta: float = 0.5,
+    temperature: float | Tensor = 1.0,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    student_scale: float = 1.0,
+    teacher_scale: float = 1.0,
+    student_softcap: float | None = None,
+    teacher_softcap: float | None = None,
+    vocab_valid: int | None = None,
+    mask: Tensor | None = None,
+    row_weights: Tensor | None = None,
+    reduction: Reduction = "mean",
+    memory_budget: int | None = None,
+) -> LinearDivergenceLossOutput:
+    """Computes one loss: the sum over rows of the divergence times the row's weight.
+
+    If a backward pass may follow, this call also computes the gradients, which the backward pass only multiplies by
+    the upstream gradient of the loss. Between the two, memory holds the gradients of the student's tensors
+    instead of logits. Only one backward pass can follow each call. Gradients are rounded to the inputs' dtypes before
+    they are multiplied by the upstream gradient, so with fp16 put the loss scale into row_weights.
+
+    Args:
+        row_weights: the weight of each row, floating-point, shaped like mask; None: 1. It has no gradient. A row with
+            the weight 0 is not part of the loss, even if its divergence is NaN.
+        reduction: "sum", or "mean", which divides the sum by the number of rows that are not masked (0 if there
+            are none).
+        memory_budget: bytes for the logits and gradients of a block of rows, which is at least one row. Default: as
+            in linear_logprob.
+        The other arguments are those of linear_divergence.
+
+    Raises:
+        The exceptions of linear_divergence. RuntimeError in a second backward pass.
+    """
+    if reduction not in get_args(Reduction):
+        raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
+    loss, divergence, entropy, *_ = torch.ops.logprobd.linear_divergence_loss(
+        *_inputs(
+            student_hidden,
+            student_weight,
+            student_bias,
+            teacher_hidden,
+            teacher_weight,
+            teacher_bias,
+            mask,
+            temperature,
+        ),
+        *_options(
+            kind,
+            beta,
+            temperature,
+            student_scale,
+            student_softcap,
+            teacher_scale,
+            teacher_softcap,
+            vocab_valid,
+        ),
+        _NOT_CACHED,
+        budget_bytes(memory_budget, student_hidden, student_weight, LOSS_BUDGET_MIN),
+        row_weights,
+        reduction == "mean",
+        gradients_needed(student_hidden, student_weight, student_bias),
+    )
+    return LinearDivergenceLossOutput(loss, divergence, entropy)
+
+
+def _inputs(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    student_bias: Tensor | None,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    teacher_bias: Tensor | None,
+    mask: Tensor | None,
+    temperature: float | Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Returns the arguments in the order of DivergenceInputs in kernels/torch_ops/divergence/divergence.h."""
+    row_temperature = None
+    if isinstance(temperature, Tensor):
+        row_temperature = (
+            temperature if temperature.dim() else temperature.expand(student_hidden.shape[:-1])
+        )
+    return (
+        student_hidden,
+        student_weight,
+        student_bias,
+        teacher_hidden.detach(),
+        teacher_weight.detach(),
+        None if teacher_bias is None else teacher_bias.detach(),
+        mask,
+        row_temperature,
+    )
+
+
+def _options(
+    kind: DivergenceKind,
+    beta: float,
+    temperature: float | Tensor,
+    student_scale: float,
+    student_softcap: float | None,
+    teacher_scale: float,
+    teacher_softcap: float | None,
+    vocab_valid: int | None,
+) -> tuple[int | float, ...]:
+    """Returns the arguments in the order of DivergenceOptions, up to vocab_valid. Raises a ValueError that names the
+    argument for invalid values that C++ cannot check."""
+    if kind not in get_args(DivergenceKind):
+        raise ValueError(f'kind is {kind!r}: it must be "forward_kl", "reverse_kl" or "jsd"')
+    for name, softcap in (("student", student_softcap), ("teacher", teacher_softcap)):
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"{name}_softcap is {softcap}: it must be above 0, or None for no cap")
+    return (
+        get_args(DivergenceKind).index(kind),
+        float(beta),
+        1.0 if isinstance(temperature, Tensor) else float(temperature),
+        float(student_scale),
+        0.0 if student_softcap is None else float(student_softcap),
+        float(teacher_scale),
+        0.0 if teacher_softcap is None else float(teacher_softcap),
+        WHOLE_VOCABULARY if vocab_valid is None else vocab_valid,
+    )
+
+
+def _memory_plan(
+    memory: Memory,
+    memory_budget: int | None,
+    needs_gradient: bool,
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    vocab: int,
+) -> tuple[int, int]:
+    """Returns the operator's keep_gradient and block_bytes."""
+    if memory not in get_args(Memory):
+        raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
+    # Logits exist at a time in any case.
+    budget = budget_bytes(memory_budget, student_hidden, student_weight, LOSS_BUDGET_MIN)
+    if memory == "recompute" or not needs_gradient:
+        return _NOT_CACHED, budget
+    logit_bytes, gradient_bytes, cache_kind = _row_bytes(
+        student_hidden.device,
+        *(
+            dtype_after_autocast(each, autocast=True)
+            for each in (student_hidden, student_weight, teacher_hidden, teacher_weight)
+        ),
+        _as_number(vocab),
+    )
+    if memory == "cached":
+        return cache_kind, budget
+    rows = student_hidden[..., 0].numel()
+    left = budget - rows * gradient_bytes
+    # A checkpoint runs the forward again, where it must save tensors of the same shapes.
+    if are_saved_tensors_hooked() or left < min(rows, _BLOCK_ROWS) * logit_bytes:
+        return _NOT_CACHED, budget
+    return cache_kind, left
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _row_bytes(
+    device: torch.device,
+    hidden: torch.dtype,
+    weight: torch.dtype,
+    teacher_hidden: torch.dtype,
+    teacher_weight: torch.dtype,
+    vocab: int,
+) -> tuple[int, int, int]:
+    return _asked_row_bytes(device, hidden, weight, teacher_hidden, teacher_weight, vocab)
+
+
+@functools.cache  # Every step calls this.
+def _asked_row_bytes(
+    device: torch.device,
+    hidden: torch.dtype,
+    weight: torch.dtype,
+    teacher_hidden: torch.dtype,
+    teacher_weight: torch.dtype,
+    vocab: int,
+) -> tuple[int, int, int]:
+    logits, gradient, kind = torch.ops.logprobd.divergence_row_bytes(
+        device, hidden, weight, teacher_hidden, teacher_weight, vocab
+    )
+    return logits, gradient, kind
