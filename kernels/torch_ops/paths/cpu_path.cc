@@ -247,6 +247,8 @@ class CpuPath : public ScoringPath {
   }
 
   // Ranks report a failure to each other at every step, so no memory has to be reserved.
+  void AlignInputs(LinearLogprobInputs& /*inputs*/) const override {}
+
   void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
 
   std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,

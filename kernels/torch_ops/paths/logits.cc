@@ -29,10 +29,12 @@ at::Tensor PerLog2Scale(double factor, const Rows& rows, const Problem& problem)
 
 }  // namespace
 
+bool IsMultipliedInSixteenBits(at::Device device, at::ScalarType a, at::ScalarType b) {
+  return device.is_cuda() && (a == at::kBFloat16 || a == at::kHalf) && a == b;
+}
+
 bool IsMultipliedInSixteenBits(const at::Tensor& a, const at::Tensor& b) {
-  const at::ScalarType dtype = a.scalar_type();
-  const bool has_sixteen_bits = dtype == at::kBFloat16 || dtype == at::kHalf;
-  return a.is_cuda() && has_sixteen_bits && dtype == b.scalar_type();
+  return IsMultipliedInSixteenBits(a.device(), a.scalar_type(), b.scalar_type());
 }
 
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide) {

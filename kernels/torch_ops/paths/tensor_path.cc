@@ -423,8 +423,8 @@ class TensorScores : public PendingScores {
 
  private:
   const Rows rows_;
-  const at::Tensor cache_;  // the block's rows of a cache, or undefined
   BlockStats stats_;
+  const at::Tensor cache_;    // the block's rows of a cache, or undefined
   at::Tensor max_exponents_;  // fp64 [n]: of this shard, then of all
 };
 

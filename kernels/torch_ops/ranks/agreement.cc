@@ -43,14 +43,17 @@ std::vector<int64_t> CommonNumbers(const Problem& problem, const RowSubset& subs
 }  // namespace
 
 Rows PrepareRows(const RowSubset& subset, const Problem& problem) {
+  Rows rows;
   if (!problem.options.sequence_parallel) {
-    return GatherRows(subset, problem.inputs.hidden, problem.inputs);
+    rows = GatherRows(subset, problem.inputs.hidden, problem.inputs);
+  } else {
+    const at::Tensor& all = problem.gathered_hidden;
+    rows = RowsWithoutHidden(subset, problem.inputs);
+    rows.hidden = rows.row_indices.defined()
+                      ? at::empty({rows.row_indices.size(0), all.size(1)}, all.options())
+                      : all;
   }
-  const at::Tensor& all = problem.gathered_hidden;
-  Rows rows = RowsWithoutHidden(subset, problem.inputs);
-  rows.hidden = rows.row_indices.defined()
-                    ? at::empty({rows.row_indices.size(0), all.size(1)}, all.options())
-                    : all;
+  rows.candidates = CandidatesAmong(rows, problem);
   return rows;
 }
 
@@ -61,7 +64,6 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
   Preparation mine;
   auto pending = problem.group.StartExchange(problem.device(), [&] {
     mine = prepare();
-    mine.rows.candidates = CandidatesAmong(mine.rows, problem);
     RankGroup::RankInfo info = {CommonNumbers(problem, mine.subset), {}};
     info.common.insert(info.common.end(), mine.common.begin(), mine.common.end());
     const IdRange ids = ShardIds(inputs, options);

@@ -76,7 +76,17 @@ void RankGroup::Max(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::M
 void RankGroup::Min(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::MIN); }
 void RankGroup::Sum(at::Tensor& values) const { Reduce(values, c10d::ReduceOp::SUM); }
 
-void RankGroup::Gather(const at::Tensor& rows, at::Tensor& all) const {
+at::Tensor RankGroup::Gather(const at::Tensor& rows) const {
+  if (is_alone()) return rows;
+  const at::Tensor mine = rows.contiguous();
+  std::vector<int64_t> shape = mine.sizes().vec();
+  shape.front() *= size();
+  at::Tensor all = at::empty(shape, mine.options());
+  GatherInto(all, mine);
+  return all;
+}
+
+void RankGroup::GatherInto(at::Tensor& all, const at::Tensor& rows) const {
   group_->_allgather_base(all, const_cast<at::Tensor&>(rows))->wait();
 }
 

@@ -58,9 +58,11 @@ class RankGroup {
   /// See Max.
   void Sum(at::Tensor& values) const;
 
-  /// Writes `rows`, [n, ...], of every rank in the order of ranks to `all`, [size * n, ...]. Both
-  /// are contiguous.
-  void Gather(const at::Tensor& rows, at::Tensor& all) const;
+  /// Concatenates `rows`, [n, ...], of every rank in the order of ranks: [size * n, ...].
+  at::Tensor Gather(const at::Tensor& rows) const;
+
+  /// Like Gather, but writes to `all` and allocates nothing. `rows` and `all` are contiguous.
+  void GatherInto(at::Tensor& all, const at::Tensor& rows) const;
 
   class PendingSum;
 

@@ -112,7 +112,7 @@ Rows GatherRows(const RowSubset& subset, const at::Tensor& hidden,
 
 at::Tensor HiddenOfAllRows(Problem& problem) {
   if (!problem.options.sequence_parallel) return problem.inputs.hidden;
-  problem.group.Gather(problem.inputs.hidden, problem.gathered_hidden);
+  problem.group.GatherInto(problem.gathered_hidden, problem.inputs.hidden);
   return std::exchange(problem.gathered_hidden, {});
 }
 

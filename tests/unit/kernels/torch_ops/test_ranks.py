@@ -517,21 +517,19 @@ SHORT_OF_MEMORY = {
     "split rows": {"sequence_parallel": True},
     "cached": {"keep_logits": 1},
     "rows not contiguous": {"strided": True},
-    "partial gradient": {"partial": True},
+    "partial gradient": {"hidden_gradient": "partial"},
 }
 
 
-def arguments_of_a_shard(
+def inputs_and_options(
     rank: int,
     size: int,
     *,
     every_row: bool = False,
-    sequence_parallel: bool = False,
-    keep_logits: int = 0,
     strided: bool = False,
-    partial: bool = False,
-) -> tuple[tuple, dict[str, Any]]:
-    """Returns inputs and options of raw_scores."""
+    **options: Any,
+) -> tuple[tuple, dict]:
+    """Returns the inputs and options of a rank's call."""
     random = torch.Generator().manual_seed(5)
     hidden = torch.randn(ROWS, HIDDEN, generator=random)
     weight = torch.randn(SHORT_BORDERS[-1], HIDDEN, generator=random)
@@ -541,49 +539,46 @@ def arguments_of_a_shard(
     if strided:
         hidden = hidden.view(3, 4, HIDDEN).transpose(0, 1)
         target = target.view(4, 3).int()
-    if sequence_parallel:
+    if options.get("sequence_parallel"):
         hidden = hidden.chunk(size)[rank]
     mine = weight[SHORT_BORDERS[rank] : SHORT_BORDERS[rank + 1]]
-    options = {
+    options |= {
         "temperature": 0.7,
         "vocab_start": SHORT_BORDERS[rank],
         "process_group": dist.group.WORLD,
-        "sequence_parallel": sequence_parallel,
-        "hidden_gradient": "partial" if partial else "sum",
         "return_argmax": True,
         "return_mean_logit": True,
-        "keep_logits": keep_logits,
     }
     return (hidden, mine, target, mine[:, 0].contiguous()), options
 
 
 def failing_memory(rank: int, size: int, fails_at: int) -> FailingMemory | nullcontext:
     """Returns a model of the memory of a rank. Only that of rank 1 fails."""
-    message_size = 1 + 2 * 48 + 3 * size
+    message_size = 1 + 2 * 32 + 3 * size
     return FailingMemory(ROWS, message_size, fails_at) if rank == 1 else nullcontext()
 
 
-def forward_with_failing_memory(rank: int, size: int, fails_at: int, options: dict) -> None:
-    inputs, options = arguments_of_a_shard(rank, size, **options)
+def forward_with_failing_memory(rank: int, size: int, fails_at: int, mode: dict) -> None:
+    inputs, options = inputs_and_options(rank, size, **mode)
+    arguments = linear_logprob_arguments(*inputs, **options)
     with failing_memory(rank, size, fails_at):
-        call("linear_logprob", (*linear_logprob_arguments(*inputs, **options), None))
+        call("linear_logprob", (*arguments, None))
 
 
-def backward_with_failing_memory(rank: int, size: int, fails_at: int, options: dict) -> None:
-    inputs, options = arguments_of_a_shard(rank, size, **options)
-    saved = raw_scores(*inputs, **options)
-    if not options["keep_logits"]:
-        saved["cache"] = None
-    upstream = dict.fromkeys(("logprob", "entropy", "mean_logit"), torch.ones_like(saved["lse"]))
+def backward_with_failing_memory(rank: int, size: int, fails_at: int, mode: dict) -> None:
+    inputs, options = inputs_and_options(rank, size, **mode)
+    scores = raw_scores(*inputs, **options)
+    saved = {name: scores[name] for name in ("lse", "lse_rest", "entropy", "cache")}
+    upstream = {name: torch.ones_like(scores["lse"]) for name in ("logprob", "entropy")}
     arguments = backward_arguments(upstream, saved, *inputs, **options)
     with failing_memory(rank, size, fails_at):
         call("linear_logprob_backward", arguments)
 
 
-def loss_with_failing_memory(rank: int, size: int, fails_at: int, options: dict) -> None:
-    options = {"keep_logits": 1} | options
-    cache_bytes = options.pop("cache_bytes", 1 << 30)
-    inputs, options = arguments_of_a_shard(rank, size, **options)
+def loss_with_failing_memory(rank: int, size: int, fails_at: int, mode: dict) -> None:
+    mode = {"keep_logits": 1} | mode
+    cache_bytes = mode.pop("cache_bytes", 1 << 30)
+    inputs, options = inputs_and_options(rank, size, **mode)
     arguments = linear_logprob_arguments(*inputs, **options)
     coefficients = (None, None, None, None, [-1.0, 0.1, 0.0, 0.1], True)
     with failing_memory(rank, size, fails_at):
