@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/nonzero.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -103,9 +104,30 @@ class MeanLogits {
   const at::Tensor sums_;     // fp64 [tiles, rows]
 };
 
+/// Returns a pointer to row `begin` of contiguous values, or null if they are undefined.
 template <typename T>
 T* PointerTo(const at::Tensor& values, int64_t begin) {
-  return values.defined() ? values.mutable_data_ptr<T>() + begin : nullptr;
+  return values.defined() ? values.mutable_data_ptr<T>() + begin * values.stride(0) : nullptr;
+}
+
+/// The candidates of a block's rows, ascending by row, [N] each.
+struct BlockCandidates {
+  at::Tensor positions;  ///< int64, among the candidates of all rows; undefined if there are none.
+  at::Tensor rows;       ///< int32
+  at::Tensor ids;        ///< int32, of the whole vocabulary.
+  at::Tensor logprobs;   ///< fp32; logits of this shard, or 0, until the scores are written.
+};
+
+BlockCandidates CandidatesOfBlock(const Rows& rows) {
+  const ListedPairs& pairs = rows.candidates;
+  if (!pairs.defined()) return {};
+  const at::Tensor is_inside = pairs.rows.ge(0).logical_and_(pairs.rows.lt(rows.size()));
+  const at::Tensor positions = at::nonzero(is_inside).squeeze(1);
+  const auto select = [&](const at::Tensor& values) {
+    return values.index_select(0, positions).to(at::kInt);
+  };
+  return {positions, select(pairs.rows), select(pairs.ids),
+          at::zeros({positions.size(0)}, pairs.ids.options().dtype(at::kFloat))};
 }
 
 class CpuScores : public PendingScores {
@@ -130,7 +152,17 @@ class CpuScores : public PendingScores {
     scores_.lse = floats();
     scores_.lse_rest = floats();
     if (options.need_entropy) scores_.entropy = floats();
-    if (options.need_argmax) scores_.argmax = at::empty({rows_.size()}, fp32.dtype(at::kInt));
+    const auto integers = [&] { return at::empty({rows_.size()}, fp32.dtype(at::kInt)); };
+    if (options.need_argmax) scores_.argmax = integers();
+    if (options.need_max_logit) scores_.max_logit = floats();
+    if (options.need_min_logit) scores_.min_logit = floats();
+    if (options.need_sum_p_squared) scores_.sum_p_squared = floats();
+    if (options.need_target_rank) scores_.target_rank = integers();
+    if (options.top_k > 0) {
+      scores_.top_k_ids = at::empty({rows_.size(), options.top_k}, fp32.dtype(at::kInt));
+      scores_.top_k_logprobs = at::empty({rows_.size(), options.top_k}, fp32);
+    }
+    candidates_ = CandidatesOfBlock(rows_);
     if (options.need_mean_logit) {
       scores_.mean_logit = at::empty({rows_.size()}, fp32.dtype(at::kDouble));
       means_ = std::make_unique<MeanLogits>(scorer_->step_rows(), problem);
@@ -160,6 +192,10 @@ class CpuScores : public PendingScores {
     }
     scores_.logprob = at::where(num_owners > 0, scores_.logprob, 0);
     if (options.need_argmax) scores_.argmax = scores_.argmax.to(at::kLong);
+    if (options.need_target_rank) {
+      scores_.target_rank = at::where(num_owners > 0, scores_.target_rank.to(at::kLong), -1);
+    }
+    if (candidates_.positions.defined()) scores_.candidate_logprobs = CandidateLogprobs(problem);
     if (options.need_mean_logit) {
       scores_.mean_logit.mul_(PerTemperature(1, rows_, problem, at::kDouble).squeeze(1));
       group.Sum(scores_.mean_logit);
@@ -170,20 +206,33 @@ class CpuScores : public PendingScores {
  private:
   void ScoreStep(int64_t begin, int64_t num_rows, const Problem& problem) {
     const RankGroup& group = problem.group;
-    std::span<const kernels::Reduction> maxima;
+    const bool has_rank = problem.options.need_target_rank;
+    std::span<const kernels::Reduction> arrays;
     at::Tensor hidden;
+    BlockCandidates candidates;
+    kernels::ScoreRowsParams params;
     group.RunOnAllRanks(problem.device(), [&] {
       hidden = rows_.hidden.narrow(0, begin, num_rows).contiguous();
-      const kernels::ScoreRowsParams params = Params(hidden, begin, problem);
+      candidates = CandidatesOfStep(begin, num_rows);
+      params = Params(hidden, begin, candidates, problem);
       if (group.is_alone()) {
         scorer_->Score(params);
+      } else if (has_rank) {
+        arrays = scorer_->ScoreTargets(params, 0, num_rows);
       } else {
-        maxima = scorer_->ScoreTiles(params, 0, num_rows);
+        arrays = scorer_->ScoreTiles(params, 0, num_rows);
       }
     });
     if (!group.is_alone()) {
-      Reduce(maxima, group);
+      Reduce(arrays, group);
+      if (has_rank) Reduce(scorer_->ScoreTiles(params, 0, num_rows), group);
       Reduce(scorer_->SumTiles(), group);
+      if (params.top_k > 0) GatherTopKeys(group);
+      if (params.num_candidates > 0) {
+        // The shards that do not have a candidate add the bits of 0.
+        at::Tensor bits = candidates.logprobs.view(at::kInt);
+        group.Sum(bits);
+      }
       scorer_->WriteScores();
     }
     if (means_ != nullptr) {
@@ -191,8 +240,46 @@ class CpuScores : public PendingScores {
     }
   }
 
+  /// Returns the candidates of rows [begin, begin + num_rows), which are then counted from `begin`.
+  BlockCandidates CandidatesOfStep(int64_t begin, int64_t num_rows) const {
+    if (!candidates_.positions.defined()) return {};
+    const std::span rows(candidates_.rows.const_data_ptr<int32_t>(),
+                         static_cast<size_t>(candidates_.rows.size(0)));
+    const auto first = std::lower_bound(rows.begin(), rows.end(), begin) - rows.begin();
+    const auto end = std::lower_bound(rows.begin(), rows.end(), begin + num_rows) - rows.begin();
+    const auto narrow = [&](const at::Tensor& values) {
+      return values.narrow(0, first, end - first);
+    };
+    return {narrow(candidates_.positions), narrow(candidates_.rows) - begin,
+            narrow(candidates_.ids), narrow(candidates_.logprobs)};
+  }
+
+  /// Returns the log-probabilities of all candidates, with zeros for rows of other blocks. A
+  /// candidate that no shard has gets NaN.
+  at::Tensor CandidateLogprobs(const Problem& problem) const {
+    const at::Tensor column = candidates_.ids - problem.shard.begin;
+    at::Tensor num_owners =
+        column.ge(0).logical_and_(column.lt(problem.shard.columns)).to(at::kLong);
+    problem.group.Sum(num_owners);
+    const at::Tensor logprobs =
+        at::where(num_owners > 0, candidates_.logprobs, std::numeric_limits<float>::quiet_NaN());
+    return at::zeros({rows_.candidates.ids.size(0)}, logprobs.options())
+        .index_copy_(0, candidates_.positions, logprobs);
+  }
+
+  /// Collects the shards' lists of the largest logits.
+  void GatherTopKeys(const RankGroup& group) {
+    const std::span<const uint64_t> keys = scorer_->TopKeys();
+    const auto count = static_cast<int64_t>(keys.size());
+    const at::Tensor mine = at::from_blob(const_cast<uint64_t*>(keys.data()), {count},
+                                          targets_.options().dtype(at::kLong));
+    const at::Tensor all = group.Gather(mine);
+    std::copy_n(reinterpret_cast<const uint64_t*>(all.const_data_ptr<int64_t>()), all.numel(),
+                scorer_->gathered_top_keys());
+  }
+
   kernels::ScoreRowsParams Params(const at::Tensor& hidden, int64_t begin,
-                                  const Problem& problem) const {
+                                  const BlockCandidates& candidates, const Problem& problem) const {
     kernels::ScoreRowsParams params = RowsParams(hidden);
     params.targets = PointerTo<int32_t>(targets_, begin);
     params.temperatures = PointerTo<float>(temperatures_, begin);
@@ -201,6 +288,19 @@ class CpuScores : public PendingScores {
     params.lse = PointerTo<float>(scores_.lse, begin);
     params.lse_rest = PointerTo<float>(scores_.lse_rest, begin);
     params.argmax_id = PointerTo<int32_t>(scores_.argmax, begin);
+    params.max_logit = PointerTo<float>(scores_.max_logit, begin);
+    params.min_logit = PointerTo<float>(scores_.min_logit, begin);
+    params.sum_p_squared = PointerTo<float>(scores_.sum_p_squared, begin);
+    params.target_rank = PointerTo<int32_t>(scores_.target_rank, begin);
+    params.top_k = static_cast<int32_t>(problem.options.top_k);
+    params.top_k_ids = PointerTo<int32_t>(scores_.top_k_ids, begin);
+    params.top_k_logprobs = PointerTo<float>(scores_.top_k_logprobs, begin);
+    if (candidates.positions.defined()) {
+      params.num_candidates = candidates.rows.size(0);
+      params.candidate_rows = candidates.rows.const_data_ptr<int32_t>();
+      params.candidate_ids = candidates.ids.const_data_ptr<int32_t>();
+      params.candidate_logprobs = candidates.logprobs.mutable_data_ptr<float>();
+    }
     params.nonfinite = PointerTo<uint8_t>(nonfinite_, begin);
     // The cache has the block's first rows, perhaps not all of them.
     const int64_t num_cached =
@@ -213,7 +313,7 @@ class CpuScores : public PendingScores {
       const int64_t end = std::min(tile.row_begin + tile.num_rows, num_cached);
       for (int64_t row = tile.row_begin; row < end; ++row) {
         std::copy_n(tile.logits + (row - tile.row_begin) * kTileColumns, tile.num_columns,
-                    PointerTo<float>(cached, row * cached.stride(0)) + tile.first_column - first);
+                    PointerTo<float>(cached, row) + tile.first_column - first);
       }
     };
     return params;
@@ -226,6 +326,7 @@ class CpuScores : public PendingScores {
   at::Tensor is_mine_;       // bool [n]: whether this shard has the target
   at::Tensor temperatures_;  // fp32 [n]
   at::Tensor nonfinite_;     // uint8 [n]
+  BlockCandidates candidates_;
   std::unique_ptr<MeanLogits> means_;
   LinearLogprobOutputs scores_;
 };

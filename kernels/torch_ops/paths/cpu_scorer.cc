@@ -55,7 +55,7 @@ kernels::RowScorer::Options OptionsOf(const Problem& problem, int64_t num_rows,
   return {.isa = isa,
           .num_threads = num_threads,
           .batch_rows_max = num_rows,
-          .top_k_max = 0,
+          .top_k_max = static_cast<int32_t>(problem.options.top_k),
           .num_shards = static_cast<int32_t>(problem.group.size())};
 }
 

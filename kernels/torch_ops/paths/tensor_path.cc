@@ -281,15 +281,13 @@ BlockStats AccumulateStats(const Rows& rows, const Problem& problem, const at::T
 }
 
 /// Returns the number of this shard's logits that rank above the target's, int64 [n]. The target's
-/// logit, fp64 [n], may be another shard's. Logits are read from `cache` if it is defined.
-at::Tensor CountAbove(const at::Tensor& target_logit, const Rows& rows, const Problem& problem,
-                      const at::Tensor& cache) {
+/// logit, fp64 [n], may be another shard's.
+at::Tensor CountAbove(const at::Tensor& target_logit, const Rows& rows, const Problem& problem) {
   const at::Tensor target = rows.target().unsqueeze(1);
   const at::Tensor limit = target_logit.to(problem.wide).unsqueeze(1);
   at::Tensor count = at::zeros_like(rows.target());
   for (const Columns& columns : BlocksOfColumns(problem.shard, rows.size())) {
-    const at::Tensor logits = cache.defined() ? CachedRows{cache, {}}.Logits(columns)
-                                              : BlockLogits(rows.hidden, problem, columns);
+    const at::Tensor logits = BlockLogits(rows.hidden, problem, columns);
     const int64_t first = problem.shard.begin + columns.begin;
     const at::Tensor is_before =
         at::arange(first, first + columns.size(), count.options()).unsqueeze(0) < target;
@@ -313,8 +311,7 @@ at::Tensor MaxExponents(const TileStats& tiles) {
 class TensorScores : public PendingScores {
  public:
   /// Ranks of a group make it together.
-  TensorScores(const Rows& rows, const Problem& problem, const at::Tensor& cache)
-      : rows_(rows), cache_(cache) {
+  TensorScores(const Rows& rows, const Problem& problem, const at::Tensor& cache) : rows_(rows) {
     problem.group.RunOnAllRanks(problem.device(), [&] {
       stats_ = AccumulateStats(rows, problem, cache);
       max_exponents_ = MaxExponents(stats_.tiles);
@@ -366,9 +363,8 @@ class TensorScores : public PendingScores {
     }
     if (options.need_target_rank) {
       const at::Tensor target_logit = sums[1].contiguous().view(at::kDouble);
-      group.RunOnAllRanks(problem.device(), [&] {
-        scores.target_rank = CountAbove(target_logit, rows_, problem, cache_);
-      });
+      group.RunOnAllRanks(problem.device(),
+                          [&] { scores.target_rank = CountAbove(target_logit, rows_, problem); });
       group.Sum(scores.target_rank);
       const at::Tensor has_rank = is_finite.logical_and(sums[2] > 0);
       scores.target_rank.masked_fill_(has_rank.logical_not(), -1);
