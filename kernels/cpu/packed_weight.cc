@@ -40,7 +40,7 @@ void TransposeWords(const std::byte* columns, int64_t stride, uint32_t* to) {
 /// returns how many those are.
 template <typename Element, int64_t kPair>
 int64_t PackWholeWords(const Element* rows, int64_t row_stride, int64_t hidden_size, Element* to) {
-  constexpr int64_t kWordElements = sizeof(uint32_t) / sizeof(Element);
+  constexpr int64_t kWordElements = int64_t{4} / static_cast<int64_t>(sizeof(Element));
   constexpr int64_t kStep = kWords * kWordElements;
   const auto stride_bytes = row_stride * static_cast<int64_t>(sizeof(Element));
   int64_t k = 0;

@@ -294,15 +294,13 @@ void RowScorer::Impl::ComputeDots(int64_t shard_tile, int64_t first, int64_t cou
                        shard_tile * PackedTileBytes(head.dtype, head.hidden_size);
     return dots.tile_dots(tile);
   }
-  const int64_t first_column = (head.tile_begin + shard_tile) * kTileColumns;
-  const int64_t num_columns = std::min<int64_t>(kTileColumns, head.vocab_size - first_column);
   std::byte* const chunk = chunks.get() + worker * kTileChunkBytes;
   tile.weight_tile = chunk;
   for (int64_t k = 0; k < head.hidden_size; k += KChunk(head.dtype)) {
     tile.k_begin = k;
     tile.k_end = std::min(k + KChunk(head.dtype), head.hidden_size);
     PackTile(head.dtype, head.strided_weight.From(head.dtype, shard_tile * kTileColumns, k),
-             num_columns, tile.k_end - k, chunk);
+             NumColumns((head.tile_begin + shard_tile) * kTileColumns), tile.k_end - k, chunk);
     dots.tile_dots(tile);
   }
 }

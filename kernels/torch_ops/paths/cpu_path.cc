@@ -151,7 +151,6 @@ class CpuScores : public PendingScores {
     scores_.logprob = floats();
     scores_.lse = floats();
     scores_.lse_rest = floats();
-    if (options.need_entropy) scores_.entropy = floats();
     const auto integers = [&] { return at::empty({rows_.size()}, fp32.dtype(at::kInt)); };
     if (options.need_argmax) scores_.argmax = integers();
     if (options.need_max_logit) scores_.max_logit = floats();
@@ -168,6 +167,7 @@ class CpuScores : public PendingScores {
       means_ = std::make_unique<MeanLogits>(scorer_->step_rows(), problem);
     }
     nonfinite_ = at::empty({rows_.size()}, fp32.dtype(at::kByte));
+    entropy_ = floats();
   }
 
   LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
@@ -191,6 +191,8 @@ class CpuScores : public PendingScores {
       ScoreStep(begin, std::min(step, rows_.size() - begin), problem);
     }
     scores_.logprob = at::where(num_owners > 0, scores_.logprob, 0);
+    RefinePeakedRows(problem);
+    if (options.need_entropy) scores_.entropy = entropy_;
     if (options.need_argmax) scores_.argmax = scores_.argmax.to(at::kLong);
     if (options.need_target_rank) {
       scores_.target_rank = at::where(num_owners > 0, scores_.target_rank.to(at::kLong), -1);
@@ -278,13 +280,40 @@ class CpuScores : public PendingScores {
                 scorer_->gathered_top_keys());
   }
 
+  /// Corrects lse_rest of rows of which one id has almost all probability, p. The gradient of its
+  /// logit is p - 1, for which sums of exponentials in fp32 are not accurate enough. All ranks have
+  /// the same rows.
+  void RefinePeakedRows(const Problem& problem) {
+    // Rows with 1 - p up to 8e-5 have less entropy, whatever the vocabulary. With larger ones an
+    // error of 1e-7 does not matter.
+    constexpr double kPeakedEntropy = 2e-3;
+    const at::Tensor peaked = at::nonzero(entropy_ < kPeakedEntropy).squeeze(1);
+    if (peaked.size(0) == 0) return;
+    Rows rows = rows_;
+    rows.row_indices =
+        rows_.row_indices.defined() ? rows_.row_indices.index_select(0, peaked) : peaked;
+    rows.hidden = rows_.hidden.index_select(0, peaked);
+    if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, peaked);
+    Problem of_lse = problem;
+    for (const RowOutput& output : kRowOutputs) {
+      if (output.need != nullptr) of_lse.options.*output.need = false;
+    }
+    of_lse.options.top_k = 0;
+    rows.candidates = {};
+    of_lse.options.keep_logits = LogitCacheKind::kNone;
+    of_lse.options.out_of_vocab_is_zero = true;
+    const at::Tensor lse = GetTensorPath().Score(rows, of_lse, /*cache=*/{}).lse;
+    scores_.lse_rest.index_copy_(0, peaked,
+                                 (lse - scores_.lse.index_select(0, peaked)).to(at::kFloat));
+  }
+
   kernels::ScoreRowsParams Params(const at::Tensor& hidden, int64_t begin,
                                   const BlockCandidates& candidates, const Problem& problem) const {
     kernels::ScoreRowsParams params = RowsParams(hidden);
     params.targets = PointerTo<int32_t>(targets_, begin);
     params.temperatures = PointerTo<float>(temperatures_, begin);
     params.logprob = PointerTo<float>(scores_.logprob, begin);
-    params.entropy = PointerTo<float>(scores_.entropy, begin);
+    params.entropy = PointerTo<float>(entropy_, begin);
     params.lse = PointerTo<float>(scores_.lse, begin);
     params.lse_rest = PointerTo<float>(scores_.lse_rest, begin);
     params.argmax_id = PointerTo<int32_t>(scores_.argmax, begin);
@@ -327,6 +356,7 @@ class CpuScores : public PendingScores {
   at::Tensor temperatures_;  // fp32 [n]
   at::Tensor nonfinite_;     // uint8 [n]
   BlockCandidates candidates_;
+  at::Tensor entropy_;       // fp32 [n]
   std::unique_ptr<MeanLogits> means_;
   LinearLogprobOutputs scores_;
 };
@@ -347,9 +377,10 @@ class CpuPath : public ScoringPath {
     return false;
   }
 
-  // Ranks report a failure to each other at every step, so no memory has to be reserved.
+  // The scorer reads weights with any strides, and copies the rows of a step if necessary.
   void AlignInputs(LinearLogprobInputs& /*inputs*/) const override {}
 
+  // Ranks report a failure to each other at every step, so no memory has to be reserved.
   void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
 
   std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
