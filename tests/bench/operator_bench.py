@@ -8,7 +8,8 @@
 Each round runs all contenders in a different order, because the GPU's clock is higher after a contender that leaves
 it idle. The contenders are: three bf16 GEMMs (the logits, and their products with weight and hidden); the operator
 with a gradient for each token's logprob and entropy, with logits recomputed or cached (if they do not fit into 4 GiB,
-for as many rows as fit); the mean loss with gradients computed in the forward; the same in torch with materialised logits, eager and compiled; and the other packages that
+for as many rows as fit); the mean loss with gradients computed in the forward; the same in torch with materialised
+logits, eager and compiled; and the other packages that
 can be imported (operator_peers.py). With 70 % of the rows ignored, the GEMMs of the remaining rows show the
 possible gain. A call starts on an idle GPU, so its time includes the time that the host takes. For few rows, where the
 host's time matters, the benchmark also measures consecutive steps, as in a trainer, and calls in a CUDA graph, which

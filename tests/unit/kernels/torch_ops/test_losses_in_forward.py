@@ -165,6 +165,16 @@ def test_a_loss_scale_keeps_the_small_gradients_of_fp16(dtypes):
         assert error <= 2e-3 * true.grad.norm()
 
 
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_autocast_to_fp16_forms_the_gradients_in_the_backward(dtype):
+    case = make_case().to(torch.float32)
+
+    with torch.autocast(case.hidden.device.type, dtype=dtype):
+        loss = linear_cross_entropy(*case)
+
+    assert is_formed_in_forward(loss) == (dtype == torch.bfloat16)
+
+
 def test_a_compiled_mean_loss_has_the_gradients_of_eager():
     torch._dynamo.reset()
     case = make_case().to(torch.float32)
