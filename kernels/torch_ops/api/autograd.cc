@@ -105,6 +105,7 @@ std::pair<Tensor, Tensor> CopiesToSave(const Tensor& lse, const Tensor& entropy,
 constexpr size_t kHidden = 0, kWeight = 1, kBias = 2;
 
 constexpr const char* kIsCaptured = "is_captured";
+constexpr const char* kIsCacheOverwritten = "is_cache_overwritten";
 
 bool IsCapturing(const LinearLogprobInputs& inputs) {
   const at::Device device = inputs.hidden.device();
@@ -162,10 +163,15 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
                                                    IfDefined(of_outputs.top_k_logprobs),
                                                    IfDefined(of_outputs.candidate_logprobs)};
     outputs.is_cache_overwritable = IsLastBackward();
-    // Without a graph the cache has only the valid rows, which a captured pass does not know.
+    // Without a graph the cache has only the valid rows, which a captured pass does not know. A
+    // backward pass that threw may be called again.
     if (outputs.cache.has_value() &&
-        context->saved_data[kIsCaptured].toBool() != IsCapturing(inputs)) {
+        (context->saved_data[kIsCaptured].toBool() != IsCapturing(inputs) ||
+         context->saved_data.count(kIsCacheOverwritten) > 0)) {
       outputs.cache.reset();
+    }
+    if (outputs.cache.has_value() && outputs.is_cache_overwritable) {
+      context->saved_data[kIsCacheOverwritten] = true;
     }
     const auto weight_grad = context->saved_data["weight_grad"].toOptional<Tensor>();
     const Needs needs = {context->needs_input_grad(kHidden), context->needs_input_grad(kWeight),

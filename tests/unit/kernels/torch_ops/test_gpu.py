@@ -339,6 +339,26 @@ def test_a_forward_without_memory_for_the_cache_caches_nothing():
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
+def test_a_backward_that_ran_out_of_memory_may_be_called_again():
+    hidden, weight, target = make_case(1100, 1024, 150_000)
+    expected = scores_and_gradients(hidden, weight, target, memory="recompute")
+    scores = linear_logprob(hidden, weight, target, memory="cached")[:2]
+    upstream = [torch.ones_like(scores[0]), torch.full_like(scores[1], 0.01)]
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.autograd.grad(scores, (hidden, weight), upstream)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    ours = torch.autograd.grad(scores, (hidden, weight), upstream)
+
+    for gradient, true in zip(ours, expected[3:], strict=True):
+        assert (gradient.double() - true.double()).norm() <= 4e-3 * true.double().norm()
+
+
 @pytest.mark.parametrize("is_forward_captured", (False, True))
 def test_a_cache_is_not_used_on_the_other_side_of_a_graph(is_forward_captured):
     """Regression: without a graph the cache has only the valid rows, so the gradients were those of other rows."""
