@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from gradient_cases import IGNORED, OPTIONS, OUTPUTS, Case, error_of, make_case
-from gradient_cases import SIXTEEN_BIT_ERROR_MAX as CACHED_ERROR_MAX
+from gradient_cases import SIXTEEN_BIT_ERROR_MAX as GRADIENT_ERROR_MAX
 from linear_logprob_reference import reference, requested, seeded
 from logprobd_ops import linear_cross_entropy, linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
@@ -14,8 +14,8 @@ from logprobd_ops.linear_logprob import linear_logprob
 HIDDEN_DTYPES = (torch.float32, torch.float16)
 IN_EVERY_MEMORY = pytest.mark.parametrize("memory", ("recompute", "cached"))
 SCORE_ERROR_MAX = 1e-4
-# Gradients are as accurate as those of bf16 hidden states: products with rounded hidden states would not be.
-ERROR_MAX = {"recompute": 2.5e-3, "cached": CACHED_ERROR_MAX}
+# Of many rows. With rounded hidden states the error of the weight's gradient would be 2.9e-3.
+AVERAGE_ERROR_MAX = 2.5e-3
 
 
 def mixed_case(hidden_dtype, rows=11, size=64, vocab=200, spread_max=4.0) -> Case:
@@ -46,13 +46,13 @@ def assert_right(case: Case, bias=True, outputs=OUTPUTS, memory="recompute", **o
     true_gradients = torch.autograd.grad(true, true_leaves, [each.double() for each in upstream])
     for gradient, true_gradient, leaf in zip(gradients, true_gradients, leaves, strict=True):
         assert gradient.dtype == leaf.dtype
-        assert error_of(gradient, true_gradient) <= ERROR_MAX[memory]
+        assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
 
 
 @pytest.mark.parametrize("hidden_dtype", HIDDEN_DTYPES)
 @pytest.mark.parametrize(
     ("rows", "size", "vocab"),
-    [(1, 8, 2), (7, 64, 191), (129, 72, 193), (300, 200, 2000), (8_192 + 300, 16, 400)],
+    [(1, 8, 20), (7, 64, 191), (129, 72, 193), (300, 200, 2000), (8_192 + 300, 16, 400)],
 )
 @IN_EVERY_MEMORY
 def test_every_size(rows, size, vocab, hidden_dtype, memory):
@@ -79,6 +79,34 @@ def test_the_number_of_splits_is_an_option(hidden_splits):
     assert_right(case, hidden_splits=hidden_splits)
 
 
+def test_three_splits_keep_all_bits_of_fp32():
+    """Two values cancel but for their last bits, which two splits do not have."""
+    last_bits = torch.tensor([[0.0, 1.0], [3.0, 1.0], [2.0, 0.0]])
+    hidden = torch.zeros(3, 8)
+    hidden[:, :2] = 2.0**8 * (1 + 2.0**-9 + 2.0**-20 * last_bits)
+    weight = torch.zeros(4, 8)
+    weight[:, 0] = 4096.0 * torch.tensor([0.0, 1.0, 2.0, -1.0])
+    weight[:, 1] = -weight[:, 0]
+    weight, target = weight.bfloat16(), torch.tensor([0, 1, 3])
+
+    logprob, *_ = linear_logprob(hidden, weight, target, hidden_splits=3)
+
+    assert (logprob - reference(hidden, weight, target).logprob).abs().max() <= SCORE_ERROR_MAX
+
+
+@pytest.mark.parametrize("hidden_dtype", HIDDEN_DTYPES)
+def test_gradients_of_many_rows_are_as_accurate_as_those_of_bf16_hidden_states(hidden_dtype):
+    case = mixed_case(hidden_dtype, rows=300, size=200, vocab=2000)
+    exact = case.to(torch.float64)
+    true = torch.autograd.grad(reference(*exact[:3]).logprob.sum(), exact.leaves[:2])
+
+    logprob, *_ = linear_logprob(*case[:3], memory="recompute")
+    ours = torch.autograd.grad(logprob.sum(), case.leaves[:2])
+
+    for gradient, true_gradient in zip(ours, true, strict=True):
+        assert error_of(gradient, true_gradient) <= AVERAGE_ERROR_MAX
+
+
 @pytest.mark.parametrize("hidden_dtype", HIDDEN_DTYPES)
 @pytest.mark.parametrize("memory_budget", (0, 300_000, 1 << 30))
 @pytest.mark.parametrize("entropy_coef", (None, 0.1))
@@ -101,7 +129,7 @@ def test_a_loss_with_gradients_in_the_forward(hidden_dtype, memory_budget, entro
     assert abs(loss.item() - true_loss.item()) <= 300 * SCORE_ERROR_MAX
     for gradient, true_gradient, leaf in zip(ours, true, case.leaves, strict=False):
         assert gradient.dtype == leaf.dtype
-        assert error_of(gradient, true_gradient) <= CACHED_ERROR_MAX
+        assert error_of(gradient, true_gradient) <= GRADIENT_ERROR_MAX
 
 
 @pytest.mark.parametrize("hidden_dtype", HIDDEN_DTYPES)
@@ -113,7 +141,7 @@ def test_weight_grad_is_a_sum_in_fp32(hidden_dtype):
 
     exact = case.to(torch.float64)
     true = torch.autograd.grad(reference(*exact[:3]).logprob.sum(), exact.weight)[0]
-    assert error_of(buffer - 1, 2 * true) <= 2e-3
+    assert error_of(buffer - 1, 2 * true) <= AVERAGE_ERROR_MAX
 
 
 @pytest.mark.parametrize("layout", ("rows apart", "transposed", "offset by one"))
@@ -181,17 +209,6 @@ def test_the_slow_path_warns_once_for_each_reason():
 def test_other_devices_have_no_slow_path():
     reason = torch.ops.logprobd.slow_path_reason
     assert reason(torch.device("cpu"), torch.float32, torch.float32, 63) == ""
-
-
-@needs_fused
-def test_three_splits_are_as_accurate_as_fp32_products():
-    case = mixed_case(torch.float32, rows=129, size=1024, vocab=2000, spread_max=20.0)
-    truth = reference(*case.to(torch.float64)[:3]).logprob
-
-    def error(splits: int) -> float:
-        return (linear_logprob(*case[:3], hidden_splits=splits)[0] - truth).norm().item()
-
-    assert error(3) <= error(2)
 
 
 @needs_fused
