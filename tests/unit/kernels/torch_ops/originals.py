@@ -66,8 +66,8 @@ def original(module: str) -> types.ModuleType:
         pytest.skip(
             f"the original packages are not installed in {SITE} (bash tests/run.sh --build)"
         )
-    if str(SITE) not in sys.path:
-        # The tests' own packages come first.
-        sys.path.append(str(SITE))
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
+    if str(SITE) not in sys.path:  # Spawned ranks inherit the path.
+        sys.path.append(str(SITE))  # The tests' own packages come first.
     return importlib.import_module(module)
