@@ -180,15 +180,6 @@ def test_a_row_with_a_nan_has_the_largest_logit_nan():
     near(largest, (hidden @ weight.T).amax(-1).detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_gathers_few_rows_of_the_weight_at_a_time(monkeypatch):
-    case = make_case()
-    monkeypatch.setattr(areal, "_ROWS_AT_A_TIME", 4)
-
-    largest = areal.linear_cross_entropy(*case, return_max_logits=True)[2]
-
-    close(largest, reference_logits(*case[:2]).amax(-1).detach())
-
-
 def test_wrappers_keep_the_shape_of_the_labels():
     hidden, weight, target = case = make_case()
     truth = reference(*case)

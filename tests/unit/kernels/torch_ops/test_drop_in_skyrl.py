@@ -169,6 +169,17 @@ def test_hidden_gets_its_own_dtype_back_after_the_cast_to_that_of_the_weight():
     assert torch.autograd.grad(ours.sum(), hidden)[0].dtype == torch.float32
 
 
+def test_autocast_leaves_the_dtype_of_the_weight():
+    hidden, weight, target = case = make_case(torch.float32)
+
+    with torch.autocast(hidden.device.type, torch.bfloat16):
+        ours = skyrl.FusedLinearLogprobTriton.apply(
+            hidden.unsqueeze(0), weight, target.unsqueeze(0), 0, VOCAB, 8, None
+        )
+
+    near(ours.squeeze(0), reference(*case).logprob.float(), rtol=0, atol=2e-5)
+
+
 def test_builds_no_graph_for_inference_only():
     hidden, weight, target = make_case()
 

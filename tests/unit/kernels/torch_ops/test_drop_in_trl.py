@@ -102,6 +102,23 @@ def test_16_bit_results_are_at_least_as_accurate_as_those_of_trl():
         assert error <= min(5e-3, theirs_error), name
 
 
+def test_fp32_parameters_under_autocast_give_the_results_of_16_bit_inputs():
+    """transformers' Trainer trains in this way with bf16=True."""
+    hidden, weight, target = make_case(torch.float32, rows=40, size=64, vocab=300)
+
+    with torch.autocast(hidden.device.type, torch.bfloat16):
+        ours = trl.ChunkedLogProbFunction.apply(hidden, weight, None, target, 0.7, 128)
+
+    exact = reference(hidden.bfloat16(), weight.bfloat16(), target, temperature=0.7)
+    near(ours.log_probs, exact.logprob.float(), rtol=0, atol=1e-4)
+    near(ours.entropy, exact.entropy.float(), rtol=0, atol=1e-4)
+    grads = torch.autograd.grad(ours.log_probs.sum(), (hidden, weight))
+    truth = torch.autograd.grad(exact.logprob.sum(), (hidden, weight))
+    for our, true in zip(grads, truth, strict=True):
+        assert our.dtype == torch.float32
+        assert relative_error(our, true) <= 5e-3
+
+
 def test_a_model_with_a_fused_head(loaded_trl):
     """TRL's fused LM head on a Llama of two layers calls the drop-in and returns the same results."""
     transformers = original("transformers")

@@ -40,7 +40,7 @@ class FusedLinearLogprobTriton:
         `weight` is the rank's shard, ids [vocab_start_index, vocab_end_index). A target outside all ranks'
         ranges has log-prob 0 but the gradient of -lse, as in the original. The gradient of `hidden`
         is the rank's part of the sum. The caller's gather from the tensor-parallel region, or copy
-        to it, sums the parts. As in the original, hidden is first cast to the weight's dtype.
+        to it, sums the parts. hidden is first cast to the weight's dtype, also under autocast.
 
         chunk_size, which bounds the original's memory, has no effect. `inference_only` builds no graph.
         """
@@ -61,6 +61,7 @@ class FusedLinearLogprobTriton:
                 hidden_gradient="partial",
                 need_entropy=False,
                 out_of_vocab="zero",
+                autocast=False,
             )
         return scores.logprob
 

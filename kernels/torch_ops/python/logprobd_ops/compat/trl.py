@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import NamedTuple
 
@@ -59,32 +58,24 @@ class ChunkedLogProbFunction:
             weight = weight.to(hidden.dtype)
         if bias is not None and logit_scale != 1.0:
             bias = bias * logit_scale  # TRL adds the bias before it scales the logits.
-        score = functools.partial(
-            linear_logprob,
+        scores = linear_logprob(
             hidden,
             weight,
             targets,
             bias,
+            temperature=temperature,
             scale=logit_scale,
             softcap=final_logit_softcapping,
             ignore_index=NO_ID,
-        )
-        scores = score(
-            temperature=temperature,
             need_entropy="entropy" in outputs,
             return_argmax="is_top1" in outputs,
             return_mean_logit="mean_logits" in outputs,
+            return_sum_p_squared="log_sum_sq_probs" in outputs,
         )
-        log_sum_sq_probs = None
-        if "log_sum_sq_probs" in outputs:
-            with torch.no_grad():
-                # The sum of exp(2x) is that of half the temperature.
-                squares = score(temperature=temperature / 2, need_entropy=False)
-                log_sum_sq_probs = squares.lse - 2 * scores.lse
         return ChunkedLogProbOutput(
             scores.logprob,
             scores.entropy if "entropy" in outputs else None,
-            log_sum_sq_probs,
+            None if scores.sum_p_squared is None else scores.sum_p_squared.log(),
             None if scores.mean_logit is None else scores.mean_logit.detach(),
             None if scores.argmax is None else scores.argmax == targets,
         )
