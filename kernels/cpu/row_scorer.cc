@@ -243,7 +243,7 @@ void RowScorer::Impl::ScoreTargets() {
 void RowScorer::Impl::ScoreTarget(int64_t row, int32_t worker) {
   const int32_t target = params.targets[row_begin + row];
   const int64_t shard_tile = target / kTileColumns - head.tile_begin;
-  if (shard_tile < 0 || shard_tile >= num_tiles) return;
+  if (target < 0 || shard_tile < 0 || shard_tile >= num_tiles) return;
   const DotKernel& dots = DotKernelFor(options.isa, params.hidden_dtype, head.dtype);
   const int64_t block_begin = row / dots.row_block * dots.row_block;
   const int64_t block_rows = std::min<int64_t>(dots.row_block, num_rows - block_begin);

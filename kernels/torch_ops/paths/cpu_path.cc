@@ -356,7 +356,7 @@ class CpuScores : public PendingScores {
   at::Tensor temperatures_;  // fp32 [n]
   at::Tensor nonfinite_;     // uint8 [n]
   BlockCandidates candidates_;
-  at::Tensor entropy_;       // fp32 [n]
+  at::Tensor entropy_;  // fp32 [n]
   std::unique_ptr<MeanLogits> means_;
   LinearLogprobOutputs scores_;
 };

@@ -62,6 +62,7 @@ struct Memory {
   /// computed; 0 without a top-k.
   int64_t scratch_bytes;
   TileSums* reference_sums;  ///< [n], sums of the first tile; null unless needed.
+  int32_t* rank_counts;      ///< [n], null unless the target's rank is needed.
   RowNormalizer* normalizers;
   uint8_t* nonfinite;
   PartialLayout layout;
@@ -110,6 +111,7 @@ Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
   }
   const int64_t scratch_end = size;
   const int64_t reference_sums = reserve(needs_reference ? sizeof(TileSums) : 0);
+  const int64_t rank_counts = reserve(options.need_target_rank ? sizeof(int32_t) : 0);
   const int64_t normalizers = reserve(sizeof(RowNormalizer));
   const int64_t nonfinite = reserve(sizeof(uint8_t));
   Memory memory;
@@ -127,6 +129,8 @@ Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
   memory.scratch_bytes = has_top_k ? scratch_end - partials : 0;
   memory.reference_sums =
       needs_reference ? reinterpret_cast<TileSums*>(begin + reference_sums) : nullptr;
+  memory.rank_counts =
+      options.need_target_rank ? reinterpret_cast<int32_t*>(begin + rank_counts) : nullptr;
   memory.normalizers = reinterpret_cast<RowNormalizer*>(begin + normalizers);
   memory.nonfinite = begin + nonfinite;
   memory.layout = kernels::PartialLayoutOf(num_rows, num_tiles);
@@ -189,7 +193,20 @@ kernels::FusedPartialsParams AllPartialsParams(const PartOfRows& part, const Ope
     params.tile_max = memory.tile_max + part.begin * operands.head.num_tiles();
   }
   params.wants_sum_squares = memory.wants_sum_squares;
+  if (memory.rank_counts != nullptr) params.rank_counts = memory.rank_counts + part.begin;
   return params;
+}
+
+/// Computes the logits of the targets, with which the fused kernel compares all others.
+void ComputeTargetLogits(int64_t num_rows, const Operands& operands, const Memory& memory,
+                         cudaStream_t stream) {
+  memory.Values(memory.rank_counts, num_rows, at::kInt).zero_();
+  kernels::ListedLogitsParams params;
+  params.partials = operands.head.Params(operands.hidden, 0, operands.head.num_tiles());
+  params.ids = memory.target_columns;
+  params.count = num_rows;
+  params.logits = memory.target_logits;
+  CheckLaunch(LaunchListedLogits(params, stream), "the kernel of target logits");
 }
 
 /// Computes the sums of the first tile, whose exponents are near those of the other tiles.
@@ -272,6 +289,11 @@ kernels::RowScoresParams ScoresParams(int64_t num_rows, const Memory& memory, co
   }
   if (options.need_sum_p_squared) {
     params.sum_p_squared = PointerTo<float>(scores.sum_p_squared = floats());
+  }
+  if (options.need_target_rank) {
+    scores.target_rank = at::empty({num_rows}, fp32.dtype(at::kInt));
+    params.rank_counts = memory.rank_counts;
+    params.target_rank = PointerTo<int32_t>(scores.target_rank);
   }
   return params;
 }
@@ -528,6 +550,9 @@ class FusedScores : public PendingScores {
     if (rows.candidates.defined()) {
       candidates_ = ComputeCandidateLogits(rows, operands_, problem, stream);
     }
+    if (num_tiles_ > 0 && memory_.rank_counts != nullptr) {
+      ComputeTargetLogits(rows.size(), operands_, memory_, stream);
+    }
     if (num_tiles_ > 0) ComputePartials(rows, operands_, memory_, cache, problem, stream);
   }
 
@@ -553,6 +578,9 @@ class FusedScores : public PendingScores {
             options.out_of_vocab_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
         const at::Tensor columns = memory_.Values(memory_.target_columns, found.size(), at::kInt);
         scores.logprob = at::where(columns >= 0, scores.logprob, without_target);
+        if (options.need_target_rank) {
+          scores.target_rank = at::where(columns >= 0, scores.target_rank, -1);
+        }
       }
       if (options.need_argmax && problem.shard.begin > 0) {
         scores.argmax = at::where(scores.argmax >= 0, scores.argmax + problem.shard.begin, -1);
@@ -594,7 +622,8 @@ class FusedScores : public PendingScores {
 
 bool FusedPath::ScoresDuringCompaction(const Problem& problem) const {
   return problem.group.is_alone() && problem.num_rows() > 0 &&
-         problem.num_rows() <= kCompactionRowsMax && !IsPartlyCached(problem);
+         problem.num_rows() <= kCompactionRowsMax && !IsPartlyCached(problem) &&
+         !problem.options.need_target_rank;  // LaunchListedLogits needs the number of rows.
 }
 
 void FusedPath::ReserveMemory(int64_t num_rows, const Problem& problem) const {

@@ -142,8 +142,10 @@ const ScoringPath& ChoosePath(const Problem& problem) {
                     "need_target_rank: the fused kernels, which cache exponentials, do not compute "
                     "the rank of the target: use keep_logits 0 or 1");
   if (fused == nullptr) WarnOfSlowPath(problem);
+  // The fused path has the logits of all shards' targets only after it has read the logits.
+  const bool ranks_over_shards = options.need_target_rank && !problem.group.is_alone();
   const bool is_fused =
-      fused != nullptr && options.keep_logits != LogitCacheKind::kWide && !options.need_target_rank;
+      fused != nullptr && options.keep_logits != LogitCacheKind::kWide && !ranks_over_shards;
   if (is_fused) return *fused;
   return UsesCpuKernels(problem) ? GetCpuPath() : GetTensorPath();
 }

@@ -129,8 +129,8 @@ def linear_logprob(
         return_argmax, return_mean_logit, return_max_logit, return_min_logit: also compute this score.
         return_sum_p_squared: also compute sum_p_squared. The fused kernels cache no logits then, whatever
             `memory` says, because they cannot do both at once.
-        return_target_rank: also compute target_rank. The forward pass then takes the slower path of tensor
-            operations and, for inputs of the fused kernels, caches no logits.
+        return_target_rank: also compute target_rank. The fused kernels cache no logits then, and on GPUs a
+            group of several ranks takes the slower path of tensor operations.
         top_k: number of largest logits to list for each row, at most 128.
         candidate_ids: integers, additional ids whose log-probabilities are computed: [..., K], K for each row;
             or [N] with candidate_offsets; or a list with one tensor per row. An id may occur several
