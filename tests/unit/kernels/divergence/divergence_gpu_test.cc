@@ -35,12 +35,12 @@ struct Result {
 /// Upstream gradients of every row.
 struct Upstream {
   std::optional<double> divergence = 1.0;
-  std::optional<double> entropy;
+  std::optional<double> entropy = std::nullopt;
 };
 
 /// Runs both kernels on rows of equal length. With a bias, column i has the bias i % 5.
-Result Run(const std::vector<RowLogits>& rows, DivergenceKind kind, double beta,
-           const Upstream& upstream, Dtype dtype = Dtype::kF32, const Head& head = {}) {
+Result RunKernels(const std::vector<RowLogits>& rows, DivergenceKind kind, double beta,
+                  const Upstream& upstream, Dtype dtype = Dtype::kF32, const Head& head = {}) {
   const size_t columns = rows[0].student.size();
   const size_t stride = (columns + 3) / 4 * 4 + 4;
   constexpr float kUnread = std::numeric_limits<float>::quiet_NaN();
@@ -127,9 +127,9 @@ double GradientErrorMax(Dtype dtype) {
 void ExpectTruth(const std::vector<RowLogits>& rows, double beta, Dtype dtype = Dtype::kF32,
                  const Head& head = {}) {
   for (const DivergenceKind kind : kKinds) {
-    const Result of_divergence = Run(rows, kind, beta, {.divergence = 2}, dtype, head);
+    const Result of_divergence = RunKernels(rows, kind, beta, {.divergence = 2}, dtype, head);
     const Result of_both =
-        Run(rows, kind, beta, {.divergence = 2, .entropy = -0.5}, Dtype::kF32, head);
+        RunKernels(rows, kind, beta, {.divergence = 2, .entropy = -0.5}, Dtype::kF32, head);
     for (size_t row = 0; row < rows.size(); ++row) {
       const Truth truth = TruthOf(rows[row], kind, beta);
       const DivergenceStatistics& statistics = of_divergence.statistics[row];
@@ -182,17 +182,17 @@ TEST_F(DivergenceTest, MatchesTheTruthWithATransform) {
 
 TEST_F(DivergenceTest, ARowThatIsNotFiniteDoesNotAffectOthers) {
   std::vector<RowLogits> rows = MakeRows(700);
-  const Result clean = Run(rows, DivergenceKind::kJsd, 0.5, {});
+  const Result clean = RunKernels(rows, DivergenceKind::kJsd, 0.5, {});
   rows[1].student[333] = std::numeric_limits<float>::quiet_NaN();
 
-  const Result result = Run(rows, DivergenceKind::kJsd, 0.5, {});
+  const Result result = RunKernels(rows, DivergenceKind::kJsd, 0.5, {});
 
   EXPECT_TRUE(std::isnan(result.statistics[1].divergence));
   for (const size_t row : {size_t{0}, size_t{2}}) {
     EXPECT_EQ(result.statistics[row].divergence, clean.statistics[row].divergence);
     EXPECT_EQ(result.gradients[row], clean.gradients[row]);
   }
-  const Result unused = Run(rows, DivergenceKind::kJsd, 0.5, {.divergence = 0});
+  const Result unused = RunKernels(rows, DivergenceKind::kJsd, 0.5, {.divergence = 0});
   for (const double gradient : unused.gradients[1]) EXPECT_EQ(gradient, 0);
 }
 
