@@ -82,7 +82,11 @@ def computed(
 
 def refusals_in_a_graph(hidden: Tensor, shard: Tensor, target: Tensor, options: dict) -> list[str]:
     """Returns the errors of a forward, a backward and a loss that a CUDA graph captures."""
-    scores = linear_logprob(hidden, shard, target, **options)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    hidden, shard = (each.detach().requires_grad_() for each in (hidden, shard))
+    with torch.cuda.stream(side):  # A backward runs on the stream of its forward.
+        scores = linear_logprob(hidden, shard, target, **options)
     attempts = (
         lambda: linear_logprob(hidden, shard, target, **options),
         lambda: torch.autograd.grad(scores.logprob.sum(), (hidden, shard)),
@@ -91,7 +95,7 @@ def refusals_in_a_graph(hidden: Tensor, shard: Tensor, target: Tensor, options: 
     refusals = []
     for attempt in attempts:
         try:
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side):
                 attempt()
         except ValueError as error:
             refusals.append(str(error))

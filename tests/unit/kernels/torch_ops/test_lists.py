@@ -418,12 +418,13 @@ def test_lists_of_a_sixteen_bit_head_are_those_of_the_reference(dtype, shaping, 
 
 @SIXTEEN_BITS
 def test_equal_logits_of_a_sixteen_bit_head_are_listed_by_ascending_id(dtype):
-    """The factors have few bits, so many logits are equal."""
+    """The factors have few bits, so many logits are equal. With a bias they would not be: the correction of the
+    truncation comes before it."""
     case = exact_case(70, 64, 1000, dtype)
 
-    ids = linear_logprob(*case, top_k=128).top_k_ids
+    ids = linear_logprob(*case[:3], top_k=128).top_k_ids
 
-    assert torch.equal(ids, true_top_ids(true_logprobs(*case), 128))
+    assert torch.equal(ids, true_top_ids(true_logprobs(*case[:3]), 128))
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
