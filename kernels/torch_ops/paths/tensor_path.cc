@@ -544,8 +544,9 @@ class TensorPath : public ScoringPath {
   bool is_fused() const override { return false; }
 
   int64_t BlockRows(const Problem& problem) const override {
-    return std::clamp<int64_t>(kBlockTileSums / kernels::NumTiles(problem.shard.vocab_size), 1,
-                               kBlockRows);
+    // A rank with an empty shard may not know yet how large the vocabulary is.
+    const int64_t num_tiles = std::max<int64_t>(kernels::NumTiles(problem.shard.vocab_size), 1);
+    return std::clamp<int64_t>(kBlockTileSums / num_tiles, 1, kBlockRows);
   }
 
   bool ScoresDuringCompaction(const Problem& /*problem*/) const override { return false; }
