@@ -167,7 +167,7 @@ absl::Status ChunkedPathImpl::EnqueueTargetLogits(const CudaBlock& block, cudaSt
                  {.columns = rows, .rows = rows}, dots, stream));
     params.dots = dots;
     params.row_stride = rows;
-    params.transform = workspace_.Transform(block.hidden_dtype);
+    params.transform = workspace_.Transform(block.hidden_dtype).transform;
     params.bias = workspace_.bias();
     params.logits = workspace_.target_logits + row;
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchTargetLogits(params, stream));

@@ -522,8 +522,7 @@ at::Tensor CandidateLogprobs(const CandidateLogits& mine, const kernels::RowScor
                              const RankGroup& group, cudaStream_t stream) {
   at::Tensor shared = at::stack({mine.logits.view(at::kInt), mine.is_inside.to(at::kInt)});
   group.Sum(shared);
-  at::Tensor logprobs =
-      at::where(shared[1] > 0, shared[0].view(at::kFloat), std::nanf("")).contiguous();
+  at::Tensor logprobs = shared[0].view(at::kFloat).contiguous();
   kernels::CandidateScoresParams params;
   params.rows = mine.rows.const_data_ptr<int32_t>();
   params.row_end = static_cast<int32_t>(scores.num_rows);
@@ -532,7 +531,7 @@ at::Tensor CandidateLogprobs(const CandidateLogits& mine, const kernels::RowScor
   params.log2_scales = scores.log2_scales;
   params.scores = PointerTo<float>(logprobs);
   CheckLaunch(LaunchCandidateScores(params, stream), "the kernel of candidates");
-  return at::where(mine.rows >= 0, logprobs, 0);
+  return at::where(mine.rows >= 0, at::where(shared[1] > 0, logprobs, std::nanf("")), 0);
 }
 
 class FusedScores : public PendingScores {

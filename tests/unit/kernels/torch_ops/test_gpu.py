@@ -1,5 +1,6 @@
 """Tests that need a GPU: CUDA graphs, streams, several devices, and the memory that a call takes."""
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -26,6 +27,13 @@ def mean_loss_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
     """Returns a loss whose gradients are computed in the forward pass, and these gradients."""
     loss = linear_cross_entropy(hidden, weight, target, gradients_in_forward=True, **options)
     return [loss, *torch.autograd.grad(loss, (hidden, weight))]
+
+
+def release_memory() -> None:
+    """Returns memory of earlier tests to the GPU, also that of graphs that the garbage collector finds."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 def captured_with(graph: torch.cuda.CUDAGraph, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
@@ -331,7 +339,7 @@ def test_partly_cached_rows_have_right_gradients(rows, dtype):
 def test_a_forward_without_memory_for_the_cache_caches_nothing():
     hidden, weight, target = make_case(8192, 64, 60_000)
     expected = scores_and_gradients(hidden, weight, target, memory="recompute")
-    torch.cuda.empty_cache()
+    release_memory()
     _, total = torch.cuda.mem_get_info()
     room = torch.cuda.memory_reserved() + (700 << 20)  # The cache needs 950 MiB.
     torch.cuda.set_per_process_memory_fraction(room / total)
@@ -348,7 +356,7 @@ def test_a_backward_that_ran_out_of_memory_may_be_called_again():
     expected = scores_and_gradients(hidden, weight, target, memory="recompute")
     scores = linear_logprob(hidden, weight, target, memory="cached")[:2]
     upstream = [torch.ones_like(scores[0]), torch.full_like(scores[1], 0.01)]
-    torch.cuda.empty_cache()
+    release_memory()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     try:
@@ -398,7 +406,7 @@ def test_a_cache_is_not_used_on_the_other_side_of_a_graph(is_forward_captured):
 def test_free_memory_includes_what_torch_holds_unused():
     gib, plenty = 1 << 30, 1 << 60
     free_bytes = torch.ops.logprobd.free_bytes
-    torch.cuda.empty_cache()
+    release_memory()
     fragments = torch.cuda.memory_stats()["inactive_split_bytes.all.current"]
     unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - fragments
     of_device, _ = torch.cuda.mem_get_info()
@@ -415,7 +423,7 @@ def test_free_memory_includes_what_torch_holds_unused():
 
 def test_fragments_of_what_torch_holds_are_not_free_memory():
     gib, plenty = 1 << 30, 1 << 60
-    torch.cuda.empty_cache()
+    release_memory()
     whole = torch.empty(4 * gib, dtype=torch.uint8, device="cuda")
     before = torch.ops.logprobd.free_bytes(0, plenty)
     del whole

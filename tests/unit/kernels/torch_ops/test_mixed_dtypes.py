@@ -1,7 +1,6 @@
 """Tests of fp32 and fp16 hidden states with a bf16 weight. Hopper GPUs multiply them as bf16 splits in fused kernels;
 the same tests run on other devices."""
 
-
 import pytest
 import torch
 from gradient_cases import IGNORED, OPTIONS, OUTPUTS, Case, error_of, make_case
