@@ -59,13 +59,18 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def original(module: str) -> types.ModuleType:
-    """Returns a module of an original package. Skips the test if the packages are not installed; an error in an
-    installed package fails the test."""
+def skip_without_originals() -> None:
+    """Skips the test if the packages are not installed. Tests whose ranks import them call it first."""
     if not SITE.is_dir():
         pytest.skip(
             f"the original packages are not installed in {SITE} (bash tests/run.sh --build)"
         )
+
+
+def original(module: str) -> types.ModuleType:
+    """Returns a module of an original package. Skips the test if the packages are not installed; an error in an
+    installed package fails the test."""
+    skip_without_originals()
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
     if str(SITE) not in sys.path:  # Spawned ranks inherit the path.

@@ -19,7 +19,7 @@ from drop_in_cases import (
 )
 from linear_logprob_reference import reference, seeded
 from logprobd_ops.compat import skyrl
-from originals import original
+from originals import original, skip_without_originals
 
 MEGATRON = "skyrl.backends.skyrl_train.distributed.megatron"
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -103,17 +103,20 @@ def compare_with_skyrl(rank, size, num_ranks, chunk, dtypes, rows, vocab, target
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512])
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (BF16, FP32), (FP32, FP32), (FP32, BF16)])
 def test_results_equal_those_of_skyrl(two_ranks, num_ranks, chunk, dtypes):
+    skip_without_originals()
     two_ranks.results(compare_with_skyrl, num_ranks, chunk, dtypes, 64, 1024, "any")
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("targets", ["inside", "outside"])
 def test_all_targets_inside_or_outside_the_vocabulary(two_ranks, num_ranks, targets):
+    skip_without_originals()
     two_ranks.results(compare_with_skyrl, num_ranks, 64, (FP32, FP32), 2, 8, targets)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_65536_rows(two_ranks, num_ranks):
+    skip_without_originals()
     two_ranks.results(compare_with_skyrl, num_ranks, 4096, (FP32, FP32), 65_536, 64, "any")
 
 
@@ -135,6 +138,7 @@ def compare_groups(rank: int, size: int) -> None:
 
 
 def test_without_a_group_the_torch_function_uses_all_ranks_and_the_triton_function_one(two_ranks):
+    skip_without_originals()
     two_ranks.results(compare_groups)
 
 
