@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from gradient_cases import OUTPUTS
 from logprobd_ops import linear_logprob, linear_logprob_loss
-from logprobd_ops._operator import linear_logprob_arguments
 from rank_pool import RankPool
 from raw_operator import backward_arguments, raw_scores
 from score_cases import EVERY_SCORE
