@@ -97,6 +97,9 @@ OPERATOR = (
         ("figure", "target"),
     ),
 )
+OPERATOR_DTYPES = (
+    View("Forward and backward", rf"(?P<case>.+), {OPERATOR_SHAPE}", TIMED, by_baseline=False),
+)
 RANKS = (
     View(
         "Speedup over one GPU",
@@ -338,6 +341,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "gpu_shards": SHARDS,
     "gpu_shards_load": SHARDS_LOAD,
     "operator": OPERATOR,
+    "operator_dtypes": OPERATOR_DTYPES,
     "operator_ranks": RANKS,
     "peers": PEERS,
     "service": SERVICE,

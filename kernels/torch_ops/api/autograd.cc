@@ -123,7 +123,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
                                bool has_backward) {
     const at::AutoDispatchBelowADInplaceOrView below;
     CheckConstantInputs(inputs);
-    const variable_list results = ListOf(ScoreOperator::Call(kScore, inputs, options, weight_grad));
+    variable_list results = ListOf(ScoreOperator::Call(kScore, inputs, options, weight_grad));
     const auto [outputs] = FromList<LinearLogprobOutputs>(results);
     if (has_backward) {
       const auto [lse, entropy] = CopiesToSave(outputs.lse, outputs.entropy, options);
@@ -176,7 +176,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
     const auto weight_grad = context->saved_data["weight_grad"].toOptional<Tensor>();
     const Needs needs = {context->needs_input_grad(kHidden), context->needs_input_grad(kWeight),
                          inputs.bias.has_value() && context->needs_input_grad(kBias)};
-    const LinearLogprobOptions options = SavedOptions<LinearLogprobOptions>(*context);
+    const auto options = SavedOptions<LinearLogprobOptions>(*context);
     Tensor d_hidden, d_weight, d_bias;
     if (needs[1] && weight_grad.has_value()) {
       Tensor buffer = *weight_grad;
@@ -222,7 +222,7 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
         CheckNeedsNoGradient(value, field.name);
       }
     });
-    const variable_list results =
+    variable_list results =
         ListOf(LossOperator::Call(kLoss, inputs, options, coefficients, needs, cache_bytes));
     constexpr size_t kNumGradients = std::tuple_size_v<Gradients>;
     context->save_for_backward({results.end() - kNumGradients, results.end()});

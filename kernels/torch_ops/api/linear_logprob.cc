@@ -33,7 +33,7 @@ at::Tensor AllocateCache(Problem& problem) {
     return EmptyLogitCache(problem.inputs, problem.options);
   } catch (const c10::OutOfMemoryError&) {
     if (problem.options.cached_rows < 0) throw;
-    const at::Tensor none = EmptyLogitCache(0, problem);
+    at::Tensor none = EmptyLogitCache(0, problem);
     problem.options.keep_logits = LogitCacheKind::kNone;
     return none;
   }

@@ -82,10 +82,11 @@ void CheckCandidates(const LinearLogprobInputs& inputs) {
                     ids.numel(), " elements: at most ", std::numeric_limits<int32_t>::max(),
                     " are supported");
   if (!inputs.candidate_offsets.has_value()) {
-    TORCH_CHECK_VALUE(
-        ids.dim() == target.dim() + 1 && ids.sizes().slice(0, target.dim()) == target.sizes(),
-        "candidate_ids has the shape ", ids.sizes(), " but target has the shape ", target.sizes(),
-        ": without candidate_offsets it must have one more dimension than target");
+    TORCH_CHECK_VALUE(ids.dim() == target.dim() + 1 &&
+                          ids.sizes().slice(0, target.sizes().size()) == target.sizes(),
+                      "candidate_ids has the shape ", ids.sizes(), " but target has the shape ",
+                      target.sizes(),
+                      ": without candidate_offsets it must have one more dimension than target");
     return;
   }
   const at::Tensor& offsets = *inputs.candidate_offsets;
