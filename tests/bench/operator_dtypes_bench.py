@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 
 import bench_records
+import operator_bench  # finds the packages below
 import torch
 from e2e.fixture import in_turn, say
 from logprobd_ops import linear_logprob
@@ -26,10 +27,7 @@ from logprobd_ops.compat.liger import liger_fused_linear_cross_entropy
 from operator_bench import (
     GEMMS,
     Inputs,
-    heads_and_rows,
     inputs_of,
-    parsed,
-    parser_of,
     step_ms,
     three_gemms,
     trained,
@@ -132,9 +130,11 @@ def measure(rows: int, hidden: int, vocab: int, device: str, rounds: int) -> lis
 
 
 def main() -> int:
-    args = parsed(parser_of(__doc__ or "", heads="4096x151936", rounds=9, rows="4096"))
+    args = operator_bench.parsed(
+        operator_bench.parser_of(__doc__ or "", heads="4096x151936", rounds=9, rows="4096")
+    )
     records: list[dict] = []
-    for hidden, vocab, all_rows in heads_and_rows(args):
+    for hidden, vocab, all_rows in operator_bench.heads_and_rows(args):
         for rows in all_rows:
             records += measure(rows, hidden, vocab, args.device, args.rounds)
     has_misses = not args.quick and bench_records.report_misses(records)

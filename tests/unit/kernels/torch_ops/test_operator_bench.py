@@ -1,4 +1,4 @@
-"""Runs tests/bench/operator_bench.py with a small head on the CPU."""
+"""Runs operator_bench.py and operator_dtypes_bench.py of tests/bench with a small head on the CPU."""
 
 import json
 import pathlib
@@ -31,3 +31,19 @@ def test_every_contender_except_the_baseline_has_a_record(tmp_path):
     ):
         assert any(name.startswith(f"Forward and backward, {contender}, T=") for name in names)
     assert not any(name.startswith("Forward and backward, three GEMMs, ") for name in names)
+
+
+def test_every_kind_of_input_of_trainers_has_a_record(tmp_path):
+    results = tmp_path / "operator_dtypes.json"
+
+    subprocess.run(
+        [
+            *(sys.executable, BENCH.with_name("operator_dtypes_bench.py"), "--device", "cpu"),
+            *("--quick", "--commit", "none", "--out", results),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+
+    assert len(json.loads(results.read_text())) == 7
