@@ -313,7 +313,7 @@ at::Tensor KeysOfIds(const at::Tensor& keys, const Shard& shard) {
 }
 
 /// Replaces `keys` by their maximum over all ranks, compared as unsigned integers.
-void MaxOverRanks(at::Tensor keys, const RankGroup& group) {
+void MaxOverRanks(const at::Tensor& keys, const RankGroup& group) {
   at::Tensor max = InvertSign(keys);
   group.Max(max);
   keys.copy_(InvertSign(max));
@@ -345,7 +345,7 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   const int64_t num_fields = kernels::NumSumFields(has_squares, /*has_entropy_sums=*/false);
   at::Tensor sums = at::zeros({num_fields + 2, num_rows}, integers);
   const at::Tensor target_bits = sums[num_fields];
-  const at::Tensor num_owners = sums[num_fields + 1];
+  at::Tensor num_owners = sums[num_fields + 1];
   kernels::ShardSumsParams params;
   params.num_rows = num_rows;
   params.num_tiles = num_tiles;

@@ -132,19 +132,19 @@ void ListedGradients::Prepare(const RowSubset& subset, const SavedOutputs& saved
 
 void ListedGradients::Write(at::Tensor gradient, Columns columns, int64_t row_begin) const {
   if (!has_any()) return;
-  const auto [row, column, is_inside] = FindPairs(positions_.RelativeTo(row_begin, columns.begin),
-                                                  gradient.size(0), gradient.size(1));
+  const PairsInBlock found = FindPairs(positions_.RelativeTo(row_begin, columns.begin),
+                                       gradient.size(0), gradient.size(1));
   // The host does not know which pairs are inside. The others write what the first one inside
   // writes, or, if there is none, what the first element is already.
-  const at::Tensor first = is_inside.to(at::kInt).argmax(0, /*keepdim=*/true);
-  const at::Tensor has_first = is_inside.any();
+  const at::Tensor first = found.is_inside.to(at::kInt).argmax(0, /*keepdim=*/true);
+  const at::Tensor has_first = found.is_inside.any();
   const auto or_first = [&](const at::Tensor& values, const at::Tensor& otherwise) {
-    return at::where(is_inside, values,
+    return at::where(found.is_inside, values,
                      at::where(has_first, values.index_select(0, first), otherwise));
   };
-  const at::Tensor zero = row.new_zeros({});
+  const at::Tensor zero = found.row.new_zeros({});
   const at::Tensor elements = or_first(elements_, gradient[0][0].to(at::kDouble));
-  gradient.index_put_({or_first(row, zero), or_first(column, zero)},
+  gradient.index_put_({or_first(found.row, zero), or_first(found.column, zero)},
                       elements.to(gradient.scalar_type()));
 }
 
