@@ -47,6 +47,9 @@ GPU_TESTS = (
     "row_ops_gpu_test",
     "shards_gpu_test",
 )
+# invariance_gpu_test measures the GPU's free memory. In shards_gpu_test kernels of several shards wait for each other on one
+# GPU, and the time slices of other processes would make each wait some hundred times longer.
+ALONE = ("invariance_gpu_test", "shards_gpu_test")
 # Tests that are small enough for compute-sanitizer, which runs kernels 10 to 100 times slower.
 SANITIZED = {
     "row_ops_gpu_test": "*",
@@ -79,7 +82,7 @@ class Result:
 class Step:
     name: str
     run: Callable[[], Result]
-    alone: bool = False  # Runs while no other step does: it measures the GPU's free memory.
+    alone: bool = False  # Runs while no other step does.
 
 
 def call(command: list[str | pathlib.Path], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -208,10 +211,7 @@ def steps_of(bin_dir: pathlib.Path, baseline: dict[str, str]) -> list[Step]:
         for file in sorted(OPERATOR_TESTS.glob("test_*.py"))
         if file.stem != "test_ranks"  # Ranks on CPUs; test_gpu_ranks has the GPUs.
     ]
-    steps += [
-        Step(name, partial(gtest, found[name]), alone=name == "invariance_gpu_test")
-        for name in GPU_TESTS
-    ]
+    steps += [Step(name, partial(gtest, found[name]), alone=name in ALONE) for name in GPU_TESTS]
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     steps += [
         Step(f"sanitizer {tool} {name}", partial(sanitize, sanitizer, tool, found[name], tests))
