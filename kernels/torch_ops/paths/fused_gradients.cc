@@ -49,8 +49,7 @@ class FusedDotGradients : public DotGradients {
         layout_(problem_.inputs.weight.size(0)),
         head_(problem_),
         pending_(rows_.rows.pending),
-        num_rows_(rows_.rows.size()),
-        num_cached_max_(uses_cache() ? rows_.cached.size() : 0) {
+        num_rows_(rows_.rows.size()) {
     const auto& hidden = rows_.rows.hidden;
     if (rows_.upstream.mean_logit.has_value()) {
       const Columns all = {0, problem_.shard.columns};
@@ -60,7 +59,7 @@ class FusedDotGradients : public DotGradients {
                                hidden.options().dtype(at::kByte));
     ComputeRowGradients();
     if (is_rebased()) RebaseExponentials();
-    if (num_cached() < num_rows_) hidden_.emplace(hidden, problem_);
+    if (!uses_cache()) hidden_.emplace(hidden, problem_);
     if (!is_in_place()) buffer_ = at::empty({BufferSize()}, problem_.inputs.weight.options());
   }
 
@@ -76,8 +75,11 @@ class FusedDotGradients : public DotGradients {
     const int64_t tile_begin = columns.begin / kTileColumns;
     const int64_t tile_end = tile_begin + kernels::NumTiles(columns.size());
     const at::Tensor tiles = Destination(tile_end - tile_begin);
-    if (num_cached() > 0 && !is_rebased()) ConvertCached(tile_begin, tile_end, tiles);
-    if (num_cached() < num_rows_) Recompute(tile_begin, tile_end, tiles);
+    if (!uses_cache()) {
+      Recompute(tile_begin, tile_end, tiles);
+    } else if (!is_rebased()) {
+      ConvertCached(tile_begin, tile_end, tiles);
+    }
     // Waits for the number of rows only now that the kernel is enqueued and runs.
     if (pending_ != nullptr) num_rows_ = std::exchange(pending_, nullptr)->Result().size(num_rows_);
     at::Tensor gradient = tiles.narrow(0, 0, num_rows_).narrow(1, 0, columns.size());
@@ -116,17 +118,15 @@ class FusedDotGradients : public DotGradients {
     // The memory for the gradient of hidden in its own dtype is needed only after the block is
     // freed. In fp32 the sum itself is returned.
     if (hidden.scalar_type() != at::kFloat) bytes += static_cast<int64_t>(hidden.nbytes());
-    if (uses_cache() && IsPartlyCached(problem_)) {
+    if (rows_.saved.cache.has_value() && IsPartlyCached(problem_)) {
       bytes = GradientBytesBeside(static_cast<int64_t>(rows_.saved.cache->nbytes()));
     }
     if (pending_ != nullptr) bytes = std::min(bytes, kGradientBytesMaxWithCopy);
     return WholeGroups(bytes / (2 * tile_size)) * tile_size;
   }
 
-  /// Number of rows, the first ones, whose gradients come from cached exponentials.
-  int64_t num_cached() const { return std::min(num_cached_max_, num_rows_); }
-
-  /// The gradient of a mean logit needs columns whose probability is 0, which the cache lacks.
+  /// Whether the gradients come from cached exponentials. The gradient of a mean logit needs
+  /// columns whose probability is 0, which the cache lacks.
   bool uses_cache() const {
     return rows_.cached.cache.defined() && !rows_.upstream.mean_logit.has_value();
   }
@@ -134,8 +134,7 @@ class FusedDotGradients : public DotGradients {
   /// Whether gradients overwrite the cached exponentials, which have the same size. The rows must
   /// be those of the cache, in order.
   bool is_in_place() const {
-    return uses_cache() && rows_.saved.is_cache_overwritable && cached_rows() == nullptr &&
-           num_cached() == num_rows_;
+    return uses_cache() && rows_.saved.is_cache_overwritable && cached_rows() == nullptr;
   }
 
   /// Whether rebasing alone turns the exponentials into gradients, up to a factor per row.
@@ -151,16 +150,13 @@ class FusedDotGradients : public DotGradients {
     return rows_.cached.cache.narrow(0, 0, num_rows_).view(dtype).narrow(1, 0, columns);
   }
 
-  /// Computes the rows that are not cached.
   void Recompute(int64_t tile_begin, int64_t tile_end, const at::Tensor& tiles) const {
-    const int64_t begin = num_cached();
-    const int64_t size = num_rows_ - begin;
     kernels::FusedGradientParams params;
-    params.head = head_.Params(hidden_->Slice(begin, size), tile_begin, tile_end);
+    params.head = head_.Params(hidden_->Slice(0, num_rows_), tile_begin, tile_end);
     params.head.row_count = row_count();
-    params.rows = row_gradients() + begin;
+    params.rows = row_gradients();
     params.mean_logit_weights = Floats(mean_logit_weights_);
-    params.gradients = SliceRows(tiles, begin, size).mutable_data_ptr();
+    params.gradients = tiles.mutable_data_ptr();
     params.gradient_stride = tiles.stride(0);
     CheckLaunch(LaunchFusedGradient(params, at::cuda::getCurrentCUDAStream()),
                 "the fused gradient");
@@ -168,7 +164,7 @@ class FusedDotGradients : public DotGradients {
 
   void ConvertCached(int64_t tile_begin, int64_t tile_end, const at::Tensor& tiles) const {
     kernels::CachedGradientsParams params;
-    params.num_rows = num_cached();
+    params.num_rows = num_rows_;
     params.row_count = row_count();
     params.cached_rows = cached_rows();
     params.exponentials = reinterpret_cast<const __nv_bfloat16*>(cache());
@@ -215,21 +211,15 @@ class FusedDotGradients : public DotGradients {
   }
 
   void ComputeRowGradients() {
-    const int64_t cached = num_cached();
-    if (cached > 0) ComputeRowGradients(0, cached, /*is_cached=*/true);
-    if (cached < num_rows_) ComputeRowGradients(cached, num_rows_ - cached, /*is_cached=*/false);
-  }
-
-  void ComputeRowGradients(int64_t begin, int64_t size, bool is_cached) {
     const c10::cuda::CUDAGuard on_device(row_gradients_.device());
-    const RowArrays arrays(rows_.rows.Slice(begin, size), problem_, head_);
+    const RowArrays arrays(rows_.rows, problem_, head_);
     const UpstreamArrays upstream(rows_.upstream);
     const SavedOutputs& saved = rows_.saved;
     const at::Tensor lse = saved.lse.contiguous();
     const at::Tensor lse_rest = saved.lse_rest.contiguous();
     const at::Tensor entropy = saved.entropy.defined() ? saved.entropy.contiguous() : saved.entropy;
     kernels::RowGradientsParams params;
-    params.num_rows = size;
+    params.num_rows = num_rows_;
     params.source = arrays.source();
     params.ignore_index = problem_.options.ignore_index;
     params.d_logprob = upstream.logprob();
@@ -240,7 +230,7 @@ class FusedDotGradients : public DotGradients {
     params.lse_rest = Floats(lse_rest);
     if (rows_.upstream.entropy.has_value()) params.entropy = Floats(entropy);
     params.gradient_per_log2_scale = head_.gradient_per_log2_scale();
-    if (is_cached) {
+    if (uses_cache()) {
       params.cached_rows = cached_rows();
       params.cached_row_bytes = layout_.row_bytes();
       if (problem_.options.keep_logits == LogitCacheKind::kExponentials) {
@@ -248,7 +238,7 @@ class FusedDotGradients : public DotGradients {
       }
       params.target_logits = reinterpret_cast<const float*>(cache() + layout_.target_logit());
     }
-    params.rows = static_cast<RowGradient*>(row_gradients_.mutable_data_ptr()) + begin;
+    params.rows = static_cast<RowGradient*>(row_gradients_.mutable_data_ptr());
     CheckLaunch(LaunchRowGradients(params, at::cuda::getCurrentCUDAStream()),
                 "the kernel of row gradients");
   }
@@ -269,7 +259,6 @@ class FusedDotGradients : public DotGradients {
   std::optional<FusedRows> hidden_;             // absent if the products are not recomputed
   std::shared_ptr<PendingCompaction> pending_;  // null when num_rows_ is known
   int64_t num_rows_;               // number of all rows while the compaction is pending
-  const int64_t num_cached_max_;   // number of cached rows, or of all rows while it is pending
   at::Tensor mean_logit_weights_;  // fp32 [tiles * 192] or undefined
   at::Tensor row_gradients_;       // RowGradient [n]
   at::Tensor buffer_;              // gradients of a block of columns; undefined if in place

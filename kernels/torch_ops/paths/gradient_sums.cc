@@ -22,6 +22,28 @@ void AddHiddenProduct(const at::Tensor& gradient, Columns columns, const Problem
                problem.wide);
 }
 
+/// Rows [begin, begin + size).
+struct RowRange {
+  int64_t begin;
+  int64_t size;
+};
+
+/// Divides the rows into blocks. Rows with cached exponentials form blocks of their own, so that
+/// their gradients can overwrite the exponentials, and come last.
+std::vector<RowRange> BlocksOf(const BackwardRows& all) {
+  const int64_t num_rows = all.rows.size();
+  const int64_t num_apart = all.cached.has_logits() ? 0 : std::min(all.cached.size(), num_rows);
+  std::vector<RowRange> blocks;
+  const auto append = [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += kBlockRows) {
+      blocks.push_back({begin, std::min(kBlockRows, end - begin)});
+    }
+  };
+  append(num_apart, num_rows);
+  append(0, num_apart);
+  return blocks;
+}
+
 }  // namespace
 
 bool AreAddedAtOnce(int64_t num_rows) { return num_rows <= kBlockRows; }
@@ -58,8 +80,9 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
     block_sum = at::empty({std::min(kBlockRows, all.rows.size()), sums.hidden.size(1)},
                           sums.hidden.options().dtype(problem.wide));
   }
-  for (int64_t begin = 0; begin < all.rows.size(); begin += kBlockRows) {
-    const BackwardRows block = all.Slice(begin, std::min(kBlockRows, all.rows.size() - begin));
+  const std::vector<RowRange> blocks = BlocksOf(all);
+  for (const auto& [begin, size] : blocks) {
+    const BackwardRows block = all.Slice(begin, size);
     at::Tensor hidden_gradient = sums.hidden;
     if (hidden_gradient.defined()) {
       hidden_gradient = SliceRows(hidden_gradient, begin, block.rows.size());
@@ -86,7 +109,7 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
         if (is_last && block_sum.defined()) {
           SliceRows(hidden_gradient, 0, num_rows).copy_(hidden_sum);
         }
-        const bool is_complete = is_last && begin + kBlockRows >= all.rows.size();
+        const bool is_complete = is_last && begin == blocks.back().begin;
         if (is_complete && when_hidden_is_complete) when_hidden_is_complete();
       }
       if (sums.weight.defined()) {

@@ -68,7 +68,8 @@ class DotGradients {
   virtual std::vector<at::Tensor> HiddenTerms() const = 0;
 };
 
-/// The arguments of MakeDotGradients. The references must outlive the DotGradients.
+/// The arguments of MakeDotGradients. Either all or none of the rows have cached exponentials. The
+/// references must outlive the DotGradients.
 struct DotGradientsArguments {
   const BackwardRows& rows;
   const Problem& problem;
