@@ -13,6 +13,10 @@ for package in client/python:logprobd kernels/torch_ops/python:logprobd_ops; do
 done
 "$python" -m ruff check --config .ci/ruff.toml tests deploy .ci
 git ls-files '*.sh' | xargs -n1 bash -n
+if git grep -nE '^(<{7}|>{7}) '; then
+  echo "lint.sh: error: the lines above are markers of an unresolved merge" >&2
+  exit 1
+fi
 
 files=()
 if [ "${1:-}" = --changed ]; then

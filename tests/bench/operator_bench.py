@@ -36,7 +36,7 @@ import torch
 from e2e.fixture import in_turn, say
 from linear_logprob_reference import reference
 from logprobd_ops import linear_cross_entropy, linear_logprob
-from operator_peers import importable
+from operator_peers import FAST_PEERS, importable
 from torch import Tensor
 
 WARM_UP = 2
@@ -177,7 +177,7 @@ def able(
     for name, call in contenders.items():
         try:
             found[name] = prepared(call)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # QuACK refuses some shapes with ValueError.
             # The error of a failed capture has the reason in its context.
             say(f"  {name} is left out: {str(error.__context__ or error)[:160]}")
     return found
@@ -254,7 +254,7 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
         compiled = torch.compile(in_memory, dynamic=False)
         contenders["torch.compile"] = functools.partial(trained, compiled, given)
     for name, scores in ({} if args.no_peers else importable()).items():
-        if rows <= SLOW_PEER_ROWS_MAX:
+        if rows <= SLOW_PEER_ROWS_MAX or name in FAST_PEERS:
             contenders[name] = functools.partial(trained, scores, given)
     ready = able(contenders, warmed_up)
     if rows <= FEW_ROWS_MAX:

@@ -91,6 +91,8 @@ PEERS = {
     "Liger CuTe": _liger_cute,
     "QuACK, mean loss, no entropy": _quack,
 }
+# Those that take about as long as the operator. Of the others, large numbers of rows would take minutes.
+FAST_PEERS = ("Liger CuTe", "QuACK, mean loss, no entropy")
 
 
 def importable() -> dict[str, Scores]:

@@ -47,8 +47,8 @@ GPU_TESTS = (
     "row_ops_gpu_test",
     "shards_gpu_test",
 )
-# invariance_gpu_test measures the GPU's free memory. In shards_gpu_test kernels of several shards wait for each other on one
-# GPU, and the time slices of other processes would make each wait some hundred times longer.
+# invariance_gpu_test measures the GPU's free memory. In shards_gpu_test kernels of several shards wait for each other
+# on one GPU, and the time slices of other processes would make each wait some hundred times longer.
 ALONE = ("invariance_gpu_test", "shards_gpu_test")
 # Tests that are small enough for compute-sanitizer, which runs kernels 10 to 100 times slower.
 SANITIZED = {
