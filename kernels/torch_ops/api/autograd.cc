@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <tuple>
@@ -36,6 +37,16 @@ void CheckConstantInputs(const LinearLogprobInputs& inputs) {
 bool IsLastBackward() {
   return !torch::autograd::get_current_graph_task_keep_graph() &&
          !c10::impl::dispatch_mode_enabled();
+}
+
+/// Returns whether vmap runs the backward pass (is_grads_batched). It calls the operator once per
+/// element of the batch, each time with the same saved tensors.
+bool IsBatched(const variable_list& upstream) {
+  const c10::DispatchKeySet batched(
+      {c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched});
+  return std::any_of(upstream.begin(), upstream.end(), [&](const Tensor& gradient) {
+    return gradient.defined() && gradient.key_set().has_any(batched);
+  });
 }
 
 /// Returns whether a backward pass may compute the gradient of `input`.
@@ -162,7 +173,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
                                                    IfDefined(of_outputs.mean_logit),
                                                    IfDefined(of_outputs.top_k_logprobs),
                                                    IfDefined(of_outputs.candidate_logprobs)};
-    outputs.is_cache_overwritable = IsLastBackward();
+    outputs.is_cache_overwritable = IsLastBackward() && !IsBatched(upstream);
     // Without a graph the cache has only the valid rows, which a captured pass does not know. A
     // backward pass that threw may be called again.
     if (outputs.cache.has_value() &&

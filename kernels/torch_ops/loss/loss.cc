@@ -339,21 +339,34 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
     problem.Plan();
     CheckCoefficients(coefficients, inputs);
     Preparation mine;
-    const Wait wait = ScoresDuringCompaction(problem, cache_bytes) ? Wait::kLater : Wait::kNow;
     const UpstreamGradients deciding = DecidingCoefficients(coefficients);
-    with_gradient = CompactValidRows(problem, deciding, wait);
-    // Usually all valid rows have a gradient. If that is known, one compaction is enough.
-    const bool is_known = with_gradient.pending == nullptr || !HasAny(deciding);
-    mine.subset = is_known && with_gradient.has_every_valid_row
-                      ? with_gradient
-                      : CompactValidRows(problem, /*upstream=*/{}, wait);
+    int64_t num_rows = 0;
+    const auto allocate_cache = [&] {
+      const Wait wait = ScoresDuringCompaction(problem, cache_bytes) ? Wait::kLater : Wait::kNow;
+      with_gradient = CompactValidRows(problem, deciding, wait);
+      // Usually all valid rows have a gradient. If that is known, one compaction is enough.
+      const bool is_known = with_gradient.pending == nullptr || !HasAny(deciding);
+      mine.subset = is_known && with_gradient.has_every_valid_row
+                        ? with_gradient
+                        : CompactValidRows(problem, /*upstream=*/{}, wait);
+      num_rows = mine.subset.size(problem.num_rows());
+      mine.block_rows_max = RowsThatFit(num_rows, problem, cache_bytes);
+      cache = EmptyLogitCache(BlockSize(num_rows, mine.block_rows_max), problem);
+    };
+    // Smaller blocks take longer, but they are better than no loss.
+    for (bool is_short = true; is_short;) {
+      try {
+        allocate_cache();
+        is_short = false;
+      } catch (const c10::OutOfMemoryError&) {
+        if (mine.block_rows_max <= 1) throw;
+        cache_bytes /= 2;
+      }
+    }
     mine.common = {needs.hidden, coefficients.is_mean};
     for (const double factor : coefficients.factors) {
       mine.common.push_back(std::bit_cast<int64_t>(factor));
     }
-    const int64_t num_rows = mine.subset.size(problem.num_rows());
-    mine.block_rows_max = RowsThatFit(num_rows, problem, cache_bytes);
-    cache = EmptyLogitCache(BlockSize(num_rows, mine.block_rows_max), problem);
     mine.rows = PrepareRows(mine.subset, problem);
     if (!group.is_alone()) {
       memory.has_error = at::empty({1}, inputs.hidden.options().dtype(at::kInt));

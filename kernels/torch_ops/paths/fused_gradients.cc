@@ -46,6 +46,7 @@ class FusedDotGradients : public DotGradients {
       : rows_(arguments.rows),
         problem_(arguments.problem),
         bias_sum_(arguments.bias_sum),
+        column_bytes_beside_(arguments.column_bytes_beside),
         layout_(problem_.inputs.weight.size(0)),
         head_(problem_),
         pending_(rows_.rows.pending),
@@ -122,7 +123,8 @@ class FusedDotGradients : public DotGradients {
       bytes = GradientBytesBeside(static_cast<int64_t>(rows_.saved.cache->nbytes()));
     }
     if (pending_ != nullptr) bytes = std::min(bytes, kGradientBytesMaxWithCopy);
-    return WholeGroups(bytes / (2 * tile_size)) * tile_size;
+    const int64_t tile_bytes = 2 * tile_size + kTileColumns * column_bytes_beside_;
+    return WholeGroups(bytes / tile_bytes) * tile_size;
   }
 
   /// Whether the gradients come from cached exponentials. The gradient of a mean logit needs
@@ -254,6 +256,7 @@ class FusedDotGradients : public DotGradients {
   const BackwardRows& rows_;
   const Problem& problem_;
   const at::Tensor bias_sum_;  // [V] or undefined
+  const int64_t column_bytes_beside_;
   const CachedRowLayout<int64_t> layout_;
   const FusedHead head_;
   std::optional<FusedRows> hidden_;             // absent if the products are not recomputed

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,8 @@ void AddHiddenProduct(const at::Tensor& gradient, Columns columns, const Problem
                problem.wide);
 }
 
+int64_t BytesOf(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
+
 /// Rows [begin, begin + size).
 struct RowRange {
   int64_t begin;
@@ -29,7 +32,7 @@ struct RowRange {
 };
 
 /// Divides the rows into blocks. Rows with cached exponentials form blocks of their own, so that
-/// their gradients can overwrite the exponentials, and come last.
+/// their gradients can overwrite the exponentials, and come first.
 std::vector<RowRange> BlocksOf(const BackwardRows& all) {
   const int64_t num_rows = all.rows.size();
   const int64_t num_apart = all.cached.has_logits() ? 0 : std::min(all.cached.size(), num_rows);
@@ -39,10 +42,138 @@ std::vector<RowRange> BlocksOf(const BackwardRows& all) {
       blocks.push_back({begin, std::min(kBlockRows, end - begin)});
     }
   };
-  append(num_apart, num_rows);
   append(0, num_apart);
+  append(num_apart, num_rows);
   return blocks;
 }
+
+/// A block of rows whose gradients are formed, some columns at a time.
+class Block {
+ public:
+  /// `column_bytes` is DotGradientsArguments::column_bytes_beside. `listed` is prepared for all
+  /// rows.
+  Block(const BackwardRows& all, RowRange range, const Problem& problem, const GradientSums& sums,
+        const ListedGradients& listed, int64_t column_bytes)
+      : begin_(range.begin),
+        rows_(all.Slice(range.begin, range.size)),
+        problem_(problem),
+        listed_(listed),
+        gradients_(problem.path->MakeDotGradients({rows_, problem, sums.bias, column_bytes})),
+        factors_(gradients_->RowFactors()) {
+    if (sums.weight.defined()) hidden_terms_ = gradients_->HiddenTerms();
+    if (!sums.hidden.defined()) return;
+    hidden_gradient_ = SliceRows(sums.hidden, begin_, rows_.rows.size());
+    if (problem.shard.columns == 0) hidden_gradient_.zero_();
+    const bool is_rounded = hidden_gradient_.scalar_type() != problem.wide;
+    hidden_sum_ = is_rounded ? at::empty(hidden_gradient_.sizes(),
+                                         hidden_gradient_.options().dtype(problem.wide))
+                             : hidden_gradient_;
+  }
+
+  /// Forms the gradient of the columns that follow formed() and adds its product to hidden's sum.
+  /// Returns false if the row compaction has found no rows.
+  [[nodiscard]] bool FormNext() {
+    formed_ = gradients_->Next(formed_.end);
+    gradient_ = gradients_->Form(formed_);
+    const int64_t num_rows = gradient_.size(0);
+    if (num_rows == 0) return false;
+    listed_.Write(gradient_, formed_, begin_);
+    if (!hidden_sum_.defined()) return true;
+    at::Tensor sum = SliceRows(hidden_sum_, 0, num_rows);
+    AddHiddenProduct(gradient_, formed_, problem_, sum);
+    if (!is_complete()) return true;
+    if (factors_.defined()) problem_.device_ops->MultiplyRows(sum, factors_, sum);
+    if (!hidden_sum_.is_same(hidden_gradient_)) SliceRows(hidden_gradient_, 0, num_rows).copy_(sum);
+    return true;
+  }
+
+  /// Adds the products of some of the columns formed() with the hidden states to `sum`, [columns,
+  /// H].
+  void AddWeightProducts(Columns columns, const at::Tensor& sum, Into into) const {
+    const at::Tensor gradient = gradient_.narrow(1, columns.begin - formed_.begin, columns.size());
+    for (const at::Tensor& term : hidden_terms_) {
+      MultiplyInto(sum, std::exchange(into, Into::kAddTo), gradient.t(),
+                   SliceRows(term, 0, gradient.size(0)), problem_.wide);
+    }
+  }
+
+  /// The columns whose gradient FormNext has formed last; {0, 0} before.
+  Columns formed() const { return formed_; }
+  bool is_complete() const { return formed_.end == problem_.shard.columns; }
+  /// Returns whether one call of FormNext forms the gradient of all columns.
+  bool forms_all_at_once() const { return gradients_->Next(0).end == problem_.shard.columns; }
+
+ private:
+  const int64_t begin_;
+  const BackwardRows rows_;
+  const Problem& problem_;
+  const ListedGradients& listed_;
+  const std::unique_ptr<DotGradients> gradients_;
+  const at::Tensor factors_;
+  std::vector<at::Tensor> hidden_terms_;  // empty if the weight's gradient is not needed
+  at::Tensor hidden_gradient_;            // undefined if not needed
+  at::Tensor hidden_sum_;                 // in the wide dtype
+  Columns formed_ = {0, 0};
+  at::Tensor gradient_;
+};
+
+/// Adds the gradients of blocks of rows. The products of several blocks are summed in the wide
+/// dtype before they are added to the weight's sum, which is rounded once.
+class BlockGroup {
+ public:
+  BlockGroup(const Problem& problem, GradientSums& sums) : problem_(problem), sums_(sums) {}
+
+  void Append(std::unique_ptr<Block> block) { blocks_.push_back(std::move(block)); }
+  /// Returns whether the block appended last forms the gradient of all columns at once, as one that
+  /// overwrites a cache does.
+  bool FormsLastAtOnce() const { return blocks_.back()->forms_all_at_once(); }
+
+  /// Calls `when_hidden_is_complete` (if any) as soon as all additions to hidden's sum are
+  /// enqueued. Returns false if the row compaction has found no rows.
+  [[nodiscard]] bool Add(const std::function<void()>& when_hidden_is_complete) {
+    const int64_t num_columns = problem_.shard.columns;
+    for (Columns columns = {0, 0}; columns.end < num_columns;) {
+      columns = {columns.end, num_columns};
+      for (const auto& block : blocks_) {
+        if (block->formed().end == columns.begin) {
+          if (!block->FormNext()) return false;
+          if (when_hidden_is_complete && AreComplete()) when_hidden_is_complete();
+        }
+        columns.end = std::min(columns.end, block->formed().end);
+      }
+      if (sums_.weight.defined()) AddToWeight(columns);
+    }
+    sums_.weight_into = Into::kAddTo;
+    return true;
+  }
+
+ private:
+  bool AreComplete() const {
+    return std::all_of(blocks_.begin(), blocks_.end(),
+                       [](const auto& block) { return block->is_complete(); });
+  }
+
+  void AddToWeight(Columns columns) const {
+    const at::Tensor sum = SliceRows(sums_.weight, columns.begin, columns.size());
+    if (blocks_.size() == 1) {
+      return blocks_.front()->AddWeightProducts(columns, sum, sums_.weight_into);
+    }
+    const at::Tensor wide = at::empty(sum.sizes(), sum.options().dtype(problem_.wide));
+    Into into = Into::kReplace;
+    for (const auto& block : blocks_) {
+      block->AddWeightProducts(columns, wide, std::exchange(into, Into::kAddTo));
+    }
+    if (sums_.weight_into == Into::kReplace) {
+      sum.copy_(wide);
+    } else {
+      at::Tensor(sum).add_(wide);
+    }
+  }
+
+  const Problem& problem_;
+  GradientSums& sums_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+};
 
 }  // namespace
 
@@ -74,54 +205,27 @@ GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
 void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
                   const ListedGradients& listed,
                   const std::function<void()>& when_hidden_is_complete) {
-  const int64_t num_columns = problem.shard.columns;
-  at::Tensor block_sum;  // of a block of rows; undefined: sums.hidden is not rounded
-  if (sums.hidden.defined() && sums.hidden.scalar_type() != problem.wide) {
-    block_sum = at::empty({std::min(kBlockRows, all.rows.size()), sums.hidden.size(1)},
-                          sums.hidden.options().dtype(problem.wide));
-  }
   const std::vector<RowRange> blocks = BlocksOf(all);
-  for (const auto& [begin, size] : blocks) {
-    const BackwardRows block = all.Slice(begin, size);
-    at::Tensor hidden_gradient = sums.hidden;
-    if (hidden_gradient.defined()) {
-      hidden_gradient = SliceRows(hidden_gradient, begin, block.rows.size());
-      if (num_columns == 0) hidden_gradient.zero_();
+  // Otherwise the weight's sum is in the wide dtype, and each block can be added for itself.
+  const bool is_rounded = sums.weight.defined() && sums.weight.scalar_type() != problem.wide;
+  const size_t group_size = is_rounded && AreAddedAtOnce(all.rows.size()) ? blocks.size() : 1;
+  for (size_t first = 0; first < blocks.size(); first += group_size) {
+    const bool is_last = first + group_size == blocks.size();
+    BlockGroup group(problem, sums);
+    // Bytes per column of the group's gradients that do not overwrite a cache, and of their sum.
+    const int64_t gradient_bytes = BytesOf(problem.inputs.weight.scalar_type());
+    int64_t column_bytes = 0;
+    if (group_size > 1) {
+      column_bytes =
+          problem.hidden_size() * BytesOf(problem.wide) + all.rows.size() * gradient_bytes;
     }
-    at::Tensor hidden_sum = block_sum.defined() ? block_sum : hidden_gradient;
-    const auto gradients = problem.path->MakeDotGradients({block, problem, sums.bias});
-    const at::Tensor factors = gradients->RowFactors();
-    std::vector<at::Tensor> hidden_terms;
-    if (sums.weight.defined()) hidden_terms = gradients->HiddenTerms();
-    for (Columns columns = {0, 0}; columns.end < num_columns;) {
-      columns = gradients->Next(columns.end);
-      const at::Tensor gradient = gradients->Form(columns);
-      const int64_t num_rows = gradient.size(0);
-      if (num_rows == 0) return;  // The row compaction has found no rows.
-      listed.Write(gradient, columns, begin);
-      if (hidden_sum.defined()) {
-        hidden_sum = SliceRows(hidden_sum, 0, num_rows);
-        AddHiddenProduct(gradient, columns, problem, hidden_sum);
-        const bool is_last = columns.end == num_columns;
-        if (is_last && factors.defined()) {
-          problem.device_ops->MultiplyRows(hidden_sum, factors, hidden_sum);
-        }
-        if (is_last && block_sum.defined()) {
-          SliceRows(hidden_gradient, 0, num_rows).copy_(hidden_sum);
-        }
-        const bool is_complete = is_last && begin == blocks.back().begin;
-        if (is_complete && when_hidden_is_complete) when_hidden_is_complete();
-      }
-      if (sums.weight.defined()) {
-        const at::Tensor sum = SliceRows(sums.weight, columns.begin, columns.size());
-        Into into = sums.weight_into;
-        for (const at::Tensor& term : hidden_terms) {
-          MultiplyInto(sum, std::exchange(into, Into::kAddTo), gradient.t(),
-                       SliceRows(term, 0, num_rows), problem.wide);
-        }
-      }
+    for (size_t i = first; i < first + group_size; ++i) {
+      const int64_t own = blocks[i].size * gradient_bytes;
+      group.Append(std::make_unique<Block>(all, blocks[i], problem, sums, listed,
+                                           std::max<int64_t>(column_bytes - own, 0)));
+      if (group.FormsLastAtOnce()) column_bytes -= own;
     }
-    sums.weight_into = Into::kAddTo;
+    if (!group.Add(is_last ? when_hidden_is_complete : nullptr)) return;
   }
   if (sums.bias.defined()) listed.AddToBias(sums.bias);
 }

@@ -75,6 +75,9 @@ struct DotGradientsArguments {
   const Problem& problem;
   /// [V] in the wide dtype, to which the bias's gradient is added. Undefined if it is not needed.
   at::Tensor bias_sum;
+  /// Bytes per column of a block of columns that the caller allocates besides the gradient. Beside
+  /// a cache that does not have all rows, the memory for both is limited (GradientBytesBeside).
+  int64_t column_bytes_beside = 0;
 };
 
 /// A way to compute scores and gradients. Implementations are stateless and thread-safe.

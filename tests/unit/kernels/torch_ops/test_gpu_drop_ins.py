@@ -143,6 +143,11 @@ def test_skyrls_triton_function(dtype, rows, monkeypatch):
         assert relative_error(our, true) <= (8e-3 if dtype == BF16 else 2e-3)
 
 
+# A reduced loss rounds the probabilities, the hidden states times a factor per row, and the gradient to bf16. Each rounding
+# moves a number by up to 2^-8 of itself, evenly spread. Liger rounds two of these; for the sum of flat rows the largest
+# number of a row is -1, which needs no rounding.
+ROUNDINGS_OF_A_REDUCED_LOSS = (3 * (2**-8) ** 2 / 3) ** 0.5
+
 # Rows, hidden size and vocabulary of Liger's tests.
 LIGER_SHAPES = [(8, 512, 512), (8 * 2048, 4096, 32_000), (4 * 423, 8192, 32_000)]
 
@@ -172,7 +177,8 @@ def test_ligers_tests(shape, reduction, has_bias):
     atol = 5e-3 * (1 if reduction == "mean" else 10)
     for our, other_one, true in zip(our_gradients, their_gradients, true_gradients, strict=True):
         near(our, true, rtol=5e-2, atol=atol)
-        assert relative_error(our, true) <= relative_error(other_one, true) * 1.01 + 1e-4
+        error_max = max(relative_error(other_one, true), ROUNDINGS_OF_A_REDUCED_LOSS)
+        assert relative_error(our, true) <= error_max
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

@@ -208,7 +208,10 @@ def test_rows_without_an_upstream_gradient_have_zero_gradients_and_add_nothing(d
 
     assert (ours[0][without] == 0).all()
     alone = gradients(score(rest), case, [each[reached] for each in upstream])
-    assert all(torch.equal(our, same) for our, same in zip(ours, alone, strict=True))
+    # On some CPUs the bits of torch's products, which fp64 inputs use, depend on the number of rows.
+    tolerance = 1e-12 if dtype == torch.float64 else 0
+    for our, same in zip(ours, alone, strict=True):
+        torch.testing.assert_close(our, same, rtol=tolerance, atol=tolerance)
 
 
 def test_only_ignored_rows_give_exact_zeros():
