@@ -13,25 +13,24 @@ any case.
 Needs torch and the library of kernels/torch_ops (LINEAR_LOGPROB_LIBRARY).
 """
 
+import argparse
 import functools
-import random
 import sys
 from collections.abc import Callable
 
 import bench_records
 import operator_bench  # finds the packages below
 import torch
-from e2e.fixture import in_turn, say
+from e2e.fixture import say
 from logprobd_ops import linear_logprob
 from logprobd_ops.compat.liger import liger_fused_linear_cross_entropy
 from operator_bench import (
     GEMMS,
     Inputs,
     inputs_of,
-    step_ms,
+    records_with_targets,
     three_gemms,
     trained,
-    warmed_up,
 )
 from torch import Tensor
 
@@ -76,10 +75,10 @@ def in_dtypes(given: Inputs, hidden: torch.dtype, weight: torch.dtype) -> Inputs
     )
 
 
-def measure(rows: int, hidden: int, vocab: int, device: str, rounds: int) -> list[dict]:
+def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
     shape = f"T={rows}, H={hidden}, V={vocab}"
     say(f"{shape}, ms:")
-    bf16 = inputs_of(rows, hidden, vocab, device)
+    bf16 = inputs_of(rows, hidden, vocab, args.device)
     kept, recomputed = scores_of("auto"), scores_of("recompute")
     # Each contender with its baseline and the largest allowed ratio.
     targets: dict[str, tuple[str, float]] = {}
@@ -104,29 +103,9 @@ def measure(rows: int, hidden: int, vocab: int, device: str, rounds: int) -> lis
         targets[name + FORWARD] = (BF16 + FORWARD, 2.1)
     cast = "float32 parameters under bf16 autocast"
     wide = in_dtypes(bf16, torch.float32, torch.float32)
-    calls[cast] = functools.partial(trained, under_autocast(kept, device), wide)
+    calls[cast] = functools.partial(trained, under_autocast(kept, args.device), wide)
     targets[cast] = (BF16, 1.1)
-    for call in calls.values():
-        warmed_up(call)
-    milliseconds: dict[str, list[float]] = {name: [] for name in calls}
-    order = random.Random(1)
-    for number in range(rounds):
-        timed = {
-            name: functools.partial(step_ms, name, calls[name], device)
-            for name in order.sample(list(calls), len(calls))
-        }
-        for name, figures in in_turn(timed, iter([number])).items():
-            milliseconds[name] += figures
-    return [
-        bench_records.record_of_rounds(
-            f"{name}, {shape}",
-            "ms",
-            milliseconds[name],
-            baseline=(baseline, milliseconds[baseline]),
-            note=f"target at most {limit}",
-        )
-        for name, (baseline, limit) in targets.items()
-    ]
+    return records_with_targets(calls, targets, shape, args)
 
 
 def main() -> int:
@@ -136,8 +115,8 @@ def main() -> int:
     records: list[dict] = []
     for hidden, vocab, all_rows in operator_bench.heads_and_rows(args):
         for rows in all_rows:
-            records += measure(rows, hidden, vocab, args.device, args.rounds)
-    has_misses = not args.quick and bench_records.report_misses(records)
+            records += measure(args, rows, hidden, vocab)
+    has_misses = bench_records.report_misses(records)
     bench_records.write(records, args.out)
     return 1 if has_misses else 0
 

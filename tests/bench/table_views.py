@@ -100,6 +100,13 @@ OPERATOR = (
 OPERATOR_DTYPES = (
     View("Forward and backward", rf"(?P<case>.+), {OPERATOR_SHAPE}", TIMED, by_baseline=False),
 )
+OPERATOR_DIVERGENCE = (
+    View(
+        "Forward and backward",
+        rf"(?P<kind>\w+), (?P<column>.+), {OPERATOR_SHAPE}",
+        TIMED,
+    ),
+)
 RANKS = (
     View(
         "Speedup over one GPU",
@@ -342,6 +349,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "gpu_shards_load": SHARDS_LOAD,
     "operator": OPERATOR,
     "operator_dtypes": OPERATOR_DTYPES,
+    "operator_divergence": OPERATOR_DIVERGENCE,
     "operator_ranks": RANKS,
     "peers": PEERS,
     "service": SERVICE,

@@ -32,7 +32,7 @@ struct RowRange {
 };
 
 /// Divides the rows into blocks. Rows with cached exponentials form blocks of their own, so that
-/// their gradients can overwrite the exponentials, and come first.
+/// their gradients can overwrite the exponentials, and come last.
 std::vector<RowRange> BlocksOf(const BackwardRows& all) {
   const int64_t num_rows = all.rows.size();
   const int64_t num_apart = all.cached.has_logits() ? 0 : std::min(all.cached.size(), num_rows);
@@ -42,9 +42,23 @@ std::vector<RowRange> BlocksOf(const BackwardRows& all) {
       blocks.push_back({begin, std::min(kBlockRows, end - begin)});
     }
   };
-  append(0, num_apart);
   append(num_apart, num_rows);
+  append(0, num_apart);
   return blocks;
+}
+
+/// Returns whether the blocks' products are summed before they are rounded to the dtype of the
+/// weight's gradient. Otherwise each block's sum is added to the gradient, in the wide dtype or, if
+/// the first block has few rows, with a second rounding.
+bool AreRoundedTogether(const std::vector<RowRange>& blocks, int64_t num_rows,
+                        const Problem& problem, const GradientSums& sums) {
+  // In bf16 a rounding makes an error of 1.66e-3 on average. That of the probabilities and that of
+  // the gradient make 2.35e-3 together. A sum over a quarter of the rows is half as large as the
+  // gradient, and its rounding makes 2.49e-3 of that. It saves 3 % of the time (H200).
+  constexpr int64_t kFewRowsDivisor = 4;
+  const bool is_rounded = sums.weight.defined() && sums.weight.scalar_type() != problem.wide;
+  return is_rounded && AreAddedAtOnce(num_rows) && blocks.size() > 1 &&
+         blocks.front().size > num_rows / kFewRowsDivisor;
 }
 
 /// A block of rows whose gradients are formed, some columns at a time.
@@ -206,9 +220,8 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
                   const ListedGradients& listed,
                   const std::function<void()>& when_hidden_is_complete) {
   const std::vector<RowRange> blocks = BlocksOf(all);
-  // Otherwise the weight's sum is in the wide dtype, and each block can be added for itself.
-  const bool is_rounded = sums.weight.defined() && sums.weight.scalar_type() != problem.wide;
-  const size_t group_size = is_rounded && AreAddedAtOnce(all.rows.size()) ? blocks.size() : 1;
+  const size_t group_size =
+      AreRoundedTogether(blocks, all.rows.size(), problem, sums) ? blocks.size() : 1;
   for (size_t first = 0; first < blocks.size(); first += group_size) {
     const bool is_last = first + group_size == blocks.size();
     BlockGroup group(problem, sums);
@@ -219,7 +232,7 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
       column_bytes =
           problem.hidden_size() * BytesOf(problem.wide) + all.rows.size() * gradient_bytes;
     }
-    for (size_t i = first; i < first + group_size; ++i) {
+    for (size_t i = first + group_size; i-- > first;) {
       const int64_t own = blocks[i].size * gradient_bytes;
       group.Append(std::make_unique<Block>(all, blocks[i], problem, sums, listed,
                                            std::max<int64_t>(column_bytes - own, 0)));

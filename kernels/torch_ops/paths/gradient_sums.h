@@ -31,8 +31,7 @@ struct GradientSums {
 GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
                           const MaybeTensor& weight_grad, int64_t num_rows, bool is_added_at_once);
 
-/// Returns whether AddGradients rounds the weight's gradient once for `num_rows` rows although its
-/// sum is not in the wide dtype.
+/// Returns whether AddGradients can add `num_rows` rows to a sum that has the weight's dtype.
 bool AreAddedAtOnce(int64_t num_rows);
 
 /// Adds the gradients of `all` rows. sums.hidden has one row for each of them. When a row

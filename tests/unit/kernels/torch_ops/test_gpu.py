@@ -348,13 +348,16 @@ def test_partly_cached_rows_have_right_gradients(rows, dtype):
 # states are multiplied by a factor per row.
 @needs_fused_kernels
 @pytest.mark.parametrize(("entropy_factor", "error_max"), [(0.5, 2.5e-3), (0.0, 2.95e-3)])
-def test_gradients_that_overwrite_a_partial_cache_are_rounded_once(entropy_factor, error_max):
-    """Regression: the weight's gradient was rounded after the recomputed rows and again after the cached ones."""
+@pytest.mark.parametrize("cached_rows", (2048, 3072))
+def test_gradients_that_overwrite_a_partial_cache_are_accurate(
+    cached_rows, entropy_factor, error_max
+):
+    """Regression: the weight's gradient was rounded after half of the rows and again after the others."""
     rows, vocab = 4096, 40_000
     hidden, weight, target = make_case(rows, 256, vocab)
     target.clamp_(min=0)  # Without gaps the cached rows are overwritten.
-    budget = int(rows * 2.1 * vocab)
-    assert 0 < logit_cache("auto", budget, hidden, weight, target, None).rows <= rows // 2
+    budget = int(rows * vocab * (2.1 if cached_rows == 2048 else 2.95))
+    assert logit_cache("auto", budget, hidden, weight, target, None).rows == cached_rows
 
     scores = linear_logprob(hidden, weight, target, memory_budget=budget)
     loss = (scores.logprob + entropy_factor * scores.entropy).sum()

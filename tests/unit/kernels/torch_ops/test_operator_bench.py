@@ -1,9 +1,11 @@
-"""Runs operator_bench.py and operator_dtypes_bench.py of tests/bench with a small head on the CPU."""
+"""Runs the operator's benchmarks of tests/bench with a small head on the CPU."""
 
 import json
 import pathlib
 import subprocess
 import sys
+
+import pytest
 
 BENCH = pathlib.Path(__file__).resolve().parents[3] / "bench" / "operator_bench.py"
 
@@ -33,12 +35,13 @@ def test_every_contender_except_the_baseline_has_a_record(tmp_path):
     assert not any(name.startswith("Forward and backward, three GEMMs, ") for name in names)
 
 
-def test_every_kind_of_input_of_trainers_has_a_record(tmp_path):
-    results = tmp_path / "operator_dtypes.json"
+@pytest.mark.parametrize(("bench", "records"), [("dtypes", 7), ("divergence", 9)])
+def test_every_contender_with_a_target_has_a_record(bench, records, tmp_path):
+    results = tmp_path / "results.json"
 
     subprocess.run(
         [
-            *(sys.executable, BENCH.with_name("operator_dtypes_bench.py"), "--device", "cpu"),
+            *(sys.executable, BENCH.with_name(f"operator_{bench}_bench.py"), "--device", "cpu"),
             *("--quick", "--commit", "none", "--out", results),
         ],
         check=True,
@@ -46,4 +49,4 @@ def test_every_kind_of_input_of_trainers_has_a_record(tmp_path):
         timeout=120,
     )
 
-    assert len(json.loads(results.read_text())) == 7
+    assert len(json.loads(results.read_text())) == records
