@@ -25,6 +25,7 @@ from logprobd_ops._memory import (
     _as_number,
     are_saved_tensors_hooked,
     budget_bytes,
+    check_memory,
     dtype_after_autocast,
     gradients_needed,
 )
@@ -298,8 +299,7 @@ def _memory_plan(
     vocab: int,
 ) -> tuple[int, int]:
     """Returns the operator's keep_gradient and block_bytes."""
-    if memory not in get_args(Memory):
-        raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
+    check_memory(memory)
     # Logits exist at a time in any case.
     budget = budget_bytes(memory_budget, student_hidden, student_weight, LOSS_BUDGET_MIN)
     if memory == "recompute" or not needs_gradient:
