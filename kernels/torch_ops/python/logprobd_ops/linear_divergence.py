@@ -100,7 +100,8 @@ def linear_divergence(
         temperature: above 0; divides the logits of both models. One number, or a tensor of one element per row. It
             has no gradient, and the divergence is not multiplied by its square.
         student_bias, teacher_bias: [V].
-        student_scale, teacher_scale: factors of the dot products, not 0.
+        student_scale, teacher_scale: factors of the dot products, not 0. They do not scale the biases. TRL's
+            ChunkedDivergenceFunction scales them too: student_bias=scale * bias gives its logits.
         student_softcap, teacher_softcap: above 0; None: no cap.
         vocab_valid: the number of ids that are compared; later rows of the weights are padding. Needed if the
             weights have different numbers of rows. Default: all.
