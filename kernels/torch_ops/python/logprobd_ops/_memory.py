@@ -24,6 +24,12 @@ BUDGET_MAX = 4 * GIB
 LOSS_BUDGET_MIN = GIB // 4
 
 
+def check_memory(memory: str) -> None:
+    """Raises ValueError for a value that is not one of Memory."""
+    if memory not in get_args(Memory):
+        raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
+
+
 def budget_bytes(
     memory_budget: int | None, hidden: Tensor, weight: Tensor, free_min: int = 0
 ) -> int:
@@ -33,8 +39,8 @@ def budget_bytes(
     function that is being compiled. On a GPU the result is at most what is free besides the
     gradients, but `free_min` bytes count as free. Compiled functions do not query the free memory.
     """
-    if memory_budget is not None and memory_budget < 0:
-        raise ValueError(f"memory_budget is {memory_budget}: it must not be negative")
+    if memory_budget is not None:
+        memory_budget = _whole_bytes(memory_budget)
     if torch.compiler.is_compiling():
         return BUDGET_MIN if memory_budget is None else memory_budget
     if hidden.device.type != "cuda":
@@ -51,6 +57,15 @@ def budget_bytes(
     if memory_budget is None:
         memory_budget = max(BUDGET_MIN, min(BUDGET_MAX, free // 8))
     return min(memory_budget, max(free_min, free - reserve))
+
+
+def _whole_bytes(memory_budget: float) -> int:
+    """Returns the budget as an integer, for callers who write 2.5e9."""
+    if memory_budget < 0:
+        raise ValueError(f"memory_budget is {memory_budget}: it must not be negative")
+    if isinstance(memory_budget, float) and not memory_budget.is_integer():
+        raise ValueError(f"memory_budget is {memory_budget}: it must be a whole number of bytes")
+    return int(memory_budget)
 
 
 class LogitCache(NamedTuple):
@@ -72,8 +87,7 @@ def logit_cache(
 ) -> LogitCache:
     """Returns what linear_logprob caches for these arguments. Raises a ValueError that names the
     argument if one is invalid."""
-    if memory not in get_args(Memory):
-        raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
+    check_memory(memory)
     budget = budget_bytes(memory_budget, hidden, weight) if memory == "auto" else None
     if memory == "recompute" or not any(gradients_needed(hidden, weight, bias)):
         return LogitCache(NOT_CACHED, ALL_ROWS)

@@ -75,16 +75,31 @@ def load_library() -> None:
 
 
 def _concatenated(lists: Sequence[Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the candidates of all rows one after another, and where those of each row begin."""
+    """Returns the candidates of all rows one after another, and where those of each row begin. Raises a
+    ValueError that names the index of a wrong item."""
     if len(lists) != target.numel():
         raise ValueError(
             f"candidate_ids is a list of {len(lists)} tensors, but target has {target.numel()} elements: "
             "there must be one tensor per row"
         )
+    for index, ids in enumerate(lists):
+        if not isinstance(ids, Tensor):
+            raise ValueError(
+                f"candidate_ids[{index}] is of type {type(ids).__name__}: every item of the list must be a tensor"
+            )
+        if ids.numel() == 0:
+            continue  # torch.tensor([]) is fp32.
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise ValueError(f"candidate_ids[{index}] is {ids.dtype}: ids must be integers")
+        if ids.device != target.device:
+            raise ValueError(
+                f"candidate_ids[{index}] is on {ids.device}, but target is on {target.device}"
+            )
     ends = itertools.accumulate((ids.numel() for ids in lists), initial=0)
     offsets = torch.tensor(list(ends), dtype=torch.int64, device=target.device)
     none = torch.empty(0, dtype=torch.int64, device=target.device)
-    return torch.cat([none, *(ids.reshape(-1) for ids in lists)]), offsets
+    ids_of_rows = [ids.reshape(-1).long() for ids in lists if ids.numel() > 0]
+    return torch.cat([none, *ids_of_rows]), offsets
 
 
 def linear_logprob_arguments(

@@ -25,6 +25,7 @@ from logprobd_ops._memory import (
     _as_number,
     are_saved_tensors_hooked,
     budget_bytes,
+    check_memory,
     dtype_after_autocast,
     gradients_needed,
 )
@@ -99,7 +100,8 @@ def linear_divergence(
         temperature: above 0; divides the logits of both models. One number, or a tensor of one element per row. It
             has no gradient, and the divergence is not multiplied by its square.
         student_bias, teacher_bias: [V].
-        student_scale, teacher_scale: factors of the dot products, not 0.
+        student_scale, teacher_scale: factors of the dot products, not 0. They do not scale the biases. TRL's
+            ChunkedDivergenceFunction scales them too: student_bias=scale * bias gives its logits.
         student_softcap, teacher_softcap: above 0; None: no cap.
         vocab_valid: the number of ids that are compared; later rows of the weights are padding. Needed if the
             weights have different numbers of rows. Default: all.
@@ -298,8 +300,7 @@ def _memory_plan(
     vocab: int,
 ) -> tuple[int, int]:
     """Returns the operator's keep_gradient and block_bytes."""
-    if memory not in get_args(Memory):
-        raise ValueError(f'memory is {memory!r}: it must be "recompute", "cached" or "auto"')
+    check_memory(memory)
     # Logits exist at a time in any case.
     budget = budget_bytes(memory_budget, student_hidden, student_weight, LOSS_BUDGET_MIN)
     if memory == "recompute" or not needs_gradient:

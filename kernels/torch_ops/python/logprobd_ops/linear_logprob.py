@@ -46,8 +46,8 @@ class LinearLogprobOutput(NamedTuple):
     """Sum of the squared probabilities, in (0, 1]. None unless return_sum_p_squared is set."""
     target_rank: Tensor | None = None
     """int64: number of ids whose logit is larger than the target's, or equal with a lower id; 0 if the target is
-    the argmax. -1 if a logit is not finite or the target is outside the vocabulary. None unless
-    return_target_rank is set."""
+    the argmax. -1 if a logit is not finite or the target is outside the vocabulary. An ignored row has 0 as well, so
+    a count of rows with rank 0 must exclude ignored rows. None unless return_target_rank is set."""
     top_k_ids: Tensor | None = None
     """[..., top_k] int64: ids of the largest logits, best first, the lowest id first in case of ties. -1 behind
     the last id of a smaller vocabulary, and if a logit is not finite. None unless top_k is above 0."""
@@ -133,8 +133,10 @@ def linear_logprob(
             group of several ranks takes the slower path of tensor operations.
         top_k: number of largest logits to list for each row, at most 128.
         candidate_ids: integers, additional ids whose log-probabilities are computed: [..., K], K for each row;
-            or [N] with candidate_offsets; or a list with one tensor per row. An id may occur several
-            times. All ranks pass the same ids. Reading them waits for the GPU.
+            or [N] with candidate_offsets; or a list with one tensor per row, in which empty tensors may have any
+            dtype. An id may occur several times. Ignored rows may have candidates too: their log-probabilities
+            are 0, without a gradient, but their ids must be in the vocabulary. All ranks pass the same ids.
+            Reading them waits for the GPU.
         candidate_offsets: [rows + 1] integers. The candidates of row r are
             candidate_ids[candidate_offsets[r] : candidate_offsets[r + 1]]; the first offset is 0 and the
             last is N.
@@ -147,7 +149,7 @@ def linear_logprob(
             or the GPU's memory is short and, with "auto", while hooks take the tensors that autograd
             saves, as in torch.utils.checkpoint without reentrance. A backward outside of the CUDA
             graph that contains its forward does not use the cache.
-        memory_budget: bytes, for "auto": the cache and, with the fused kernels and rows that are not
+        memory_budget: a whole number of bytes, for "auto": the cache and, with the fused kernels and rows that are not
             cached, the block of gradients that the backward computes at a time. Default: an eighth of
             the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a function that
             torch.compile traces. On a GPU it is reduced to what is free besides the gradients.

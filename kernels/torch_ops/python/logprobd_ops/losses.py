@@ -29,7 +29,12 @@ from logprobd_ops._cross_entropy import (
     row_coefficients,
     uniform_coefficients,
 )
-from logprobd_ops._memory import Memory, are_saved_tensors_hooked, dtype_after_autocast
+from logprobd_ops._memory import (
+    Memory,
+    are_saved_tensors_hooked,
+    check_memory,
+    dtype_after_autocast,
+)
 from logprobd_ops._operator import check_head_options
 from logprobd_ops.linear_logprob import LinearLogprobOutput, linear_logprob
 from logprobd_ops.linear_logprob_loss import LinearLogprobLossOutput, linear_logprob_loss
@@ -110,6 +115,7 @@ def linear_cross_entropy(
     """
     check_head_options("linear_cross_entropy", head_options)
     check_loss_options(reduction, label_smoothing)
+    check_memory(memory)  # Also where it is not used.
     obstacle = _obstacle_to_forward(reduction, z_loss, token_scaling, weight_grad)
     if gradients_in_forward is None:
         is_fp16 = torch.float16 in [
@@ -128,11 +134,12 @@ def linear_cross_entropy(
     classes = None
     if class_weights is not None:
         vocab_start = head_options.get("vocab_start", 0)
+        group = head_options.get("process_group")
         classes = Classes(
             class_weights,
             range(vocab_start, vocab_start + weight.shape[0]),
             head_options.get("vocab_valid"),
-            is_whole=head_options.get("process_group") is None,
+            is_whole=group is None or group.size() == 1,
         )
 
     is_double = torch.float64 in (hidden.dtype, weight.dtype)

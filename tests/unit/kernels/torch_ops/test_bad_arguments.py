@@ -1,11 +1,17 @@
 """Error messages name the wrong argument, and values that are not finite affect only their own row."""
 
+import functools
 import math
 
 import pytest
 import torch
 from linear_logprob_reference import requested
-from logprobd_ops import linear_cross_entropy, linear_logprob_loss
+from logprobd_ops import (
+    linear_cross_entropy,
+    linear_divergence,
+    linear_divergence_loss,
+    linear_logprob_loss,
+)
 from logprobd_ops.linear_logprob import linear_logprob
 from score_cases import EVERY_SCORE, exact_case
 
@@ -146,3 +152,41 @@ def test_an_unknown_keyword_names_the_function_that_was_called(function):
     case = exact_case()
     with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) got an .* 'column_weights'"):
         function(case.hidden, case.weight, case.target, column_weights=None)
+
+
+def divergence_from_itself(function, hidden, weight, _, **options):
+    return function(hidden, weight, hidden, weight, **options)
+
+
+TAKING_A_BUDGET = {
+    "linear_logprob": linear_logprob,
+    "linear_logprob_loss": functools.partial(linear_logprob_loss, logprob_coef=1.0),
+    "linear_cross_entropy": linear_cross_entropy,
+    "linear_divergence": functools.partial(divergence_from_itself, linear_divergence),
+    "linear_divergence_loss": functools.partial(divergence_from_itself, linear_divergence_loss),
+}
+TAKING_A_MEMORY = {
+    "linear_logprob": linear_logprob,
+    "linear_divergence": TAKING_A_BUDGET["linear_divergence"],
+    "linear_cross_entropy": linear_cross_entropy,
+    "linear_cross_entropy, forward": functools.partial(
+        linear_cross_entropy, gradients_in_forward=True
+    ),
+    "linear_cross_entropy, backward": functools.partial(
+        linear_cross_entropy, gradients_in_forward=False
+    ),
+}
+
+
+@pytest.mark.parametrize("function", TAKING_A_MEMORY.values(), ids=TAKING_A_MEMORY)
+@pytest.mark.parametrize("memory", ("none", "Auto", None))
+def test_an_unknown_memory_is_refused_with_the_values_that_exist(function, memory):
+    with pytest.raises(ValueError, match=f'^memory is {memory!r}.*"recompute", "cached" or "auto"'):
+        function(*exact_case()[:3], memory=memory)
+
+
+@pytest.mark.parametrize("function", TAKING_A_BUDGET.values(), ids=TAKING_A_BUDGET)
+@pytest.mark.parametrize("budget", (-1, -1.0, 0.5, math.inf, -math.inf, math.nan))
+def test_a_budget_that_is_no_number_of_bytes_is_named(function, budget):
+    with pytest.raises(ValueError, match=f"^memory_budget is {budget}: it must "):
+        function(*exact_case()[:3], memory_budget=budget)

@@ -8,6 +8,7 @@ from divergence_cases import KINDS, Case, error_of, make_case, reference
 from gradient_cases import SIXTEEN_BIT_ERROR_MAX
 from linear_logprob_reference import seeded
 from logprobd_ops import linear_divergence, linear_divergence_loss
+from originals import original
 from torch import Tensor
 
 # Absolute, for divergences and logits of up to 30 in fp32.
@@ -511,8 +512,11 @@ def test_autocast_computes_what_inputs_of_its_dtype_give(memory):
 
 @pytest.mark.parametrize("beta", (0.0, 0.3, 1.0))
 def test_values_and_gradients_are_those_of_trl(beta):
-    chunked = pytest.importorskip("trl.kernels.chunked_divergence")
+    chunked = original("trl.kernels.chunked_divergence")
     case = make_case(dtype=torch.float32, spread_max=5)
+    student_bias, teacher_bias = torch.randn(2, 200, generator=seeded(3))
+    student_bias.requires_grad_()
+    leaves = (*case.leaves, student_bias)
     upstream = upstream_of(11)[0].float()
     arguments = (
         0.7,
@@ -522,7 +526,7 @@ def test_values_and_gradients_are_those_of_trl(beta):
         15.0,
     )  # temperature, then scale and cap of student and teacher
     truth = chunked.ChunkedDivergenceFunction.apply(
-        *case.leaves, None, *case[2:], None, beta, *arguments
+        *case.leaves, student_bias, *case[2:], teacher_bias, beta, *arguments
     )
 
     ours = linear_divergence(
@@ -534,13 +538,16 @@ def test_values_and_gradients_are_those_of_trl(beta):
         student_softcap=arguments[2],
         teacher_scale=arguments[3],
         teacher_softcap=arguments[4],
+        # TRL adds the bias before it scales the logits.
+        student_bias=arguments[1] * student_bias,
+        teacher_bias=arguments[3] * teacher_bias,
     )
 
     for our, true in zip(ours, truth, strict=True):
         torch.testing.assert_close(our, true, rtol=1e-5, atol=1e-5)
     for our, true in zip(
-        torch.autograd.grad(ours.divergence, case.leaves, upstream),
-        torch.autograd.grad(truth[0], case.leaves, upstream),
+        torch.autograd.grad(ours.divergence, leaves, upstream),
+        torch.autograd.grad(truth[0], leaves, upstream),
         strict=True,
     ):
         assert error_of(our, true) < 1e-4

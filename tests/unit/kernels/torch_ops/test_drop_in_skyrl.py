@@ -184,6 +184,47 @@ def test_autocast_leaves_the_dtype_of_the_weight():
     near(ours.squeeze(0), reference(*case).logprob.float(), rtol=0, atol=2e-5)
 
 
+@pytest.fixture
+def loaded_skyrl(monkeypatch):
+    """Loads SkyRL's modules, and restores their functions after the test."""
+    modules = {}
+    for name, function in (
+        ("model_utils", "FusedLinearChunkedDistributedLogprob"),
+        ("fused_linear_logprob_triton", "FusedLinearLogprobTriton"),
+    ):
+        modules[name] = original(f"{MEGATRON}.{name}")
+        monkeypatch.setattr(modules[name], function, getattr(modules[name], function))
+    # SkyRL uses its Triton function on a GPU only; ours runs on a CPU as well.
+    for name in ("TRITON_AVAILABLE", "is_cuda_available"):
+        monkeypatch.setattr(modules["fused_linear_logprob_triton"], name, True)
+    return modules["model_utils"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "function"),
+    [("torch", "FusedLinearChunkedDistributedLogprob"), ("triton", "FusedLinearLogprobTriton")],
+)
+def test_skyrls_own_caller_computes_with_linear_logprob(
+    loaded_skyrl, monkeypatch, backend, function
+):
+    hidden, weight, target = case = make_case()
+    calls = []
+    ours = getattr(skyrl, function)
+    of_ours = ours.apply
+    monkeypatch.setattr(ours, "apply", lambda *given: calls.append(given) or of_ours(*given))
+
+    skyrl.apply_logprobd_kernel()
+    skyrl.apply_logprobd_kernel()
+    logprob = loaded_skyrl._fused_lm_head_logprob_apply(
+        backend, hidden.unsqueeze(0), weight, target.unsqueeze(0), 0, VOCAB, 8, None, False
+    )
+
+    assert len(calls) == 1
+    truth = reference(*case).logprob
+    close(logprob.squeeze(0), truth)
+    close(gradients(logprob.sum(), None, case), gradients(truth.sum(), None, case))
+
+
 def test_builds_no_graph_for_inference_only():
     hidden, weight, target = make_case()
 

@@ -8,6 +8,7 @@ from drop_in_cases import make_case, near, relative_error
 from linear_logprob_reference import seeded
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops.compat import areal, liger, skyrl, trl, verl
+from originals import original
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -130,3 +131,68 @@ def test_gradients_through_a_checkpoint_are_those_without(name, use_reentrant):
     truth = torch.autograd.grad(LOSSES[name](*case), case[:2])
     for tensor, true in zip(case[:2], truth, strict=True):
         assert relative_error(tensor.grad, true) <= 1e-6
+
+
+def losses_of_trainer(folder, has_liger: bool) -> list[float]:
+    """Returns the losses of 6 steps of transformers' Trainer with bf16=True: fp32 parameters under autocast."""
+    transformers = original("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    if has_liger:
+        original("liger_kernel.transformers.monkey_patch").apply_liger_kernel_to_llama(
+            rope=False,
+            rms_norm=False,
+            swiglu=False,
+            cross_entropy=False,
+            fused_linear_cross_entropy=True,
+            model=model,
+        )
+    tokens = torch.randint(96, (8, 16), generator=seeded(0)).tolist()
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(
+            str(folder),
+            bf16=True,
+            use_cpu=True,
+            max_steps=6,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            learning_rate=1e-2,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=[{"input_ids": row, "labels": row[:5] + [-100] + row[6:]} for row in tokens],
+    )
+    trainer.train()
+    return [step["loss"] for step in trainer.state.log_history if "loss" in step]
+
+
+def test_transformers_trainer_learns_with_ligers_patch_as_without(monkeypatch, tmp_path):
+    functional = original("liger_kernel.transformers.functional")
+    calls = []
+
+    class Spy(liger.LigerFusedLinearCrossEntropyFunction):
+        @staticmethod
+        def apply(*given, **options):
+            calls.append(torch.is_autocast_enabled(given[0].device.type))
+            return liger.LigerFusedLinearCrossEntropyFunction.apply(*given, **options)
+
+    monkeypatch.setattr(functional, "LigerFusedLinearCrossEntropyFunction", Spy)
+
+    with torch.device("cpu"):  # Trainer's sampler does not support another default device.
+        truth = losses_of_trainer(tmp_path, has_liger=False)
+        losses = losses_of_trainer(tmp_path, has_liger=True)
+
+    assert calls == [True] * 12  # two batches a step
+    assert truth[-1] < truth[0] - 0.5
+    near(torch.tensor(losses), torch.tensor(truth), rtol=0, atol=2e-2)

@@ -121,6 +121,23 @@ def test_labels_outside_the_vocabulary_have_the_logprob_of_a_logit_of_zero():
     close(gradients(ours, upstream, case), gradients(truth, upstream, case))
 
 
+@pytest.mark.parametrize("label", [-(2**31), -1, 2**31 - 1])
+def test_no_label_of_32_bits_is_ignored(label):
+    hidden, weight, target = case = make_case()
+    target = target.int()
+    target[1] = label
+
+    ours = verl.linear_cross_entropy(hidden, weight, target)
+
+    truth = (
+        unowned_logprob(hidden, weight, target.long()),
+        reference(hidden, weight, target.long().clamp(0, VOCAB - 1)).entropy,
+    )
+    upstream = upstream_of(*truth)
+    close(ours, truth)
+    close(gradients(ours, upstream, case), gradients(truth, upstream, case))
+
+
 def compare_shards(rank: int, size: int) -> None:
     """Compares the results of a group of all ranks, and of a group of each rank alone, with those of a whole head."""
     use_device()
@@ -200,6 +217,16 @@ def test_verl_keeps_its_function_without_the_variable(tmp_path):
     done = run_verl(tmp_path, WHOSE)
 
     assert done.stdout.split() != ["logprobd_ops.compat.verl"], done.stderr
+
+
+@pytest.mark.parametrize(("plugins", "is_loaded"), [("none", False), ("other, logprobd", True)])
+def test_verl_may_restrict_its_plugins(tmp_path, plugins, is_loaded):
+    original(KERNEL)
+
+    done = run_verl(tmp_path, WHOSE, LINEAR_LOGPROB_VERL="1", VERL_USE_EXTERNAL_PLUGINS=plugins)
+
+    is_ours = done.stdout.split() == ["logprobd_ops.compat.verl"]
+    assert is_ours == is_loaded, done.stderr
 
 
 @pytest.mark.parametrize(

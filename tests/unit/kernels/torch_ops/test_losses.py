@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from linear_logprob_reference import reference, reference_logits, seeded
 from logprobd_ops.losses import linear_cross_entropy
 from torch import Tensor
@@ -340,3 +341,32 @@ def test_reductions_treat_targets_of_class_weight_zero_as_cross_entropy_does():
 def test_an_option_out_of_range_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(*make_case(), **options)
+
+
+@pytest.mark.parametrize(
+    "function", [linear_cross_entropy, torch.compile(linear_cross_entropy, backend="eager")]
+)
+@pytest.mark.parametrize("gradients_in_forward", [True, False])
+def test_a_budget_may_be_a_float_without_a_fraction(function, gradients_in_forward):
+    case = make_case()
+
+    loss = function(*case, memory_budget=2.5e3, gradients_in_forward=gradients_in_forward)
+
+    assert_same(loss, cross_entropy(logits_of(case), case.target, case.bias.new_ones(37)), case)
+
+
+def check_class_weights_of_a_group_of_one(rank: int, size: int) -> None:
+    """A group of one rank holds the whole vocabulary, as no group does."""
+    alone = [dist.new_group([each]) for each in range(size)][rank]
+    case = make_case()
+    class_weights = class_weights_of(37)
+
+    loss = linear_cross_entropy(*case, class_weights=class_weights, process_group=alone)
+
+    assert_same(loss, cross_entropy(logits_of(case), case.target, class_weights), case)
+    with pytest.raises(ValueError, match=r"class_weights.*vocabulary, 37, but.*\[38\]"):
+        linear_cross_entropy(*case, class_weights=class_weights_of(38), process_group=alone)
+
+
+def test_class_weights_of_a_group_of_one_rank_have_one_entry_for_each_id(two_ranks):
+    two_ranks.results(check_class_weights_of_a_group_of_one)

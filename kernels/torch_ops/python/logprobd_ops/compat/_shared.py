@@ -12,8 +12,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# The ignored id of packages that ignore none, because their losses mask rows. No vocabulary contains it.
-NO_ID = -(2**31)
+# The ignored id of packages that ignore none, because their losses mask rows. Labels of fewer than 64 bits cannot
+# have this value, and no padding value is as low.
+NO_ID = -(2**63)
 
 
 def shard_start(weight: Tensor, group: ProcessGroup | None) -> int:

@@ -64,6 +64,11 @@ class LigerFusedLinearCrossEntropyFunction:
         accum_dtype, ce_impl, ce_mode and chunk_mem_const have no effect: gradients are always summed in
         fp32 or wider, and linear_logprob bounds the memory itself. The z loss is fp32. Without valid rows
         the accuracy is 0 (Liger returns NaN).
+
+        A reduced loss forms its gradients in this call if linear_cross_entropy can (see gradients_in_forward there), so
+        only one backward can follow: a second one, after retain_graph=True, raises a RuntimeError. (Liger's function
+        allows it, but multiplies its gradients again by an upstream gradient other than 1.) For several backwards,
+        pass reduction "none" and reduce the result, whose gradients are formed in each backward.
         """
         del accum_dtype, ce_impl, ce_mode, chunk_mem_const
         result = linear_cross_entropy(

@@ -6,13 +6,14 @@ fused_linear_logprob_triton.py. Callers use `apply` with the same arguments for 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from logprobd_ops.compat._shared import NO_ID
+from logprobd_ops.compat._shared import NO_ID, replace_in_package
 from logprobd_ops.linear_logprob import linear_logprob
 
 if TYPE_CHECKING:
@@ -94,3 +95,15 @@ class FusedLinearChunkedDistributedLogprob(FusedLinearLogprobTriton):
             tp_group,
             inference_only,
         )
+
+
+def apply_logprobd_kernel() -> None:
+    """Replaces both functions in the modules of SkyRL that are loaded, and in those that are loaded later. It must be
+    called in each worker process, since it changes only the process that calls it."""
+    folder = "skyrl.backends.skyrl_train.distributed.megatron"
+    for name, replacement in (
+        ("model_utils", FusedLinearChunkedDistributedLogprob),
+        ("fused_linear_logprob_triton", FusedLinearLogprobTriton),
+    ):
+        module = importlib.import_module(f"{folder}.{name}")
+        replace_in_package("skyrl", getattr(module, replacement.__name__), replacement)
