@@ -141,9 +141,9 @@ inline Needs NeedsInForward(Needs requested, const at::Tensor& hidden, const at:
 }
 
 /// Saves the gradients that the forward pass of a loss has formed, for BackwardOfLoss.
-inline void SaveGradients(const Gradients& gradients, bool has_bias,
+inline void SaveGradients(torch::autograd::variable_list gradients, bool has_bias,
                           torch::autograd::AutogradContext& context) {
-  context.save_for_backward(ListOf(gradients));
+  context.save_for_backward(std::move(gradients));
   context.saved_data["has_bias"] = has_bias;
 }
 
