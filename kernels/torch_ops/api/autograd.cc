@@ -49,57 +49,6 @@ bool IsBatched(const variable_list& upstream) {
   });
 }
 
-/// Returns whether a backward pass may compute the gradient of `input`.
-bool NeedsGradient(const MaybeTensor& input) {
-  return at::GradMode::is_enabled() && input.has_value() && input->requires_grad();
-}
-
-/// Returns the results of an operator as a list of variables.
-template <typename Tuple>
-variable_list ListOf(const Tuple& results) {
-  return std::apply([](const auto&... each) { return variable_list{each...}; }, results);
-}
-template <typename Tuple>
-Tuple ToTuple(const variable_list& variables) {
-  return [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
-    return Tuple(variables[kIndex]...);
-  }
-  (std::make_index_sequence<std::tuple_size_v<Tuple>>());
-}
-
-/// Returns the tensors of structs one after another; absent tensors are undefined.
-template <typename... Structs>
-variable_list ToList(const Structs&... structs) {
-  variable_list tensors;
-  const auto append = [&]<typename Struct>(const Struct& from) {
-    ForEachField<Struct>([&]<typename T>(const Field<Struct, T>& field) {
-      if constexpr (!std::is_same_v<T, bool>) {
-        tensors.push_back(MaybeTensor(from.*field.member).value_or(Tensor()));
-      }
-    });
-  };
-  (append(structs), ...);
-  return tensors;
-}
-
-/// The inverse of ToList.
-template <typename... Structs>
-std::tuple<Structs...> FromList(const variable_list& tensors) {
-  std::tuple<Structs...> structs;
-  size_t i = 0;
-  const auto read = [&]<typename Struct>(Struct& to) {
-    ForEachField<Struct>([&]<typename T>(const Field<Struct, T>& field) {
-      if constexpr (std::is_same_v<T, MaybeTensor>) {
-        to.*field.member = IfDefined(tensors[i++]);
-      } else if constexpr (!std::is_same_v<T, bool>) {
-        to.*field.member = tensors[i++];
-      }
-    });
-  };
-  std::apply([&](auto&... each) { (read(each), ...); }, structs);
-  return structs;
-}
-
 /// Returns copies of lse and entropy for the backward pass, made by one kernel: the caller may
 /// change the scores in place, which must not change the gradients. The entropy has no elements
 /// unless it is needed.
@@ -110,12 +59,6 @@ std::pair<Tensor, Tensor> CopiesToSave(const Tensor& lse, const Tensor& entropy,
   return {copies.select(0, 0), copies.select(0, 1)};
 }
 
-// autograd::Function differentiates the tensors that `forward` takes directly: hidden, weight and
-// bias. Tensors inside structs are constants to it. `backward` returns one gradient per argument
-// of `forward`; a missing bias has no index in needs_input_grad.
-constexpr size_t kHidden = 0, kWeight = 1, kBias = 2;
-
-constexpr const char* kIsCaptured = "is_captured";
 constexpr const char* kIsCacheOverwritten = "is_cache_overwritten";
 
 bool IsCapturing(const LinearLogprobInputs& inputs) {

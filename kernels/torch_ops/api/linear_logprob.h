@@ -295,6 +295,12 @@ struct InputGradients {
   at::Tensor hidden;
   at::Tensor weight;
   at::Tensor bias;
+
+  static constexpr auto Fields() {
+    using Grad = InputGradients;
+    return std::tuple{Field{"d_hidden", &Grad::hidden}, Field{"d_weight", &Grad::weight},
+                      Field{"d_bias", &Grad::bias}};
+  }
 };
 
 /// Returns the dtype of sums and gradients: fp64 if hidden or weight are fp64, otherwise fp32.

@@ -19,10 +19,6 @@ namespace {
 
 using at::Tensor;
 
-GradientNeeds ToGradientNeeds(Needs needs, const LinearLogprobInputs& inputs) {
-  return {needs[0], needs[1], needs[2] && inputs.bias.has_value()};
-}
-
 // Kernels.
 
 Outputs Score(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
@@ -33,9 +29,8 @@ Outputs Score(const LinearLogprobInputs& inputs, const LinearLogprobOptions& opt
 Gradients Differentiate(const UpstreamGradients& upstream, const SavedOutputs& saved,
                         const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                         Needs needs) {
-  InputGradients gradients =
-      Backward(upstream, inputs, saved, options, ToGradientNeeds(needs, inputs), std::nullopt);
-  return {gradients.hidden, gradients.weight, gradients.bias};
+  return ToTuple(Backward(upstream, inputs, saved, options, ToGradientNeeds(needs, inputs.bias),
+                          std::nullopt));
 }
 
 HiddenAndBiasGradients DifferentiateInto(const UpstreamGradients& upstream,
@@ -43,8 +38,8 @@ HiddenAndBiasGradients DifferentiateInto(const UpstreamGradients& upstream,
                                          const LinearLogprobInputs& inputs,
                                          const LinearLogprobOptions& options, Needs needs,
                                          Tensor& weight_grad) {
-  InputGradients gradients =
-      Backward(upstream, inputs, saved, options, ToGradientNeeds(needs, inputs), weight_grad);
+  const InputGradients gradients =
+      Backward(upstream, inputs, saved, options, ToGradientNeeds(needs, inputs.bias), weight_grad);
   return {gradients.hidden, gradients.bias};
 }
 
@@ -57,8 +52,8 @@ LossOutputs ToLossOutputs(const Tensor& loss, const LinearLogprobOutputs& output
 LossOutputs Loss(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                  const LossCoefficients& coefficients, Needs needs, int64_t cache_bytes) {
   const auto [loss, scores, gradients] = ForwardWithGradients(
-      coefficients, inputs, options, ToGradientNeeds(needs, inputs), cache_bytes);
-  return ToLossOutputs(loss, scores, {gradients.hidden, gradients.weight, gradients.bias});
+      coefficients, inputs, options, ToGradientNeeds(needs, inputs.bias), cache_bytes);
+  return ToLossOutputs(loss, scores, ToTuple(gradients));
 }
 
 int64_t FreeBytes(int64_t device, int64_t enough) {
@@ -111,19 +106,10 @@ Outputs ScoreShapes(const LinearLogprobInputs& inputs, const LinearLogprobOption
   return ToTuple(OutputShapes(inputs, options));
 }
 
-Gradients GradientShapes(const LinearLogprobInputs& inputs, Needs needs) {
-  const auto shape = [](const Tensor& input, bool is_needed) {
-    return is_needed ? at::empty_symint(input.sym_sizes(), input.options())
-                     : at::empty({0}, input.options());
-  };
-  return {shape(inputs.hidden, needs[0]), shape(inputs.weight, needs[1]),
-          shape(inputs.bias.value_or(inputs.weight), needs[2] && inputs.bias.has_value())};
-}
-
 Gradients DifferentiateShapes(const UpstreamGradients& /*upstream*/, const SavedOutputs& /*saved*/,
                               const LinearLogprobInputs& inputs,
                               const LinearLogprobOptions& /*options*/, Needs needs) {
-  return GradientShapes(inputs, needs);
+  return GradientShapes(inputs.hidden, inputs.weight, inputs.bias, needs);
 }
 
 HiddenAndBiasGradients DifferentiateIntoShapes(const UpstreamGradients& /*upstream*/,
@@ -131,7 +117,8 @@ HiddenAndBiasGradients DifferentiateIntoShapes(const UpstreamGradients& /*upstre
                                                const LinearLogprobInputs& inputs,
                                                const LinearLogprobOptions& /*options*/, Needs needs,
                                                Tensor& /*weight_grad*/) {
-  const auto [d_hidden, d_weight, d_bias] = GradientShapes(inputs, {needs[0], false, needs[2]});
+  const auto [d_hidden, d_weight, d_bias] =
+      GradientShapes(inputs.hidden, inputs.weight, inputs.bias, {needs[0], false, needs[2]});
   return {d_hidden, d_bias};
 }
 
@@ -143,7 +130,7 @@ LossOutputs LossShapes(const LinearLogprobInputs& inputs, const LinearLogprobOpt
   uncached.keep_logits = LogitCacheKind::kNone;
   const LinearLogprobOutputs outputs = OutputShapes(inputs, uncached);
   return ToLossOutputs(at::empty({}, outputs.logprob.options()), outputs,
-                       GradientShapes(inputs, needs));
+                       GradientShapes(inputs.hidden, inputs.weight, inputs.bias, needs));
 }
 
 void NoScaling(Tensor& /*gradient*/, const Tensor& /*factor*/) {}
@@ -179,14 +166,13 @@ TORCH_LIBRARY(logprobd, library) {
   const auto define = [&](const std::string& schema) { library.def(schema.c_str()); };
   define("linear_logprob(" + call + ", Tensor? weight_grad) -> (" +
          Declare<LinearLogprobOutputs>() + ")");
-  define("linear_logprob_backward(" + backward +
-         ", bool[3] needs) -> (Tensor d_hidden, Tensor d_weight, Tensor d_bias)");
+  define("linear_logprob_backward(" + backward + ", bool[3] needs) -> (" +
+         Declare<InputGradients>() + ")");
   define("linear_logprob_backward_into(" + backward +
          ", bool[3] needs, Tensor(a!) weight_grad) -> (Tensor d_hidden, Tensor d_bias)");
   define("linear_logprob_loss(" + call + ", " + Declare<LossCoefficients>() +
          ", bool[3] needs, int cache_bytes) -> (Tensor loss, " +
-         Declare(LinearLogprobOutputs::Scores()) +
-         ", Tensor d_hidden, Tensor d_weight, Tensor d_bias)");
+         Declare(LinearLogprobOutputs::Scores()) + ", " + Declare<InputGradients>() + ")");
   define("scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()");
 }
 
@@ -203,4 +189,15 @@ TORCH_LIBRARY_IMPL(logprobd, Meta, library) {
 }
 
 }  // namespace
+
+Gradients GradientShapes(const Tensor& hidden, const Tensor& weight, const MaybeTensor& bias,
+                         Needs needs) {
+  const auto shape = [](const Tensor& input, bool is_needed) {
+    return is_needed ? at::empty_symint(input.sym_sizes(), input.options())
+                     : at::empty({0}, input.options());
+  };
+  return {shape(hidden, needs[0]), shape(weight, needs[1]),
+          shape(bias.value_or(weight), needs[2] && bias.has_value())};
+}
+
 }  // namespace logprobd::torch_ops

@@ -5,11 +5,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
 #include "kernels/common/logit_key.h"
+#include "kernels/torch_ops/api/argument_checks.h"
 #include "kernels/torch_ops/paths/scoring_path.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
@@ -17,35 +17,11 @@
 namespace logprobd::torch_ops {
 namespace {
 
-bool IsDtypeSupported(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf ||
-         dtype == at::kDouble;
-}
-
-void CheckOnDevice(const MaybeTensor& tensor, const char* name, const at::Tensor& hidden) {
-  TORCH_CHECK_VALUE(!tensor.has_value() || tensor->device() == hidden.device(), name, " is on ",
-                    tensor->device(), ", but hidden is on ", hidden.device(),
-                    ": both must be on the same device");
-}
-
-void CheckPerColumn(const MaybeTensor& tensor, const char* name, const at::Tensor& weight) {
-  if (!tensor.has_value()) return;
-  TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == weight.size(0), name,
-                    " has the shape ", tensor->sizes(), " but weight has ", weight.size(0),
-                    " rows: the shape must be [", weight.size(0), "]");
-  TORCH_CHECK_VALUE(tensor->is_floating_point(), name, " is ", tensor->scalar_type(),
-                    ": it must have a floating-point dtype");
-}
-
 void CheckRowTemperature(const at::Tensor& temperature, const at::Tensor& target) {
   TORCH_CHECK_VALUE(temperature.sizes() == target.sizes(), "temperature has the shape ",
                     temperature.sizes(), " but target has the shape ", target.sizes(),
                     ": temperature must be one number or have one element per row");
-  TORCH_CHECK_VALUE(temperature.is_floating_point(), "temperature is ", temperature.scalar_type(),
-                    ": it must have a floating-point dtype");
-  // Reading a value on a GPU would wait for the GPU.
-  TORCH_CHECK_VALUE(!temperature.is_cpu() || temperature.gt(0).all().item<bool>(),
-                    "temperature has an element that is not above 0");
+  CheckRowTemperatures(temperature);
 }
 
 void CheckRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
@@ -100,10 +76,8 @@ void CheckCandidates(const LinearLogprobInputs& inputs) {
 }
 
 void CheckOptions(const LinearLogprobOptions& options) {
-  TORCH_CHECK_VALUE(options.temperature > 0 && std::isfinite(options.temperature),
-                    "temperature is ", options.temperature, ": it must be above 0 and finite");
-  TORCH_CHECK_VALUE(options.softcap >= 0 && std::isfinite(options.softcap), "softcap is ",
-                    options.softcap, ": it must be above 0, or None for no cap");
+  CheckTemperature(options.temperature);
+  CheckSoftcap(/*prefix=*/"", options.softcap);
   TORCH_CHECK_VALUE(options.keep_logits >= LogitCacheKind::kNone &&
                         options.keep_logits <= LogitCacheKind::kExponentials,
                     "keep_logits is ", static_cast<int64_t>(options.keep_logits),
@@ -127,14 +101,17 @@ at::ScalarType WideDtype(at::ScalarType hidden, at::ScalarType weight) {
 }
 
 void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_grad) {
-  CheckOnDevice(weight_grad, "weight_grad", inputs.hidden);
-  CheckOnDevice(inputs.weight, "weight", inputs.hidden);
-  CheckOnDevice(inputs.target, "target", inputs.hidden);
-  CheckOnDevice(inputs.bias, "bias", inputs.hidden);
-  CheckOnDevice(inputs.row_temperature, "temperature", inputs.hidden);
-  CheckOnDevice(inputs.mean_logit_weights, "mean_logit_weights", inputs.hidden);
-  CheckOnDevice(inputs.candidate_ids, "candidate_ids", inputs.hidden);
-  CheckOnDevice(inputs.candidate_offsets, "candidate_offsets", inputs.hidden);
+  const auto check = [&](const MaybeTensor& tensor, const char* name) {
+    CheckOnDevice(tensor, name, inputs.hidden, "hidden");
+  };
+  check(weight_grad, "weight_grad");
+  check(inputs.weight, "weight");
+  check(inputs.target, "target");
+  check(inputs.bias, "bias");
+  check(inputs.row_temperature, "temperature");
+  check(inputs.mean_logit_weights, "mean_logit_weights");
+  check(inputs.candidate_ids, "candidate_ids");
+  check(inputs.candidate_offsets, "candidate_offsets");
 }
 
 void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight) {
@@ -151,25 +128,15 @@ void CheckWeightGrad(const MaybeTensor& weight_grad, const at::Tensor& weight) {
 
 void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                     const RankGroup& group) {
-  const at::Tensor& hidden = inputs.hidden;
   const at::Tensor& weight = inputs.weight;
-  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0, "weight has the shape ",
-                    weight.sizes(),
-                    ": it must be [vocabulary, hidden size] and complete; gather the weight "
-                    "first when its parameters are sharded");
-  TORCH_CHECK_VALUE(hidden.dim() >= 1 && hidden.size(-1) == weight.size(1), "hidden has the shape ",
-                    hidden.sizes(), " but weight has the shape ", weight.sizes(),
-                    ": their last dimensions must be equal");
-  TORCH_CHECK_VALUE(
-      IsDtypeSupported(hidden.scalar_type()) && IsDtypeSupported(weight.scalar_type()),
-      "hidden is ", hidden.scalar_type(), " and weight is ", weight.scalar_type(),
-      ": float32, bfloat16, float16 and float64 are supported");
+  // A rank may have no row of the weight.
+  CheckHead(/*prefix=*/"", inputs.hidden, weight, /*rows_min=*/0);
   TORCH_CHECK_VALUE(at::isIntegralType(inputs.target.scalar_type(), /*includeBool=*/false),
                     "target is ", inputs.target.scalar_type(), ": it must hold integers");
   CheckRows(inputs, options, group);
   CheckDevices(inputs, /*weight_grad=*/std::nullopt);
-  CheckPerColumn(inputs.bias, "bias", weight);
-  CheckPerColumn(inputs.mean_logit_weights, "mean_logit_weights", weight);
+  CheckPerColumn(/*prefix=*/"", "bias", inputs.bias, weight);
+  CheckPerColumn(/*prefix=*/"", "mean_logit_weights", inputs.mean_logit_weights, weight);
   if (inputs.row_temperature.has_value()) {
     CheckRowTemperature(*inputs.row_temperature, inputs.target);
   }

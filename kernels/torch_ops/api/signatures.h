@@ -45,8 +45,10 @@ struct SchemaType<bool> {
   using Argument = bool;
   static constexpr const char* kName = "bool";
 };
-template <>
-struct SchemaType<LogitCacheKind> {
+template <typename T>
+concept Enum = std::is_enum_v<T>;
+template <Enum T>
+struct SchemaType<T> {
   using Argument = int64_t;
   static constexpr const char* kName = "int";
 };
@@ -224,7 +226,7 @@ using Scores =
     decltype(ToTuple(std::declval<LinearLogprobOutputs>(), LinearLogprobOutputs::Scores()));
 
 /// The gradients d_hidden, d_weight and d_bias.
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Gradients = decltype(ToTuple(std::declval<InputGradients>()));
 /// The gradients d_hidden and d_bias, for when the weight's gradient is added to an argument.
 using HiddenAndBiasGradients = std::tuple<at::Tensor, at::Tensor>;
 /// The loss, the scores and the three gradients.
@@ -232,6 +234,15 @@ using LossOutputs = decltype(std::tuple_cat(std::declval<std::tuple<at::Tensor>>
                                             std::declval<Scores>(), std::declval<Gradients>()));
 /// States whether hidden, weight and bias need a gradient, in this order.
 using Needs = std::array<bool, 3>;
+
+inline GradientNeeds ToGradientNeeds(Needs needs, const MaybeTensor& bias) {
+  return {needs[0], needs[1], needs[2] && bias.has_value()};
+}
+
+/// Returns the shapes of the gradients of a head's inputs for tracing. Sizes may be symbolic.
+/// Defined in ops.cc.
+Gradients GradientShapes(const at::Tensor& hidden, const at::Tensor& weight,
+                         const MaybeTensor& bias, Needs needs);
 
 inline constexpr const char* kScore = "logprobd::linear_logprob";
 /// The arguments are inputs, options and weight_grad.

@@ -147,6 +147,13 @@ DivergenceRowBytes RowBytesOf(at::Device device, at::ScalarType hidden, at::Scal
 /// Throws c10::ValueError unless all tensors are on the device of student_hidden.
 void CheckDevices(const DivergenceInputs& inputs);
 
+/// Throws a c10::ValueError that names the argument if one is invalid.
+void CheckArguments(const DivergenceInputs& inputs, const DivergenceOptions& options);
+
+/// Throws c10::ValueError unless `row_weights`, if given, has a floating-point number per row, on
+/// the device of student_hidden.
+void CheckRowWeights(const MaybeTensor& row_weights, const DivergenceInputs& inputs);
+
 /// Computes the divergence of every row and the student's entropy. Throws c10::ValueError, which
 /// names the argument, if one is invalid. Waits for the device once if there is a mask, unless a
 /// CUDA graph is being captured: then all rows are computed. Thread-safe.

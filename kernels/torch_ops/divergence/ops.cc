@@ -16,22 +16,10 @@
 #include "kernels/torch_ops/api/autograd_context.h"
 #include "kernels/torch_ops/api/signatures.h"
 #include "kernels/torch_ops/divergence/divergence.h"
+#include "kernels/torch_ops/divergence/divergence_rows.h"
 #include "kernels/torch_ops/divergence/row_divergence.h"
-#include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
-
-template <>
-struct SchemaType<DivergenceKind> {
-  using Argument = int64_t;
-  static constexpr const char* kName = "int";
-};
-template <>
-struct SchemaType<GradientCacheKind> {
-  using Argument = int64_t;
-  static constexpr const char* kName = "int";
-};
-
 namespace {
 
 using at::Tensor;
@@ -54,14 +42,6 @@ using DivergenceLossTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor,
 using DivergenceLossOperator = Operator<DivergenceLossTensors(
     const DivergenceInputs&, const DivergenceOptions&, const MaybeTensor&, bool, Needs)>;
 
-GradientNeeds ToGradientNeeds(Needs needs, const DivergenceInputs& inputs) {
-  return {needs[0], needs[1], needs[2] && inputs.student_bias.has_value()};
-}
-
-Gradients ToGradients(const InputGradients& gradients) {
-  return {gradients.hidden, gradients.weight, gradients.bias};
-}
-
 // Kernels.
 
 DivergenceTensors Divergence(const DivergenceInputs& inputs, const DivergenceOptions& options) {
@@ -70,15 +50,16 @@ DivergenceTensors Divergence(const DivergenceInputs& inputs, const DivergenceOpt
 
 Gradients Differentiate(const DivergenceUpstream& upstream, const DivergenceInputs& inputs,
                         const DivergenceOptions& options, Needs needs) {
-  return ToGradients(BackwardDivergence(upstream, inputs, options, ToGradientNeeds(needs, inputs)));
+  return ToTuple(
+      BackwardDivergence(upstream, inputs, options, ToGradientNeeds(needs, inputs.student_bias)));
 }
 
 DivergenceLossTensors Loss(const DivergenceInputs& inputs, const DivergenceOptions& options,
                            const MaybeTensor& row_weights, bool is_mean, Needs needs) {
-  const DivergenceLoss result =
-      ForwardDivergenceLoss(inputs, options, row_weights, is_mean, ToGradientNeeds(needs, inputs));
+  const DivergenceLoss result = ForwardDivergenceLoss(inputs, options, row_weights, is_mean,
+                                                      ToGradientNeeds(needs, inputs.student_bias));
   return std::tuple_cat(std::tuple(result.loss, result.divergence, result.entropy),
-                        ToGradients(result.gradients));
+                        ToTuple(result.gradients));
 }
 
 std::vector<int64_t> RowBytes(at::Device device, at::ScalarType hidden, at::ScalarType weight,
@@ -118,20 +99,14 @@ DivergenceTensors DivergenceShapes(const DivergenceInputs& inputs,
   return ToTuple(outputs);
 }
 
-Gradients GradientShapes(const DivergenceInputs& inputs, Needs needs) {
-  const auto shape = [](const Tensor& input, bool is_needed) {
-    return is_needed ? at::empty_symint(input.sym_sizes(), input.options())
-                     : at::empty({0}, input.options());
-  };
-  return {shape(inputs.student_hidden, needs[0]), shape(inputs.student_weight, needs[1]),
-          shape(inputs.student_bias.value_or(inputs.student_weight),
-                needs[2] && inputs.student_bias.has_value())};
+Gradients StudentShapes(const DivergenceInputs& inputs, Needs needs) {
+  return GradientShapes(inputs.student_hidden, inputs.student_weight, inputs.student_bias, needs);
 }
 
 Gradients DifferentiateShapes(const DivergenceUpstream& /*upstream*/,
                               const DivergenceInputs& inputs, const DivergenceOptions& /*options*/,
                               Needs needs) {
-  return GradientShapes(inputs, needs);
+  return StudentShapes(inputs, needs);
 }
 
 DivergenceLossTensors LossShapes(const DivergenceInputs& inputs, const DivergenceOptions& options,
@@ -141,21 +116,10 @@ DivergenceLossTensors LossShapes(const DivergenceInputs& inputs, const Divergenc
   uncached.keep_gradient = GradientCacheKind::kNone;
   const auto [divergence, entropy, statistics, cache] = DivergenceShapes(inputs, uncached);
   return std::tuple_cat(std::tuple(at::empty({}, divergence.options()), divergence, entropy),
-                        GradientShapes(inputs, needs));
+                        StudentShapes(inputs, needs));
 }
 
-// Gradients. autograd::Function differentiates the tensors that `forward` takes directly; tensors
-// inside structs, such as the teacher's, are constants to it. A missing bias has no index in
-// needs_input_grad.
-
-constexpr size_t kHidden = 0, kWeight = 1, kBias = 2;
-
-constexpr const char* kIsCaptured = "is_captured";
-
-bool IsCapturing(const DivergenceInputs& inputs) {
-  const at::Device device = inputs.student_hidden.device();
-  return DeviceOps::For(device.type()).IsCapturing(device);
-}
+// Gradients.
 
 void CheckConstants(const DivergenceInputs& inputs) {
   CheckNeedsNoGradient(inputs.row_temperature, "temperature");
@@ -172,13 +136,10 @@ class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> 
     CheckConstants(inputs);
     const auto [divergence, entropy, statistics, cache] =
         DivergenceOperator::Call(kDivergenceName, inputs, options);
-    variable_list saved = {statistics,
-                           options.keep_gradient == GradientCacheKind::kNone ? Tensor() : cache};
-    ForEachField<DivergenceInputs>([&](const auto& field) {
-      const MaybeTensor input = inputs.*field.member;
-      saved.push_back(input.value_or(Tensor()));
-    });
-    context->save_for_backward(saved);
+    DivergenceUpstream saved;
+    saved.statistics = statistics;
+    if (options.keep_gradient != GradientCacheKind::kNone) saved.cache = cache;
+    context->save_for_backward(ToList(inputs, saved));
     context->saved_data[kIsCaptured] = IsCapturing(inputs);
     SaveOptions(options, *context);
     context->mark_non_differentiable({statistics, cache});
@@ -187,40 +148,26 @@ class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> 
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& upstream) {
-    const variable_list saved = context->get_saved_variables();
-    DivergenceInputs inputs;
-    size_t next = 2;
-    ForEachField<DivergenceInputs>([&]<typename T>(const Field<DivergenceInputs, T>& field) {
-      if constexpr (std::is_same_v<T, MaybeTensor>) {
-        inputs.*field.member = IfDefined(saved[next++]);
-      } else {
-        inputs.*field.member = saved[next++];
-      }
-    });
-    DivergenceUpstream gradients_of_results = {IfDefined(upstream[0]), IfDefined(upstream[1]),
-                                               saved[0], IfDefined(saved[1])};
+    auto [inputs, of_results] =
+        FromList<DivergenceInputs, DivergenceUpstream>(context->get_saved_variables());
+    of_results.divergence = IfDefined(upstream[0]);
+    of_results.entropy = IfDefined(upstream[1]);
     // Without a graph the cache has only the rows of the mask, which a captured pass does not know.
     if (context->saved_data[kIsCaptured].toBool() != IsCapturing(inputs)) {
-      gradients_of_results.cache.reset();
+      of_results.cache.reset();
     }
-    const Needs needs = {context->needs_input_grad(kHidden), context->needs_input_grad(kWeight),
-                         inputs.student_bias.has_value() && context->needs_input_grad(kBias)};
-    const auto [d_hidden, d_weight, d_bias] =
-        DivergenceBackwardOperator::Call(kDivergenceBackward, gradients_of_results, inputs,
-                                         SavedOptions<DivergenceOptions>(*context), needs);
-    variable_list gradients(kNumArguments);
-    if (needs[0]) gradients[kHidden] = d_hidden;
-    if (needs[1]) gradients[kWeight] = d_weight;
-    if (needs[2]) gradients[kBias] = d_bias;
-    return gradients;
+    const Needs needs = NeedsOf(*context, inputs.student_bias.has_value());
+    return GradientsOfArguments(
+        kNumArguments, needs,
+        DivergenceBackwardOperator::Call(kDivergenceBackward, of_results, inputs,
+                                         SavedOptions<DivergenceOptions>(*context), needs));
   }
 };
 
 DivergenceTensors DivergenceWithGradient(const DivergenceInputs& inputs,
                                          const DivergenceOptions& options) {
-  const variable_list out = DivergenceFunction::apply(inputs.student_hidden, inputs.student_weight,
-                                                      inputs.student_bias, inputs, options);
-  return {out[0], out[1], out[2], out[3]};
+  return ToTuple<DivergenceTensors>(DivergenceFunction::apply(
+      inputs.student_hidden, inputs.student_weight, inputs.student_bias, inputs, options));
 }
 
 /// A loss whose gradients are formed in the forward pass. Its backward pass scales them in place,
@@ -236,52 +183,31 @@ class DivergenceLossFunction : public torch::autograd::Function<DivergenceLossFu
     const at::AutoDispatchBelowADInplaceOrView below;
     CheckConstants(inputs);
     CheckNeedsNoGradient(row_weights, "row_weights");
-    const auto [loss, divergence, entropy, d_hidden, d_weight, d_bias] =
+    const auto results =
         DivergenceLossOperator::Call(kDivergenceLoss, inputs, options, row_weights, is_mean, needs);
-    context->save_for_backward({d_hidden, d_weight, d_bias});
-    context->saved_data["has_bias"] = bias.has_value();
+    const auto& [loss, divergence, entropy, d_hidden, d_weight, d_bias] = results;
+    SaveGradients({d_hidden, d_weight, d_bias}, bias.has_value(), *context);
     context->mark_non_differentiable({divergence, entropy, d_hidden, d_weight, d_bias});
     context->set_materialize_grads(false);
-    return {loss, divergence, entropy, d_hidden, d_weight, d_bias};
+    return ListOf(results);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& upstream) {
-    constexpr const char* kHasRun = "has_run";
-    TORCH_CHECK(!at::GradMode::is_enabled(),
-                "linear_divergence_loss has no second derivative: its gradients are constants");
-    TORCH_CHECK(
-        context->saved_data.count(kHasRun) == 0,
+    return BackwardOfLoss(
+        *context, upstream[0], kNumArguments, "linear_divergence_loss",
         "linear_divergence_loss: a previous backward has used the gradients, which were formed in "
         "the forward. Call linear_divergence_loss again for each backward, or use "
         "linear_divergence, which supports retain_graph");
-    variable_list gradients(kNumArguments);
-    if (!upstream[0].defined()) return gradients;
-    context->saved_data[kHasRun] = true;
-    const variable_list saved = context->get_saved_variables();
-    const size_t num_inputs = context->saved_data["has_bias"].toBool() ? 3 : 2;
-    for (const size_t input : {kHidden, kWeight, kBias}) {
-      if (input >= num_inputs || !context->needs_input_grad(input)) continue;
-      Tensor gradient = saved[input];
-      ScaleGradientOperator::Call(kScaleGradient, gradient, upstream[0]);
-      gradients[input] = gradient;
-    }
-    return gradients;
   }
 };
 
 DivergenceLossTensors LossWithGradient(const DivergenceInputs& inputs,
                                        const DivergenceOptions& options,
                                        const MaybeTensor& row_weights, bool is_mean, Needs needs) {
-  const auto is_needed = [](const Tensor& input) {
-    return at::GradMode::is_enabled() && input.requires_grad();
-  };
-  needs[0] = needs[0] || is_needed(inputs.student_hidden);
-  needs[1] = needs[1] || is_needed(inputs.student_weight);
-  needs[2] = inputs.student_bias.has_value() && (needs[2] || is_needed(*inputs.student_bias));
-  const variable_list out = DivergenceLossFunction::apply(
+  needs = NeedsInForward(needs, inputs.student_hidden, inputs.student_weight, inputs.student_bias);
+  return ToTuple<DivergenceLossTensors>(DivergenceLossFunction::apply(
       inputs.student_hidden, inputs.student_weight, inputs.student_bias, inputs, options,
-      row_weights, is_mean, needs);
-  return {out[0], out[1], out[2], out[3], out[4], out[5]};
+      row_weights, is_mean, needs));
 }
 
 // Autocast casts both models' tensors as torch.nn.functional.linear casts its arguments.
@@ -340,10 +266,11 @@ TORCH_LIBRARY_FRAGMENT(logprobd, library) {
   const auto define = [&](const std::string& schema) { library.def(schema.c_str()); };
   define("linear_divergence(" + call + ") -> (" + Declare<DivergenceOutputs>() + ")");
   define("linear_divergence_backward(" + Declare<DivergenceUpstream>() + ", " + call +
-         ", bool[3] needs) -> (Tensor d_hidden, Tensor d_weight, Tensor d_bias)");
+         ", bool[3] needs) -> (" + Declare<InputGradients>() + ")");
   define("linear_divergence_loss(" + call +
          ", Tensor? row_weights, bool is_mean, bool[3] needs) -> (Tensor loss, Tensor divergence, "
-         "Tensor entropy, Tensor d_hidden, Tensor d_weight, Tensor d_bias)");
+         "Tensor entropy, " +
+         Declare<InputGradients>() + ")");
 }
 
 TORCH_LIBRARY_IMPL(logprobd, CPU, library) { RegisterKernels(library); }

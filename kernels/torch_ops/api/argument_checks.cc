@@ -1,0 +1,71 @@
+#include "kernels/torch_ops/api/argument_checks.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+
+namespace logprobd::torch_ops {
+namespace {
+
+bool IsDtypeSupported(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf ||
+         dtype == at::kDouble;
+}
+
+}  // namespace
+
+void CheckOnDevice(const MaybeTensor& tensor, const char* name, const at::Tensor& reference,
+                   const char* reference_name) {
+  TORCH_CHECK_VALUE(!tensor.has_value() || tensor->device() == reference.device(), name, " is on ",
+                    tensor->device(), ", but ", reference_name, " is on ", reference.device(),
+                    ": both must be on the same device");
+}
+
+void CheckFloatingPoint(const MaybeTensor& tensor, const std::string& name) {
+  TORCH_CHECK_VALUE(!tensor.has_value() || tensor->is_floating_point(), name, " is ",
+                    tensor->scalar_type(), ": it must have a floating-point dtype");
+}
+
+void CheckHead(const std::string& prefix, const at::Tensor& hidden, const at::Tensor& weight,
+               int64_t rows_min) {
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(0) >= rows_min && weight.size(1) > 0, prefix,
+                    "weight has the shape ", weight.sizes(),
+                    ": it must be [vocabulary, hidden size] and complete; gather the weight "
+                    "first when its parameters are sharded");
+  TORCH_CHECK_VALUE(hidden.dim() >= 1 && hidden.size(-1) == weight.size(1), prefix,
+                    "hidden has the shape ", hidden.sizes(), " but ", prefix,
+                    "weight has the shape ", weight.sizes(),
+                    ": their last dimensions must be equal");
+  TORCH_CHECK_VALUE(
+      IsDtypeSupported(hidden.scalar_type()) && IsDtypeSupported(weight.scalar_type()), prefix,
+      "hidden is ", hidden.scalar_type(), " and ", prefix, "weight is ", weight.scalar_type(),
+      ": float32, bfloat16, float16 and float64 are supported");
+}
+
+void CheckPerColumn(const std::string& prefix, const char* name, const MaybeTensor& tensor,
+                    const at::Tensor& weight) {
+  if (!tensor.has_value()) return;
+  TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == weight.size(0), prefix, name,
+                    " has the shape ", tensor->sizes(), " but ", prefix, "weight has ",
+                    weight.size(0), " rows: the shape must be [", weight.size(0), "]");
+  CheckFloatingPoint(tensor, prefix + name);
+}
+
+void CheckSoftcap(const std::string& prefix, double softcap) {
+  TORCH_CHECK_VALUE(softcap >= 0 && std::isfinite(softcap), prefix, "softcap is ", softcap,
+                    ": it must be above 0, or None for no cap");
+}
+
+void CheckTemperature(double temperature) {
+  TORCH_CHECK_VALUE(temperature > 0 && std::isfinite(temperature), "temperature is ", temperature,
+                    ": it must be above 0 and finite");
+}
+
+void CheckRowTemperatures(const at::Tensor& temperatures) {
+  CheckFloatingPoint(temperatures, "temperature");
+  // Reading a value on a GPU would wait for the GPU.
+  TORCH_CHECK_VALUE(!temperatures.is_cpu() || temperatures.gt(0).all().item<bool>(),
+                    "temperature has an element that is not above 0");
+}
+
+}  // namespace logprobd::torch_ops

@@ -1,0 +1,40 @@
+#pragma once
+
+// Checks of arguments that several operators have. Each throws a c10::ValueError that names the
+// argument.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/torch_ops/api/linear_logprob.h"
+
+namespace logprobd::torch_ops {
+
+/// Checks that `tensor`, if given, is on the device of `reference`.
+void CheckOnDevice(const MaybeTensor& tensor, const char* name, const at::Tensor& reference,
+                   const char* reference_name);
+
+/// Checks that `tensor`, if given, has a floating-point dtype.
+void CheckFloatingPoint(const MaybeTensor& tensor, const std::string& name);
+
+// The names of a model's arguments begin with `prefix`, such as "student_".
+
+/// Checks the dtypes of `hidden` and `weight`, that the shapes are [..., H] and [V, H], and that
+/// the weight has at least `rows_min` rows.
+void CheckHead(const std::string& prefix, const at::Tensor& hidden, const at::Tensor& weight,
+               int64_t rows_min);
+
+/// Checks that `tensor`, if given, has one floating-point number per row of `weight`.
+void CheckPerColumn(const std::string& prefix, const char* name, const MaybeTensor& tensor,
+                    const at::Tensor& weight);
+
+void CheckSoftcap(const std::string& prefix, double softcap);
+
+void CheckTemperature(double temperature);
+
+/// Checks the dtype of a temperature per row and, on a CPU, its values.
+void CheckRowTemperatures(const at::Tensor& temperatures);
+
+}  // namespace logprobd::torch_ops

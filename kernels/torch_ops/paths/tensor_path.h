@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/torch_ops/paths/scoring_path.h"
+
+namespace logprobd::torch_ops {
+
+/// Computes scores and gradients with tensor operations, for every device, dtype and option.
+class TensorPath : public ScoringPath {
+ public:
+  bool is_fused() const override { return false; }
+  bool ScoresDuringCompaction(const Problem& /*problem*/) const override { return false; }
+  bool DifferentiatesDuringCompaction(const UpstreamGradients& /*upstream*/,
+                                      const Problem& /*problem*/) const override {
+    return false;
+  }
+  void AlignInputs(LinearLogprobInputs& /*inputs*/) const override {}
+  // Ranks share errors before each collective that follows large allocations.
+  void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
+
+  // tensor_scores.cc
+  int64_t BlockRows(const Problem& problem) const override;
+  std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
+                                             const at::Tensor& cache) const override;
+
+  // tensor_gradients.cc
+  std::unique_ptr<DotGradients> MakeDotGradients(
+      const DotGradientsArguments& arguments) const override;
+};
+
+}  // namespace logprobd::torch_ops
