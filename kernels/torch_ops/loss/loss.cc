@@ -347,9 +347,10 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
     mine.subset = is_known && with_gradient.has_every_valid_row
                       ? with_gradient
                       : CompactValidRows(problem, /*upstream=*/{}, wait);
-    mine.common = {needs.hidden, coefficients.is_mean};
+    mine.common = {{"need of hidden's gradient", needs.hidden},
+                   {"reduction to the mean or sum", coefficients.is_mean}};
     for (const double factor : coefficients.factors) {
-      mine.common.push_back(std::bit_cast<int64_t>(factor));
+      mine.common.push_back({"coefficient of a score", std::bit_cast<int64_t>(factor)});
     }
     const int64_t num_rows = mine.subset.size(problem.num_rows());
     mine.block_rows_max = RowsThatFit(num_rows, problem, cache_bytes);

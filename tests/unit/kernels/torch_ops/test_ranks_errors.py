@@ -1,0 +1,98 @@
+"""Errors of one rank reach every rank of a gloo group, and name the argument that differs."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from logprobd_ops import linear_logprob, linear_logprob_loss
+from rank_pool import RankPool
+
+pytestmark = pytest.mark.skipif(
+    torch.get_default_device().type != "cpu", reason="test_gpu_ranks.py tests ranks on GPUs"
+)
+
+SIZE = 2
+ROWS, HIDDEN, SHARD = 6, 16, 192
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with RankPool(SIZE, tmp_path_factory.mktemp("ranks")) as pool:
+        yield pool
+
+
+def call(rank: int, function: Callable = linear_logprob, **changes):
+    """Calls the function with the head of both ranks, of which each has a shard."""
+    random = torch.Generator().manual_seed(5)
+    weight = torch.randn(SIZE * SHARD, HIDDEN, generator=random)
+    arguments = {
+        "hidden": torch.randn(ROWS, HIDDEN, generator=random),
+        "weight": weight[rank * SHARD :][:SHARD].clone().requires_grad_(),
+        "target": torch.arange(ROWS) * 60,
+        "vocab_start": rank * SHARD,
+        "process_group": dist.group.WORLD,
+    }
+    return function(**arguments | changes)
+
+
+def loss(**arguments):
+    return linear_logprob_loss(**{"logprob_coef": -1.0} | arguments)
+
+
+# Arguments that differ.
+
+IDS = torch.arange(8)
+DIFFERENT = {
+    "values of candidate_offsets": [
+        {"candidate_ids": IDS, "candidate_offsets": torch.tensor(offsets)}
+        for offsets in ([0, 1, 2, 3, 4, 5, 8], [0, 3, 4, 5, 6, 7, 8])
+    ],
+    "values of candidate_ids": [{"candidate_ids": (IDS[:ROWS] + i).view(ROWS, 1)} for i in (0, 1)],
+    "number of candidate_ids": [{"candidate_ids": IDS[: ROWS * i].view(ROWS, i)} for i in (0, 1)],
+    "values of target": [{"target": torch.full((ROWS,), i)} for i in (0, 1)],
+    "number of targets": [
+        {"hidden": torch.ones(rows, HIDDEN), "target": torch.zeros(rows, dtype=torch.int64)}
+        for rows in (5, 6)
+    ],
+    "dtype of hidden": [{"hidden": torch.ones(ROWS, HIDDEN, dtype=d)} for d in (None, torch.half)],
+    "temperature": [{"temperature": 0.7 + 0.1 * i} for i in (0, 1)],
+    "temperature per row or not": [{"temperature": torch.ones(ROWS)}, {}],
+    "need_argmax": [{"return_argmax": True}, {}],
+    "top_k": [{"top_k": i} for i in (2, 3)],
+}
+
+
+def call_with_own_arguments(rank: int, _size: int, function: Callable, changes: list[dict]) -> None:
+    call(rank, function, **changes[rank])
+
+
+# Regression: the offsets were not compared, so ranks read the candidates of other rows or aborted.
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_every_rank_names_the_argument_that_differs(ranks, name):
+    outcomes = ranks.outcomes(call_with_own_arguments, linear_logprob, DIFFERENT[name])
+
+    for _, error in outcomes:
+        message, named = error.splitlines()[0].rsplit(": ", 1)
+        assert message.startswith("ValueError: the ranks of the group were called with different")
+        assert name in named.split(", ")
+
+
+def test_every_rank_names_the_coefficient_that_differs(ranks):
+    changes = [{"entropy_coef": 0.1}, {"entropy_coef": 0.2}]
+
+    outcomes = ranks.outcomes(call_with_own_arguments, loss, changes)
+
+    for _, error in outcomes:
+        assert error.splitlines()[0].endswith("different arguments: coefficient of a score")
+
+
+def call_different_operators(rank: int, _size: int) -> None:
+    call(rank, loss if rank else linear_logprob)
+
+
+def test_ranks_that_call_different_operators_raise(ranks):
+    outcomes = ranks.outcomes(call_different_operators)
+
+    for _, error in outcomes:
+        assert error.startswith("ValueError: the ranks of the group were called with different")
