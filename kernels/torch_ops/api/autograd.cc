@@ -15,8 +15,10 @@
 
 #include "kernels/torch_ops/api/autograd_context.h"
 #include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/api/problem.h"
 #include "kernels/torch_ops/api/signatures.h"
 #include "kernels/torch_ops/loss/loss.h"
+#include "kernels/torch_ops/ranks/rank_group.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
@@ -26,9 +28,26 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void CheckConstantInputs(const LinearLogprobInputs& inputs) {
-  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
-  CheckNeedsNoGradient(inputs.mean_logit_weights, "mean_logit_weights");
+/// Throws c10::ValueError if an input or coefficient needs a gradient that is not computed. The
+/// other ranks of the group get the error in the first exchange of their call.
+void CheckConstants(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                    const LossCoefficients& coefficients) {
+  const auto check = [&] {
+    CheckNeedsNoGradient(inputs.row_temperature, "temperature");
+    CheckNeedsNoGradient(inputs.mean_logit_weights, "mean_logit_weights");
+    ForEachField<LossCoefficients>([&]<typename T>(const Field<LossCoefficients, T>& field) {
+      if constexpr (std::is_same_v<T, MaybeTensor>) {
+        CheckNeedsNoGradient(coefficients.*field.member, field.name);
+      }
+    });
+  };
+  DeferredError error;
+  error.Run(check);
+  if (!error.has_error()) return;
+  // A traced call runs no collectives.
+  const bool is_traced = inputs.hidden.is_meta() || c10::impl::dispatch_mode_enabled();
+  if (!is_traced) Problem(inputs, options).group.RunOnAllRanks(inputs.hidden.device(), check);
+  error.Rethrow(/*has_any_rank_failed=*/false);
 }
 
 /// Returns whether the backward pass that runs is the last one through its graph, so that it may
@@ -36,11 +55,6 @@ void CheckConstantInputs(const LinearLogprobInputs& inputs) {
 bool IsLastBackward() {
   return !torch::autograd::get_current_graph_task_keep_graph() &&
          !c10::impl::dispatch_mode_enabled();
-}
-
-/// Returns whether a backward pass may compute the gradient of `input`.
-bool NeedsGradient(const MaybeTensor& input) {
-  return at::GradMode::is_enabled() && input.has_value() && input->requires_grad();
 }
 
 /// Returns the results of an operator as a list of variables.
@@ -114,18 +128,17 @@ bool IsCapturing(const LinearLogprobInputs& inputs) {
 
 class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunction> {
  public:
-  static constexpr size_t kNumArguments = 7;
+  static constexpr size_t kNumArguments = 6;
 
   static variable_list forward(AutogradContext* context, const Tensor& /*hidden*/,
                                const Tensor& /*weight*/, const MaybeTensor& /*bias*/,
                                const LinearLogprobInputs& inputs,
-                               const LinearLogprobOptions& options, const MaybeTensor& weight_grad,
-                               bool has_backward) {
+                               const LinearLogprobOptions& options,
+                               const MaybeTensor& weight_grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstantInputs(inputs);
     variable_list results = ListOf(ScoreOperator::Call(kScore, inputs, options, weight_grad));
     const auto [outputs] = FromList<LinearLogprobOutputs>(results);
-    if (has_backward) {
+    if (options.need_gradients) {
       const auto [lse, entropy] = CopiesToSave(outputs.lse, outputs.entropy, options);
       SavedOutputs saved = {lse, outputs.lse_rest, entropy};
       if (options.keep_logits != LogitCacheKind::kNone) saved.cache = outputs.cache;
@@ -196,10 +209,12 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
 
 Outputs ScoreWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                           const MaybeTensor& weight_grad) {
-  const bool has_backward =
-      NeedsGradient(inputs.hidden) || NeedsGradient(inputs.weight) || NeedsGradient(inputs.bias);
+  CheckConstants(inputs, options, /*coefficients=*/{});
+  LinearLogprobOptions with_needs = options;
+  with_needs.need_gradients = options.need_gradients || NeedsGradient(inputs.hidden) ||
+                              NeedsGradient(inputs.weight) || NeedsGradient(inputs.bias);
   return ToTuple<Outputs>(LinearLogprobFunction::apply(inputs.hidden, inputs.weight, inputs.bias,
-                                                       inputs, options, weight_grad, has_backward));
+                                                       inputs, with_needs, weight_grad));
 }
 
 /// A loss whose gradients are formed in the forward pass. Its backward pass scales them in place,
@@ -215,13 +230,6 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
                                const LossCoefficients& coefficients, Needs needs,
                                int64_t cache_bytes) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstantInputs(inputs);
-    ForEachField<LossCoefficients>([&](const auto& field) {
-      const auto& value = coefficients.*field.member;
-      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, MaybeTensor>) {
-        CheckNeedsNoGradient(value, field.name);
-      }
-    });
     variable_list results =
         ListOf(LossOperator::Call(kLoss, inputs, options, coefficients, needs, cache_bytes));
     constexpr size_t kNumGradients = std::tuple_size_v<Gradients>;
@@ -259,6 +267,7 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
 LossOutputs LossWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                              const LossCoefficients& coefficients, Needs needs,
                              int64_t cache_bytes) {
+  CheckConstants(inputs, options, coefficients);
   needs[0] = needs[0] || NeedsGradient(inputs.hidden);
   needs[1] = needs[1] || NeedsGradient(inputs.weight);
   needs[2] = inputs.bias.has_value() && (needs[2] || NeedsGradient(inputs.bias));

@@ -157,10 +157,6 @@ bool IsCapturing(const DivergenceInputs& inputs) {
   return DeviceOps::For(device.type()).IsCapturing(device);
 }
 
-void CheckConstants(const DivergenceInputs& inputs) {
-  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
-}
-
 class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> {
  public:
   static constexpr size_t kNumArguments = 5;
@@ -169,7 +165,6 @@ class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> 
                                const Tensor& /*weight*/, const MaybeTensor& /*bias*/,
                                const DivergenceInputs& inputs, const DivergenceOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstants(inputs);
     const auto [divergence, entropy, statistics, cache] =
         DivergenceOperator::Call(kDivergenceName, inputs, options);
     variable_list saved = {statistics,
@@ -218,6 +213,7 @@ class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> 
 
 DivergenceTensors DivergenceWithGradient(const DivergenceInputs& inputs,
                                          const DivergenceOptions& options) {
+  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
   const variable_list out = DivergenceFunction::apply(inputs.student_hidden, inputs.student_weight,
                                                       inputs.student_bias, inputs, options);
   return {out[0], out[1], out[2], out[3]};
@@ -234,8 +230,6 @@ class DivergenceLossFunction : public torch::autograd::Function<DivergenceLossFu
                                const DivergenceInputs& inputs, const DivergenceOptions& options,
                                const MaybeTensor& row_weights, bool is_mean, Needs needs) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstants(inputs);
-    CheckNeedsNoGradient(row_weights, "row_weights");
     const auto [loss, divergence, entropy, d_hidden, d_weight, d_bias] =
         DivergenceLossOperator::Call(kDivergenceLoss, inputs, options, row_weights, is_mean, needs);
     context->save_for_backward({d_hidden, d_weight, d_bias});
@@ -272,12 +266,11 @@ class DivergenceLossFunction : public torch::autograd::Function<DivergenceLossFu
 DivergenceLossTensors LossWithGradient(const DivergenceInputs& inputs,
                                        const DivergenceOptions& options,
                                        const MaybeTensor& row_weights, bool is_mean, Needs needs) {
-  const auto is_needed = [](const Tensor& input) {
-    return at::GradMode::is_enabled() && input.requires_grad();
-  };
-  needs[0] = needs[0] || is_needed(inputs.student_hidden);
-  needs[1] = needs[1] || is_needed(inputs.student_weight);
-  needs[2] = inputs.student_bias.has_value() && (needs[2] || is_needed(*inputs.student_bias));
+  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
+  CheckNeedsNoGradient(row_weights, "row_weights");
+  needs[0] = needs[0] || NeedsGradient(inputs.student_hidden);
+  needs[1] = needs[1] || NeedsGradient(inputs.student_weight);
+  needs[2] = inputs.student_bias.has_value() && (needs[2] || NeedsGradient(inputs.student_bias));
   const variable_list out = DivergenceLossFunction::apply(
       inputs.student_hidden, inputs.student_weight, inputs.student_bias, inputs, options,
       row_weights, is_mean, needs);

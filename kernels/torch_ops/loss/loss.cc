@@ -117,6 +117,7 @@ LinearLogprobOptions PassOptions(const LossCoefficients& coefficients, GradientN
                                  const LinearLogprobInputs& inputs, LinearLogprobOptions options) {
   options.need_entropy |= coefficients.factors[1] != 0;
   options.need_mean_logit |= coefficients.factors[3] != 0;
+  options.need_gradients = needs.any();
   if (!needs.any()) options.keep_logits = LogitCacheKind::kNone;
   options.cached_rows = -1;  // Blocks have as many rows as can be cached.
   if (options.keep_logits == LogitCacheKind::kExponentials &&

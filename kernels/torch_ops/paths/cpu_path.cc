@@ -191,7 +191,7 @@ class CpuScores : public PendingScores {
       ScoreStep(begin, std::min(step, rows_.size() - begin), problem);
     }
     scores_.logprob = at::where(num_owners > 0, scores_.logprob, 0);
-    RefinePeakedRows(problem);
+    if (options.need_gradients) RefinePeakedRows(problem);
     if (options.need_entropy) scores_.entropy = entropy_;
     if (options.need_argmax) scores_.argmax = scores_.argmax.to(at::kLong);
     if (options.need_target_rank) {

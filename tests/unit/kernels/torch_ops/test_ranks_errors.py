@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from logprobd_ops import linear_logprob, linear_logprob_loss
 from rank_pool import RankPool
+from torch import Tensor
 
 pytestmark = pytest.mark.skipif(
     torch.get_default_device().type != "cpu", reason="test_gpu_ranks.py tests ranks on GPUs"
@@ -96,3 +97,42 @@ def test_ranks_that_call_different_operators_raise(ranks):
 
     for _, error in outcomes:
         assert error.startswith("ValueError: the ranks of the group were called with different")
+
+
+# Constants that need a gradient.
+
+CONSTANTS = {
+    "temperature": linear_logprob,
+    "mean_logit_weights": linear_logprob,
+    "logprob_coef": loss,
+    "entropy_coef": loss,
+}
+
+
+def constant_of(name: str) -> Tensor:
+    return torch.ones(SHARD if name == "mean_logit_weights" else ROWS, requires_grad=True)
+
+
+def call_with_a_constant(rank: int, _size: int, name: str, is_recorded: bool) -> Tensor:
+    mine = constant_of(name)
+    if rank == 0 and is_recorded:
+        mine = mine.detach()
+    with torch.set_grad_enabled(is_recorded):
+        return call(rank, CONSTANTS[name], **{name: mine})[0].detach()
+
+
+# Regression: the rank raised before the first exchange, in which the others waited until they timed out.
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_of_one_rank_that_needs_a_gradient_raises_on_every_rank(ranks, name):
+    outcomes = ranks.outcomes(call_with_a_constant, name, True)
+
+    assert "failed on another rank" in outcomes[0][1]
+    assert outcomes[1][1].startswith(f"ValueError: {name} requires a gradient")
+
+
+# Regression: the constants raised although no gradient was recorded.
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_may_require_a_gradient_while_none_is_recorded(ranks, name):
+    first, second = ranks.results(call_with_a_constant, name, False)
+
+    assert torch.equal(first, second)
