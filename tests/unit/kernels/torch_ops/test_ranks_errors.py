@@ -1,5 +1,6 @@
 """Errors of one rank reach every rank of a gloo group, and name the argument that differs."""
 
+import resource
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 SIZE = 2
 ROWS, HIDDEN, SHARD = 6, 16, 192
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +138,52 @@ def test_a_constant_may_require_a_gradient_while_none_is_recorded(ranks, name):
     first, second = ranks.results(call_with_a_constant, name, False)
 
     assert torch.equal(first, second)
+
+
+# Memory.
+
+LIST_ROWS, LIST_SIZE = 4096, 128
+ROOM_STEP, ROOM_MAX = 4 * MIB, 400 * MIB
+
+
+def call_with_lists(rank: int) -> None:
+    call(
+        rank,
+        hidden=torch.ones(LIST_ROWS, HIDDEN),
+        target=torch.zeros(LIST_ROWS, dtype=torch.int64),
+        top_k=LIST_SIZE,
+        candidate_ids=torch.zeros(LIST_ROWS, LIST_SIZE, dtype=torch.int64),
+    )
+
+
+def size_of_the_process() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def call_short_of_memory(rank: int, _size: int) -> list[str]:
+    """Returns the errors of calls in which rank 1 may take more and more memory, until one has none."""
+    call_with_lists(rank)  # starts all threads
+    no_limit = resource.getrlimit(resource.RLIMIT_AS)
+    errors = []
+    for room in range(ROOM_STEP, ROOM_MAX, ROOM_STEP):
+        if rank == 1:
+            limit = size_of_the_process() + room
+            resource.setrlimit(resource.RLIMIT_AS, (limit, no_limit[1]))
+        try:
+            call_with_lists(rank)
+            return errors
+        except RuntimeError as error:
+            errors.append(str(error).splitlines()[0])
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, no_limit)
+    return errors
+
+
+# Regression: a rank without memory for the lists of all ranks failed alone, and the others waited.
+def test_every_rank_learns_that_one_has_no_memory_for_its_lists(ranks):
+    healthy, short = ranks.results(call_short_of_memory)
+
+    assert len(short) >= 5
+    assert all("allocate" in error for error in short)
+    assert ["failed on another rank" in error for error in healthy] == [True] * len(short)
