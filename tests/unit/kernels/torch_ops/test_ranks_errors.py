@@ -62,6 +62,7 @@ DIFFERENT = {
     "temperature": [{"temperature": 0.7 + 0.1 * i} for i in (0, 1)],
     "temperature per row or not": [{"temperature": torch.ones(ROWS)}, {}],
     "need_argmax": [{"return_argmax": True}, {}],
+    "need_gradients": [{"weight": torch.ones(SHARD, HIDDEN)}, {}],
     "top_k": [{"top_k": i} for i in (2, 3)],
 }
 
