@@ -54,8 +54,9 @@ class Head:
 
     @property
     def row_dtypes(self) -> tuple[torch.dtype, ...]:
-        # Rows of another dtype than an fp16 head's are multiplied in fp32, by different products.
-        return (F16,) if self.dtype == F16 else (BF16, F16, F32)
+        # On a GPU, rows of another dtype than an fp16 head's are multiplied in fp32, by different products.
+        is_on_gpu = self.weight is not None and self.weight.is_cuda
+        return (F16,) if self.dtype == F16 and is_on_gpu else (BF16, F16, F32)
 
     def write(self, folder: pathlib.Path, device: str, seed: int) -> pathlib.Path:
         """Draws the head on the device and writes it as a model folder, which it returns."""
@@ -102,7 +103,8 @@ def heads_for(device: str) -> list[Head]:
     size = (1024, 5003) if device == "cuda" else (72, 1003)
     heads = [
         Head(f"{name}-{str(dtype).removeprefix('torch.')}", *size, dtype, **options)
-        for dtype in (BF16, F16)
+        # On a GPU, all rows of fp32 heads are multiplied in fp32, by different products.
+        for dtype in ((BF16, F16) if device == "cuda" else (BF16, F16, F32))
         for name, options in TRANSFORMS.items()
     ]
     if device == "cuda":

@@ -64,7 +64,10 @@ HEADS = {
     "bf16": Head("BF16"),
     "fp16 with scale": Head("F16", scale=0.3),
     "fp32 with bias": Head("F32", has_bias=True),
-    "bf16 with scale, bias and cap": Head("BF16", scale=0.3, softcap=9.0, has_bias=True),
+    **{
+        f"{name} with scale, bias and cap": Head(dtype, scale=0.3, softcap=9.0, has_bias=True)
+        for name, dtype in (("bf16", "BF16"), ("fp16", "F16"), ("fp32", "F32"))
+    },
 }
 TEMPERATURES = {
     "1": 1.0,

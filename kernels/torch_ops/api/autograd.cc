@@ -16,8 +16,10 @@
 
 #include "kernels/torch_ops/api/autograd_context.h"
 #include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/api/problem.h"
 #include "kernels/torch_ops/api/signatures.h"
 #include "kernels/torch_ops/loss/loss.h"
+#include "kernels/torch_ops/ranks/rank_group.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 
 namespace logprobd::torch_ops {
@@ -27,9 +29,26 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void CheckConstantInputs(const LinearLogprobInputs& inputs) {
-  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
-  CheckNeedsNoGradient(inputs.mean_logit_weights, "mean_logit_weights");
+/// Throws c10::ValueError if an input or coefficient needs a gradient that is not computed. The
+/// other ranks of the group get the error in the first exchange of their call.
+void CheckConstants(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
+                    const LossCoefficients& coefficients) {
+  const auto check = [&] {
+    CheckNeedsNoGradient(inputs.row_temperature, "temperature");
+    CheckNeedsNoGradient(inputs.mean_logit_weights, "mean_logit_weights");
+    ForEachField<LossCoefficients>([&]<typename T>(const Field<LossCoefficients, T>& field) {
+      if constexpr (std::is_same_v<T, MaybeTensor>) {
+        CheckNeedsNoGradient(coefficients.*field.member, field.name);
+      }
+    });
+  };
+  DeferredError error;
+  error.Run(check);
+  if (!error.has_error()) return;
+  // A traced call runs no collectives.
+  const bool is_traced = inputs.hidden.is_meta() || c10::impl::dispatch_mode_enabled();
+  if (!is_traced) Problem(inputs, options).group.RunOnAllRanks(inputs.hidden.device(), check);
+  error.Rethrow(/*has_any_rank_failed=*/false);
 }
 
 /// Returns whether the backward pass that runs is the last one through its graph, so that it may
@@ -68,18 +87,17 @@ bool IsCapturing(const LinearLogprobInputs& inputs) {
 
 class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunction> {
  public:
-  static constexpr size_t kNumArguments = 7;
+  static constexpr size_t kNumArguments = 6;
 
   static variable_list forward(AutogradContext* context, const Tensor& /*hidden*/,
                                const Tensor& /*weight*/, const MaybeTensor& /*bias*/,
                                const LinearLogprobInputs& inputs,
-                               const LinearLogprobOptions& options, const MaybeTensor& weight_grad,
-                               bool has_backward) {
+                               const LinearLogprobOptions& options,
+                               const MaybeTensor& weight_grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstantInputs(inputs);
     variable_list results = ListOf(ScoreOperator::Call(kScore, inputs, options, weight_grad));
     const auto [outputs] = FromList<LinearLogprobOutputs>(results);
-    if (has_backward) {
+    if (options.need_gradients) {
       const auto [lse, entropy] = CopiesToSave(outputs.lse, outputs.entropy, options);
       SavedOutputs saved = {lse, outputs.lse_rest, entropy};
       if (options.keep_logits != LogitCacheKind::kNone) saved.cache = outputs.cache;
@@ -128,8 +146,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
       context->saved_data[kIsCacheOverwritten] = true;
     }
     const auto weight_grad = context->saved_data["weight_grad"].toOptional<Tensor>();
-    const Needs needs = {context->needs_input_grad(kHidden), context->needs_input_grad(kWeight),
-                         inputs.bias.has_value() && context->needs_input_grad(kBias)};
+    const Needs needs = NeedsOf(*context, inputs.bias.has_value());
     const auto options = SavedOptions<LinearLogprobOptions>(*context);
     Tensor d_hidden, d_weight, d_bias;
     if (needs[1] && weight_grad.has_value()) {
@@ -140,20 +157,18 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
       std::tie(d_hidden, d_weight, d_bias) =
           BackwardOperator::Call(kBackward, gradients_of_scores, outputs, inputs, options, needs);
     }
-    variable_list gradients(kNumArguments);
-    if (needs[0]) gradients[kHidden] = d_hidden;
-    if (needs[1]) gradients[kWeight] = d_weight;
-    if (needs[2]) gradients[kBias] = d_bias;
-    return gradients;
+    return GradientsOfArguments(kNumArguments, needs, {d_hidden, d_weight, d_bias});
   }
 };
 
 Outputs ScoreWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                           const MaybeTensor& weight_grad) {
-  const bool has_backward =
-      NeedsGradient(inputs.hidden) || NeedsGradient(inputs.weight) || NeedsGradient(inputs.bias);
+  CheckConstants(inputs, options, /*coefficients=*/{});
+  LinearLogprobOptions with_needs = options;
+  with_needs.need_gradients = options.need_gradients || NeedsGradient(inputs.hidden) ||
+                              NeedsGradient(inputs.weight) || NeedsGradient(inputs.bias);
   return ToTuple<Outputs>(LinearLogprobFunction::apply(inputs.hidden, inputs.weight, inputs.bias,
-                                                       inputs, options, weight_grad, has_backward));
+                                                       inputs, with_needs, weight_grad));
 }
 
 /// A loss whose gradients are formed in the forward pass. Its backward pass scales them in place,
@@ -169,53 +184,29 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
                                const LossCoefficients& coefficients, Needs needs,
                                int64_t cache_bytes) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstantInputs(inputs);
-    ForEachField<LossCoefficients>([&](const auto& field) {
-      const auto& value = coefficients.*field.member;
-      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, MaybeTensor>) {
-        CheckNeedsNoGradient(value, field.name);
-      }
-    });
     variable_list results =
         ListOf(LossOperator::Call(kLoss, inputs, options, coefficients, needs, cache_bytes));
     constexpr size_t kNumGradients = std::tuple_size_v<Gradients>;
-    context->save_for_backward({results.end() - kNumGradients, results.end()});
-    context->saved_data["has_bias"] = bias.has_value();
+    SaveGradients({results.end() - kNumGradients, results.end()}, bias.has_value(), *context);
     context->mark_non_differentiable({results.begin() + 1, results.end()});
     context->set_materialize_grads(false);
     return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& upstream) {
-    constexpr const char* kHasRun = "has_run";
-    TORCH_CHECK(!at::GradMode::is_enabled(),
-                "linear_logprob_loss has no second derivative: its gradients are constants");
-    TORCH_CHECK(
-        context->saved_data.count(kHasRun) == 0,
+    return BackwardOfLoss(
+        *context, upstream[0], kNumArguments, "linear_logprob_loss",
         "a previous backward has used the gradients, which linear_logprob_loss formed in the "
         "forward. Call it again for each backward, or use linear_logprob, which supports "
         "retain_graph. linear_cross_entropy does so with gradients_in_forward=False");
-    variable_list gradients(kNumArguments);
-    if (!upstream[0].defined()) return gradients;
-    context->saved_data[kHasRun] = true;
-    const variable_list saved = context->get_saved_variables();
-    const size_t num_inputs = context->saved_data["has_bias"].toBool() ? 3 : 2;
-    for (const size_t input : {kHidden, kWeight, kBias}) {
-      if (input >= num_inputs || !context->needs_input_grad(input)) continue;
-      Tensor gradient = saved[input];
-      ScaleGradientOperator::Call(kScaleGradient, gradient, upstream[0]);
-      gradients[input] = gradient;
-    }
-    return gradients;
   }
 };
 
 LossOutputs LossWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                              const LossCoefficients& coefficients, Needs needs,
                              int64_t cache_bytes) {
-  needs[0] = needs[0] || NeedsGradient(inputs.hidden);
-  needs[1] = needs[1] || NeedsGradient(inputs.weight);
-  needs[2] = inputs.bias.has_value() && (needs[2] || NeedsGradient(inputs.bias));
+  CheckConstants(inputs, options, coefficients);
+  needs = NeedsInForward(needs, inputs.hidden, inputs.weight, inputs.bias);
   return ToTuple<LossOutputs>(LossFunction::apply(inputs.hidden, inputs.weight, inputs.bias, inputs,
                                                   options, coefficients, needs, cache_bytes));
 }

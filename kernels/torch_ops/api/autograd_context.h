@@ -45,18 +45,20 @@ Options SavedOptions(torch::autograd::AutogradContext& context) {
   return options;
 }
 
+/// Returns whether a backward pass may compute the gradient of `input`. Must be called before
+/// autograd::Function, which switches the recording of gradients off.
+inline bool NeedsGradient(const MaybeTensor& input) {
+  return at::GradMode::is_enabled() && input.has_value() && input->requires_grad();
+}
+
+/// Throws a c10::ValueError that names the tensor if NeedsGradient.
 inline void CheckNeedsNoGradient(const MaybeTensor& tensor, const char* name) {
-  TORCH_CHECK_VALUE(!tensor.has_value() || !tensor->requires_grad(), name,
+  TORCH_CHECK_VALUE(!NeedsGradient(tensor), name,
                     " requires a gradient, but none is computed for it: detach it");
 }
 
 inline MaybeTensor IfDefined(const at::Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
-}
-
-/// Returns whether a backward pass may compute the gradient of `input`.
-inline bool NeedsGradient(const MaybeTensor& input) {
-  return at::GradMode::is_enabled() && input.has_value() && input->requires_grad();
 }
 
 /// Returns the results of an operator as a list of variables.

@@ -64,7 +64,8 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs, const LinearLogp
     const bool is_early = problem.path->ScoresDuringCompaction(problem);
     mine.subset = CompactValidRows(problem, /*upstream=*/{}, is_early ? Wait::kLater : Wait::kNow);
     candidates = ReadCandidates(problem);
-    mine.common = {candidates.checksum};
+    mine.common = {{"values of candidate_ids", candidates.ids_checksum},
+                   {"values of candidate_offsets", candidates.offsets_checksum}};
     cache = AllocateCache(problem);
     mine.rows = PrepareRows(mine.subset, problem);
     if (!problem.group.is_alone()) ReserveForwardMemory(mine.rows.size(), problem);
@@ -112,7 +113,8 @@ InputGradients Backward(const UpstreamGradients& upstream, const LinearLogprobIn
     sums = AllocateSums(problem, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
     if (!group.is_alone()) has_error = at::empty({1}, inputs.hidden.options().dtype(at::kInt));
     if (needs.hidden && problem.sums_hidden_gradient()) ReserveHiddenSum(problem);
-    return RankGroup::RankInfo{{needs.hidden}, {ShardIds(inputs, options).end}};
+    return RankGroup::RankInfo{{{"need of hidden's gradient", needs.hidden}},
+                               {ShardIds(inputs, options).end}};
   });
   // If the preparation failed on this rank, Result throws here, because the steps below cannot run.
   if (pending.has_error() || NeedsOtherRanks(upstream, problem)) {

@@ -113,6 +113,9 @@ struct LinearLogprobOptions {
   /// Number of bf16 values, 2 or 3, that represent an fp32 value of hidden in the fused kernels if
   /// the weight is bf16 (kernels/common/dtype.h). It has no effect on other dtypes or paths.
   int64_t hidden_splits = 2;
+  /// A backward pass may follow, for which lse_rest is refined where gradients depend on it. Scores
+  /// are the same without it. Autograd sets it; traced calls keep it because it is an argument.
+  bool need_gradients = false;
 
   static constexpr auto Fields() {
     using Opt = LinearLogprobOptions;
@@ -138,7 +141,8 @@ struct LinearLogprobOptions {
                       Field{"keep_logits", &Opt::keep_logits, kMayDiffer},
                       Field{"cached_rows", &Opt::cached_rows, kMayDiffer},
                       Field{"autocast", &Opt::autocast, kMayDiffer},
-                      Field{"hidden_splits", &Opt::hidden_splits, kMustAgree}};
+                      Field{"hidden_splits", &Opt::hidden_splits, kMustAgree},
+                      Field{"need_gradients", &Opt::need_gradients, kMustAgree}};
   }
 };
 

@@ -121,10 +121,6 @@ DivergenceLossTensors LossShapes(const DivergenceInputs& inputs, const Divergenc
 
 // Gradients.
 
-void CheckConstants(const DivergenceInputs& inputs) {
-  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
-}
-
 class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> {
  public:
   static constexpr size_t kNumArguments = 5;
@@ -133,7 +129,6 @@ class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> 
                                const Tensor& /*weight*/, const MaybeTensor& /*bias*/,
                                const DivergenceInputs& inputs, const DivergenceOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstants(inputs);
     const auto [divergence, entropy, statistics, cache] =
         DivergenceOperator::Call(kDivergenceName, inputs, options);
     DivergenceUpstream saved;
@@ -166,6 +161,7 @@ class DivergenceFunction : public torch::autograd::Function<DivergenceFunction> 
 
 DivergenceTensors DivergenceWithGradient(const DivergenceInputs& inputs,
                                          const DivergenceOptions& options) {
+  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
   return ToTuple<DivergenceTensors>(DivergenceFunction::apply(
       inputs.student_hidden, inputs.student_weight, inputs.student_bias, inputs, options));
 }
@@ -181,8 +177,6 @@ class DivergenceLossFunction : public torch::autograd::Function<DivergenceLossFu
                                const DivergenceInputs& inputs, const DivergenceOptions& options,
                                const MaybeTensor& row_weights, bool is_mean, Needs needs) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    CheckConstants(inputs);
-    CheckNeedsNoGradient(row_weights, "row_weights");
     const auto results =
         DivergenceLossOperator::Call(kDivergenceLoss, inputs, options, row_weights, is_mean, needs);
     const auto& [loss, divergence, entropy, d_hidden, d_weight, d_bias] = results;
@@ -204,6 +198,8 @@ class DivergenceLossFunction : public torch::autograd::Function<DivergenceLossFu
 DivergenceLossTensors LossWithGradient(const DivergenceInputs& inputs,
                                        const DivergenceOptions& options,
                                        const MaybeTensor& row_weights, bool is_mean, Needs needs) {
+  CheckNeedsNoGradient(inputs.row_temperature, "temperature");
+  CheckNeedsNoGradient(row_weights, "row_weights");
   needs = NeedsInForward(needs, inputs.student_hidden, inputs.student_weight, inputs.student_bias);
   return ToTuple<DivergenceLossTensors>(DivergenceLossFunction::apply(
       inputs.student_hidden, inputs.student_weight, inputs.student_bias, inputs, options,

@@ -117,6 +117,7 @@ LinearLogprobOptions PassOptions(const LossCoefficients& coefficients, GradientN
                                  const LinearLogprobInputs& inputs, LinearLogprobOptions options) {
   options.need_entropy |= coefficients.factors[1] != 0;
   options.need_mean_logit |= coefficients.factors[3] != 0;
+  options.need_gradients = needs.any();
   if (!needs.any()) options.keep_logits = LogitCacheKind::kNone;
   options.cached_rows = -1;  // Blocks have as many rows as can be cached.
   if (options.keep_logits == LogitCacheKind::kExponentials &&
@@ -363,9 +364,10 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
         cache_bytes /= 2;
       }
     }
-    mine.common = {needs.hidden, coefficients.is_mean};
+    mine.common = {{"need of hidden's gradient", needs.hidden},
+                   {"reduction to the mean or sum", coefficients.is_mean}};
     for (const double factor : coefficients.factors) {
-      mine.common.push_back(std::bit_cast<int64_t>(factor));
+      mine.common.push_back({"coefficient of a score", std::bit_cast<int64_t>(factor)});
     }
     mine.rows = PrepareRows(mine.subset, problem);
     if (!group.is_alone()) {

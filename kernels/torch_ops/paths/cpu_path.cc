@@ -162,6 +162,10 @@ class CpuScores : public PendingScores {
       scores_.top_k_logprobs = at::empty({rows_.size(), options.top_k}, fp32);
     }
     candidates_ = CandidatesOfBlock(rows_);
+    if (options.top_k > 0 && !problem.group.is_alone()) {
+      const int64_t count = problem.group.size() * scorer_->step_rows() * options.top_k;
+      gathered_keys_ = at::empty({count}, fp32.dtype(at::kLong));
+    }
     if (options.need_mean_logit) {
       scores_.mean_logit = at::empty({rows_.size()}, fp32.dtype(at::kDouble));
       means_ = std::make_unique<MeanLogits>(scorer_->step_rows(), problem);
@@ -191,13 +195,13 @@ class CpuScores : public PendingScores {
       ScoreStep(begin, std::min(step, rows_.size() - begin), problem);
     }
     scores_.logprob = at::where(num_owners > 0, scores_.logprob, 0);
-    RefinePeakedRows(problem);
+    if (options.need_gradients) RefinePeakedRows(problem);
     if (options.need_entropy) scores_.entropy = entropy_;
     if (options.need_argmax) scores_.argmax = scores_.argmax.to(at::kLong);
     if (options.need_target_rank) {
       scores_.target_rank = at::where(num_owners > 0, scores_.target_rank.to(at::kLong), -1);
     }
-    if (candidates_.positions.defined()) scores_.candidate_logprobs = CandidateLogprobs(problem);
+    if (candidates_.positions.defined()) JoinCandidates(problem);
     if (options.need_mean_logit) {
       scores_.mean_logit.mul_(PerTemperature(1, rows_, problem, at::kDouble).squeeze(1));
       group.Sum(scores_.mean_logit);
@@ -256,26 +260,31 @@ class CpuScores : public PendingScores {
             narrow(candidates_.ids), narrow(candidates_.logprobs)};
   }
 
-  /// Returns the log-probabilities of all candidates, with zeros for rows of other blocks. A
-  /// candidate that no shard has gets NaN.
-  at::Tensor CandidateLogprobs(const Problem& problem) const {
-    const at::Tensor column = candidates_.ids - problem.shard.begin;
-    at::Tensor num_owners =
-        column.ge(0).logical_and_(column.lt(problem.shard.columns)).to(at::kLong);
+  /// Sets the log-probabilities of all candidates, with zeros for rows of other blocks. A candidate
+  /// that no shard has gets NaN.
+  void JoinCandidates(const Problem& problem) {
+    at::Tensor num_owners;
+    problem.group.RunOnAllRanks(problem.device(), [&] {
+      const at::Tensor column = candidates_.ids - problem.shard.begin;
+      num_owners = column.ge(0).logical_and_(column.lt(problem.shard.columns)).to(at::kLong);
+    });
     problem.group.Sum(num_owners);
-    const at::Tensor logprobs =
-        at::where(num_owners > 0, candidates_.logprobs, std::numeric_limits<float>::quiet_NaN());
-    return at::zeros({rows_.candidates.ids.size(0)}, logprobs.options())
-        .index_copy_(0, candidates_.positions, logprobs);
+    problem.group.RunOnAllRanks(problem.device(), [&] {
+      const at::Tensor logprobs =
+          at::where(num_owners > 0, candidates_.logprobs, std::numeric_limits<float>::quiet_NaN());
+      scores_.candidate_logprobs = at::zeros({rows_.candidates.ids.size(0)}, logprobs.options())
+                                       .index_copy_(0, candidates_.positions, logprobs);
+    });
   }
 
-  /// Collects the shards' lists of the largest logits.
+  /// Collects the shards' lists of the largest logits. Allocates only a few bytes.
   void GatherTopKeys(const RankGroup& group) {
     const std::span<const uint64_t> keys = scorer_->TopKeys();
     const auto count = static_cast<int64_t>(keys.size());
     const at::Tensor mine = at::from_blob(const_cast<uint64_t*>(keys.data()), {count},
                                           targets_.options().dtype(at::kLong));
-    const at::Tensor all = group.Gather(mine);
+    at::Tensor all = gathered_keys_.narrow(0, 0, group.size() * count);
+    group.GatherInto(all, mine);
     std::copy_n(reinterpret_cast<const uint64_t*>(all.const_data_ptr<int64_t>()), all.numel(),
                 scorer_->gathered_top_keys());
   }
@@ -290,16 +299,18 @@ class CpuScores : public PendingScores {
     const at::Tensor peaked = at::nonzero(entropy_ < kPeakedEntropy).squeeze(1);
     if (peaked.size(0) == 0) return;
     Rows rows = rows_;
-    rows.row_indices =
-        rows_.row_indices.defined() ? rows_.row_indices.index_select(0, peaked) : peaked;
-    rows.hidden = rows_.hidden.index_select(0, peaked);
-    if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, peaked);
+    rows.candidates = {};
+    problem.group.RunOnAllRanks(problem.device(), [&] {
+      rows.row_indices =
+          rows_.row_indices.defined() ? rows_.row_indices.index_select(0, peaked) : peaked;
+      rows.hidden = rows_.hidden.index_select(0, peaked);
+      if (rows.temperature.defined()) rows.temperature = rows.temperature.index_select(0, peaked);
+    });
     Problem of_lse = problem;
     for (const RowOutput& output : kRowOutputs) {
       if (output.need != nullptr) of_lse.options.*output.need = false;
     }
     of_lse.options.top_k = 0;
-    rows.candidates = {};
     of_lse.options.keep_logits = LogitCacheKind::kNone;
     of_lse.options.out_of_vocab_is_zero = true;
     const at::Tensor lse = GetTensorPath().Score(rows, of_lse, /*cache=*/{}).lse;
@@ -356,7 +367,8 @@ class CpuScores : public PendingScores {
   at::Tensor temperatures_;  // fp32 [n]
   at::Tensor nonfinite_;     // uint8 [n]
   BlockCandidates candidates_;
-  at::Tensor entropy_;  // fp32 [n]
+  at::Tensor gathered_keys_;  // int64 [ranks * rows of a step * top_k], undefined unless needed
+  at::Tensor entropy_;        // fp32 [n]
   std::unique_ptr<MeanLogits> means_;
   LinearLogprobOutputs scores_;
 };

@@ -442,6 +442,10 @@ at::Tensor MeanLogit(const Rows& rows, const Problem& problem) {
 
 // Top-k and candidates.
 
+/// Returns an upper bound of the bytes per entry of a top-k that ComputeTopK allocates: int64 keys,
+/// ids and logprobs of this rank, and the keys of all ranks twice.
+int64_t TopKBytesMax(const RankGroup& group) { return 64 + 16 * group.size(); }
+
 /// Searches for the largest logits of `rows`, which overwrites the partials, and sets the lists of
 /// all ranks together. `scores` has the rows' normalizers.
 void ComputeTopK(const Rows& rows, const Operands& operands, const Memory& memory,
@@ -631,6 +635,8 @@ void FusedPath::ReserveMemory(int64_t num_rows, const Problem& problem) const {
   const int64_t weight_rows = problem.inputs.weight.size(0);
   const Memory memory = Allocate(block_rows, kernels::NumTiles(weight_rows), problem);
   const at::Tensor splits = FusedRows::EmptySplits(block_rows, problem);
+  const at::Tensor lists = at::empty(
+      {block_rows * problem.options.top_k, TopKBytesMax(problem.group)}, memory.bytes.options());
   if (problem.inputs.bias.has_value()) PaddedToTiles(*problem.inputs.bias, weight_rows);
 }
 

@@ -21,11 +21,16 @@
 namespace logprobd::torch_ops {
 namespace {
 
-// Upper bounds of the arrays with a few numbers per row that a forward pass allocates after the
-// ranks have agreed: the scores of all blocks, of all rows and between, and the values from which
-// those of one block are computed.
+// Upper bounds in bytes of the arrays with a few numbers per row that a forward pass allocates
+// after the ranks have agreed: the scores of all blocks, of all rows and between, and the values
+// from which those of one block are computed.
 constexpr int64_t kRowBytesMax = 128;
 constexpr int64_t kBlockRowBytesMax = 512;
+/// Upper bounds of the arrays with a number per entry of a list. A block of rows has arrays of all
+/// candidates.
+constexpr int64_t kTopKBytesMax = 48;
+constexpr int64_t kCandidateBytesMax = 128;
+constexpr int64_t kBlockCandidateBytesMax = 8;
 /// PyTorch's allocator for GPUs has separate memory for allocations up to this size.
 constexpr int64_t kSmallAllocation = int64_t{1} << 20;
 /// With more bytes, arrays of all rows are not small.
@@ -164,7 +169,13 @@ const ScoringPath& PathForShards(const Problem& problem, const std::vector<IdRan
 
 void ReserveForwardMemory(int64_t num_rows, const Problem& problem) {
   const int64_t block_rows = std::min(num_rows, problem.path->BlockRows(problem));
-  const int64_t bytes = kRowBytesMax * problem.num_rows() + kBlockRowBytesMax * block_rows;
+  const int64_t num_blocks = num_rows / std::max<int64_t>(block_rows, 1) + 1;
+  const MaybeTensor& candidates = problem.inputs.candidate_ids;
+  const int64_t num_candidates = candidates.has_value() ? candidates->numel() : 0;
+  const int64_t bytes =
+      (kRowBytesMax + kTopKBytesMax * problem.options.top_k) * problem.num_rows() +
+      kBlockRowBytesMax * block_rows +
+      (kCandidateBytesMax + kBlockCandidateBytesMax * num_blocks) * num_candidates;
   const auto bytes_options = problem.inputs.hidden.options().dtype(at::kByte);
   std::vector<at::Tensor> small;
   for (int64_t total = 0; total < std::min(bytes, kSmallBytesMax); total += kSmallAllocation) {

@@ -15,24 +15,26 @@ namespace {
 
 /// Returns the numbers that must be equal on every rank of a group, so that all ranks run the same
 /// number of collectives with the same sizes.
-std::vector<int64_t> CommonNumbers(const Problem& problem, const RowSubset& subset) {
+std::vector<RankGroup::CommonNumber> CommonNumbers(const Problem& problem,
+                                                   const RowSubset& subset) {
   if (problem.group.is_alone()) return {};
   const LinearLogprobInputs& inputs = problem.inputs;
-  std::vector<int64_t> common = {problem.num_rows(),
-                                 subset.target_checksum,
-                                 inputs.hidden.numel(),
-                                 static_cast<int64_t>(problem.wide),
-                                 problem.path->is_fused(),
-                                 static_cast<int64_t>(inputs.hidden.scalar_type()),
-                                 inputs.row_temperature.has_value(),
-                                 inputs.candidate_ids ? inputs.candidate_ids->numel() : -1};
+  std::vector<RankGroup::CommonNumber> common = {
+      {"number of targets", problem.num_rows()},
+      {"values of target", subset.target_checksum},
+      {"size of hidden", inputs.hidden.numel()},
+      {"dtype of hidden", static_cast<int64_t>(inputs.hidden.scalar_type())},
+      {"float64 or not", static_cast<int64_t>(problem.wide)},
+      {"support by the fused kernels", problem.path->is_fused()},
+      {"temperature per row or not", inputs.row_temperature.has_value()},
+      {"number of candidate_ids", inputs.candidate_ids ? inputs.candidate_ids->numel() : -1}};
   ForEachField<LinearLogprobOptions>([&]<typename T>(const Field<LinearLogprobOptions, T>& field) {
     if (field.across_ranks != AcrossRanks::kMustAgree) return;
     const T& value = problem.options.*field.member;
     if constexpr (std::is_floating_point_v<T>) {
-      common.push_back(std::bit_cast<int64_t>(value));
+      common.push_back({field.name, std::bit_cast<int64_t>(value)});
     } else if constexpr (std::is_convertible_v<T, int64_t>) {
-      common.push_back(value);
+      common.push_back({field.name, value});
     } else {
       TORCH_INTERNAL_ASSERT(false, field.name, " cannot be compared over the ranks");
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/ranks/rank_group.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::torch_ops {
@@ -14,7 +15,7 @@ struct Preparation {
   RowSubset subset;  ///< Valid rows. No compaction is pending in a group.
   Rows rows;         ///< The rows of `subset`, from PrepareRows.
   /// Numbers that must be equal on all ranks, in addition to the arguments.
-  std::vector<int64_t> common;
+  std::vector<RankGroup::CommonNumber> common;
   int64_t block_rows_max = 0;  ///< Number of rows that fit this rank's memory at a time.
 };
 

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <string>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <utility>
 #include <vector>
 
 #include "kernels/torch_ops/rows/valid_rows.h"
@@ -150,11 +152,12 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
   auto* const numbers = pending.max_.mutable_data_ptr<int64_t>();
   std::fill_n(numbers, NumNumbers(size()), std::numeric_limits<int64_t>::min());
   numbers[0] = pending.has_error() ? 1 : 0;
-  mine.common.resize(kCommonMax);
   for (size_t i = 0; i < kCommonMax; ++i) {
-    numbers[1 + 2 * i] = mine.common[i];
-    numbers[2 + 2 * i] = ~mine.common[i];
+    const int64_t value = i < mine.common.size() ? mine.common[i].value : 0;
+    numbers[1 + 2 * i] = value;
+    numbers[2 + 2 * i] = ~value;
   }
+  pending.common_ = std::move(mine.common);
   std::copy(mine.own.begin(), mine.own.end(),
             numbers + kFirstOwn + static_cast<size_t>(rank()) * mine.own.size());
   if (device.is_cpu()) {
@@ -174,11 +177,15 @@ std::vector<RankGroup::Numbers> RankGroup::PendingInfo::Result() {
   if (is_ready_.has_value()) is_ready_->synchronize();
   const auto* const numbers = max_.const_data_ptr<int64_t>();
   error_.Rethrow(numbers[0] != 0);
-  for (size_t i = 1; i < kFirstOwn; i += 2) {
-    TORCH_CHECK_VALUE(
-        numbers[i] == ~numbers[i + 1],
-        "the ranks of the group were called with different targets, sizes or options");
+  std::string different;
+  for (size_t i = 0; i < kCommonMax; ++i) {
+    if (numbers[1 + 2 * i] == ~numbers[2 + 2 * i]) continue;
+    if (!different.empty()) different += ", ";
+    // Ranks that call different operators have different numbers of numbers.
+    different += i < common_.size() ? common_[i].name : "operator";
   }
+  TORCH_CHECK_VALUE(different.empty(),
+                    "the ranks of the group were called with different arguments: ", different);
   std::vector<Numbers> own_of_ranks;
   const auto* const end = numbers + max_.numel();
   for (const int64_t* own = numbers + kFirstOwn; own < end; own += Numbers().size()) {

@@ -83,9 +83,16 @@ class RankGroup {
   /// Numbers that may differ between ranks.
   using Numbers = std::array<int64_t, 3>;
 
+  /// A number that must be equal on all ranks, and the name of the argument that it describes,
+  /// which errors contain.
+  struct CommonNumber {
+    const char* name;  ///< Lives as long as the program.
+    int64_t value;
+  };
+
   /// The values that a rank shares with the others before a pass.
   struct RankInfo {
-    std::vector<int64_t> common;  ///< Must be equal on all ranks; at most kCommonMax numbers.
+    std::vector<CommonNumber> common;  ///< At most kCommonMax numbers.
     Numbers own = {};
   };
   static constexpr size_t kCommonMax = 48;
@@ -130,14 +137,15 @@ class RankGroup::PendingInfo {
   bool has_error() const { return error_.has_error(); }
 
   /// Waits for the collective, but not for work that was enqueued after it. Returns each rank's
-  /// own numbers. Throws on every rank when the work of any rank threw, and c10::ValueError when
-  /// the ranks' common numbers differ.
+  /// own numbers. Throws on every rank when the work of any rank threw, and a c10::ValueError that
+  /// names the arguments when the ranks' common numbers differ.
   std::vector<Numbers> Result();
 
  private:
   friend class RankGroup;
 
   DeferredError error_;
+  std::vector<CommonNumber> common_;    // of this rank
   std::vector<Numbers> own_;            // result when the rank is alone
   at::Tensor max_;                      // result of the collective, on the host; else undefined
   std::optional<c10::Event> is_ready_;  // absent: max_ is ready already

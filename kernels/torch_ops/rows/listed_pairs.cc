@@ -14,6 +14,14 @@
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::torch_ops {
+namespace {
+
+/// Returns the sum of (i + 1) * values[i], modulo 2^64.
+at::Tensor Checksum(const at::Tensor& values) {
+  return (values * at::arange(1, values.numel() + 1, values.options())).sum();
+}
+
+}  // namespace
 
 ListedPairs ListedPairs::RelativeTo(int64_t row, int64_t id) const {
   if (!defined()) return {};
@@ -61,15 +69,12 @@ CandidateNumbers ReadCandidates(const Problem& problem) {
   if (problem.inputs.candidate_offsets.has_value()) {
     const at::Tensor offsets = problem.inputs.candidate_offsets->to(at::kLong);
     const at::Tensor decreases = offsets.diff() < 0;
-    numbers = {offsets[0], offsets[-1], decreases.any().to(at::kLong)};
+    numbers = {offsets[0], offsets[-1], decreases.any().to(at::kLong), Checksum(offsets)};
   } else {
     const at::Tensor zero = ids.new_zeros({});
-    numbers = {zero, zero + ids.numel(), zero};
+    numbers = {zero, zero + ids.numel(), zero, zero};
   }
-  if (ids.numel() > 0) {
-    const at::Tensor factors = at::arange(1, ids.numel() + 1, ids.options());
-    numbers.insert(numbers.end(), {ids.min(), ids.max(), (ids * factors).sum()});
-  }
+  if (ids.numel() > 0) numbers.insert(numbers.end(), {ids.min(), ids.max(), Checksum(ids)});
   const at::Tensor read = at::stack(numbers).cpu();
   const auto* const values = read.const_data_ptr<int64_t>();
   TORCH_CHECK_VALUE(values[0] == 0 && values[1] == ids.numel() && values[2] == 0,
@@ -77,7 +82,10 @@ CandidateNumbers ReadCandidates(const Problem& problem) {
                     values[2] == 0 ? "" : " and decreases in between",
                     ": it must not decrease from 0 to the number of candidate_ids, ", ids.numel());
   if (ids.numel() == 0) return {};
-  return {values[3], values[4], values[5]};
+  return {.min_id = values[4],
+          .max_id = values[5],
+          .ids_checksum = values[6],
+          .offsets_checksum = values[3]};
 }
 
 void CheckCandidateIds(const CandidateNumbers& numbers, const Problem& problem) {

@@ -40,11 +40,14 @@ struct PairsInBlock {
 /// one row and one column.
 PairsInBlock FindPairs(const ListedPairs& pairs, int64_t num_rows, int64_t num_columns);
 
-/// Numbers that describe the values of candidate_ids.
+/// Numbers that describe the values of candidate_ids and candidate_offsets; 0 if there are no
+/// candidates.
 struct CandidateNumbers {
-  int64_t min_id = 0;  ///< 0 if there are no candidates, as for max_id.
+  int64_t min_id = 0;
   int64_t max_id = 0;
-  int64_t checksum = 0;  ///< Depends on the order of the ids, modulo 2^64.
+  // These depend on the order of the values, modulo 2^64.
+  int64_t ids_checksum = 0;
+  int64_t offsets_checksum = 0;  ///< 0 without offsets.
 };
 
 /// Waits for the device to read the candidates. While a CUDA graph is captured nothing is read.

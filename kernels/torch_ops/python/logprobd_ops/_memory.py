@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -37,7 +38,8 @@ def budget_bytes(
 
     The default is an eighth of the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a
     function that is being compiled. On a GPU the result is at most what is free besides the
-    gradients, but `free_min` bytes count as free. Compiled functions do not query the free memory.
+    gradients, within torch.cuda.set_per_process_memory_fraction, but `free_min` bytes count as
+    free. Compiled functions do not query the free memory.
     """
     if memory_budget is not None:
         memory_budget = _whole_bytes(memory_budget)
@@ -50,10 +52,9 @@ def budget_bytes(
     enough = max(8 * BUDGET_MAX, BUDGET_MAX + reserve)
     if memory_budget is not None:
         enough = memory_budget + reserve
-    device = hidden.device.index
-    free = torch.ops.logprobd.free_bytes(
-        torch.cuda.current_device() if device is None else device, enough
-    )
+    index = hidden.device.index
+    device = torch.cuda.current_device() if index is None else index
+    free = min(torch.ops.logprobd.free_bytes(device, enough), _allowed_bytes(device))
     if memory_budget is None:
         memory_budget = max(BUDGET_MIN, min(BUDGET_MAX, free // 8))
     return min(memory_budget, max(free_min, free - reserve))
@@ -66,6 +67,21 @@ def _whole_bytes(memory_budget: float) -> int:
     if isinstance(memory_budget, float) and not memory_budget.is_integer():
         raise ValueError(f"memory_budget is {memory_budget}: it must be a whole number of bytes")
     return int(memory_budget)
+
+
+def _allowed_bytes(device: int) -> float:
+    """Returns how many bytes torch.cuda.set_per_process_memory_fraction lets PyTorch allocate in
+    addition to what it has allocated. Without a limit the result is infinite."""
+    # Older versions of torch do not tell the fraction.
+    fraction_of = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
+    fraction = 1.0 if fraction_of is None else fraction_of(device)
+    if fraction >= 1:
+        return math.inf
+    stats = torch.cuda.memory_stats(device)
+    # PyTorch cannot return parts of segments of which other parts are in use.
+    kept = stats["active_bytes.all.current"] + stats["inactive_split_bytes.all.current"]
+    total = torch.cuda.get_device_properties(device).total_memory
+    return max(0, int(fraction * total) - kept)
 
 
 class LogitCache(NamedTuple):

@@ -133,8 +133,10 @@ def linear_logprob_arguments(
     hidden_gradient: HiddenGradient = "sum",
     hidden_splits: int = 2,
     autocast: bool = True,
+    need_gradients: bool = False,
 ) -> tuple[Any, ...]:
     """Returns the arguments in the order of the fields in kernels/torch_ops/api/linear_logprob.h.
+    Autograd sets `need_gradients` itself, so only callers of the backward operator pass True.
     Raises a ValueError that names the argument for invalid values that C++ cannot check."""
     if out_of_vocab not in ("error", "zero"):
         raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
@@ -182,4 +184,5 @@ def linear_logprob_arguments(
         cached_rows,
         autocast,
         hidden_splits,
+        need_gradients,
     )

@@ -24,7 +24,8 @@ using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const 
                              const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                              const MaybeTensor&, double, double, double, int64_t, int64_t, int64_t,
                              std::string_view, bool, bool, bool, bool, bool, bool, bool, bool, bool,
-                             bool, int64_t, int64_t, int64_t, bool, int64_t, const MaybeTensor&);
+                             bool, int64_t, int64_t, int64_t, bool, int64_t, bool,
+                             const MaybeTensor&);
 
 Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
   const auto score = c10::Dispatcher::singleton()
@@ -40,7 +41,7 @@ Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
       /*need_argmax=*/false, /*need_mean_logit=*/false, /*need_max_logit=*/false,
       /*need_min_logit=*/false, /*need_sum_p_squared=*/false, /*need_target_rank=*/false,
       /*top_k=*/0, /*keep_logits=*/0, /*cached_rows=*/-1, /*autocast=*/true,
-      /*hidden_splits=*/2, /*weight_grad=*/std::nullopt);
+      /*hidden_splits=*/2, /*need_gradients=*/false, /*weight_grad=*/std::nullopt);
 }
 
 class LinearLogprobTest : public ::testing::Test {

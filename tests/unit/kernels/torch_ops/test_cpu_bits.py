@@ -6,6 +6,7 @@ import torch.distributed as dist
 from linear_logprob_reference import reference, seeded
 from logprobd_ops import linear_logprob
 from rank_pool import RankPool
+from raw_operator import raw_scores
 from score_cases import FLOATS, assert_near
 from torch import Tensor
 
@@ -90,9 +91,10 @@ def test_strides_and_threads_do_not_affect_the_bits(weight_dtype):
         torch.set_num_threads(threads)
 
 
-def test_steps_of_the_workspace_do_not_affect_the_bits():
+@pytest.mark.parametrize("weight_dtype", FLOATS)
+def test_steps_of_the_workspace_do_not_affect_the_bits(weight_dtype):
     """A step has at most 2,048 rows."""
-    case = case_of(torch.bfloat16, torch.bfloat16)
+    case = case_of(torch.bfloat16, weight_dtype)
     few = {name: case[name][:, :8] for name in ("hidden", "weight")}
     case |= {"weight": few["weight"] * 8, "hidden": few["hidden"]}
     truth = score(case)
@@ -102,14 +104,46 @@ def test_steps_of_the_workspace_do_not_affect_the_bits():
     assert_same_bits(score(many), {name: values.repeat(110) for name, values in truth.items()})
 
 
-def test_a_temperature_is_rounded_as_in_a_request_of_the_service():
-    case = case_of(torch.float32, torch.bfloat16)
+@pytest.mark.parametrize("weight_dtype", FLOATS)
+def test_a_temperature_is_rounded_as_in_a_request_of_the_service(weight_dtype):
+    case = case_of(torch.float32, weight_dtype)
     rounded = torch.tensor(0.7).item()
 
     per_row = torch.full((ROWS,), 0.7, dtype=torch.float64)
 
     assert_same_bits(score(case, temperature=0.7), score(case, temperature=rounded))
     assert_same_bits(score(case, temperature=per_row), score(case, temperature=rounded))
+
+
+def peaked_rows_of(case: dict) -> Tensor:
+    """Returns which rows have one id with almost all probability."""
+    return score(case)["entropy"] < 2e-3
+
+
+@pytest.mark.parametrize(("hidden_dtype", "weight_dtype"), PAIRS)
+def test_scores_that_record_gradients_have_the_same_bits(hidden_dtype, weight_dtype):
+    case = case_of(hidden_dtype, weight_dtype)
+    with torch.no_grad():
+        truth = score(case, **OPTIONS)
+
+    recorded = score(case | {"weight": case["weight"].requires_grad_()}, **OPTIONS)
+
+    assert recorded["lse"].requires_grad
+    assert_same_bits(recorded, truth)
+
+
+# Regression: a forward computed the logits of peaked rows twice although no gradient was recorded.
+@pytest.mark.parametrize("is_recorded", (False, True))
+def test_peaked_rows_are_refined_only_for_gradients(is_recorded):
+    case = case_of(torch.bfloat16, torch.bfloat16)
+    is_peaked = peaked_rows_of(case)
+    plain = raw_scores(**case)
+
+    given = raw_scores(**case, need_gradients=is_recorded)
+
+    is_refined = given["lse_rest"] != plain["lse_rest"]
+    assert is_peaked.sum() >= 3 and not is_refined[~is_peaked].any()
+    assert is_refined[is_peaked].any() == is_recorded
 
 
 # Shards.
@@ -146,8 +180,9 @@ def test_shards_of_whole_tiles_have_the_bits_of_the_whole_head(ranks, hidden_dty
                 )
 
 
-def test_padding_and_unknown_targets_have_the_bits_of_the_whole_head(ranks):
-    case = case_of(torch.bfloat16, torch.bfloat16)
+@pytest.mark.parametrize("weight_dtype", FLOATS)
+def test_padding_and_unknown_targets_have_the_bits_of_the_whole_head(ranks, weight_dtype):
+    case = case_of(torch.bfloat16, weight_dtype)
     options = OPTIONS | {"vocab_valid": 5 * TILE - 7, "out_of_vocab": "zero"}
     case["target"][[1, 2, 3]] = torch.tensor([VOCAB - 1, 2**40, -7])
 
@@ -160,10 +195,11 @@ def test_padding_and_unknown_targets_have_the_bits_of_the_whole_head(ranks):
             assert torch.equal(part[name], truth[name]), name
 
 
+@pytest.mark.parametrize("weight_dtype", FLOATS)
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
-def test_shards_inside_tiles_are_near_the_whole_head(ranks, memory):
+def test_shards_inside_tiles_are_near_the_whole_head(ranks, memory, weight_dtype):
     """Sums of tiles that two ranks share are rounded in another way."""
-    case = case_of(torch.bfloat16, torch.bfloat16)
+    case = case_of(torch.bfloat16, weight_dtype)
 
     parts = ranks.results(score_shard, case, [0, 100, VOCAB], OPTIONS | {"memory": memory})
 

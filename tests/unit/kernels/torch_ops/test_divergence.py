@@ -421,6 +421,19 @@ if torch.get_default_device().type == "cpu":  # The host does not wait for value
     )
 
 
+# Regression: the constants raised although no gradient was recorded.
+@torch.no_grad()
+def test_constants_may_require_a_gradient_while_none_is_recorded():
+    case = make_case()
+    ones = torch.ones(11, requires_grad=True)
+
+    scores = linear_divergence(*case, temperature=ones)
+    loss = linear_divergence_loss(*case, temperature=ones, row_weights=ones)
+
+    assert torch.equal(scores.divergence, linear_divergence(*case).divergence)
+    assert torch.equal(loss.divergence, scores.divergence)
+
+
 @pytest.mark.parametrize(("message", "change"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
 def test_a_bad_argument_is_named(message, change):
     case = make_case()

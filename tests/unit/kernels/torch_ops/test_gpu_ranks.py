@@ -164,11 +164,18 @@ def serve_short_of_memory(rank: int, store: str, out: str) -> None:
     memory = torch.empty(half * weight.shape[1] + 1, dtype=weight.dtype, device="cuda")
     shard = memory[1:].view(half, -1).copy_(weight.detach()[rank * half :][:half]).requires_grad_()
     bias = torch.zeros(half, device="cuda")
+    ids = torch.arange(64, device="cuda").repeat(len(target), 1)  # The lists take 30 MiB.
     del weight, memory
     options = {"vocab_start": rank * half, "process_group": dist.group.WORLD}
 
     def score() -> None:
-        scores = linear_logprob(hidden, shard, target, bias, return_mean_logit=True, **options)
+        scores = linear_logprob(
+            *(hidden, shard, target, bias),
+            return_mean_logit=True,
+            top_k=ids.shape[1],
+            candidate_ids=ids,
+            **options,
+        )
         torch.autograd.grad((scores.logprob + scores.mean_logit).sum(), (hidden, shard))
 
     def loss() -> None:
@@ -197,7 +204,8 @@ def serve_short_of_memory(rank: int, store: str, out: str) -> None:
     dist.destroy_process_group()
 
 
-# Regression: a rank without memory for a copy of its weight failed alone, and the others waited until they timed out.
+# Regression: a rank without memory for a copy of its weight, or for the lists of all ranks, failed alone, and the
+# others waited until they timed out.
 def test_every_rank_learns_that_one_has_too_little_memory(tmp_path):
     torch.multiprocessing.spawn(
         serve_short_of_memory, (str(tmp_path / "store"), str(tmp_path / "out")), nprocs=2

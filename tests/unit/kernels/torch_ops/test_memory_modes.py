@@ -3,6 +3,7 @@
 import gc
 import inspect
 import weakref
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -359,6 +360,23 @@ class OnGpu(NamedTuple):
     device: torch.device = torch.device("cuda", 0)
 
 
+def fake_gpu(monkeypatch, *, free_bytes: int, fraction: float = 1.0) -> None:
+    """Replaces the GPU that budget_bytes asks: it has 100 GiB, of which PyTorch has allocated 18 GiB and cannot return
+    another 2 GiB."""
+    monkeypatch.setattr(torch.ops.logprobd, "free_bytes", lambda *_: free_bytes)
+    fakes = {
+        "get_per_process_memory_fraction": fraction,
+        "memory_stats": {
+            "active_bytes.all.current": 18 * GIB,
+            "inactive_split_bytes.all.current": 2 * GIB,
+        },
+        "get_device_properties": SimpleNamespace(total_memory=100 * GIB),
+    }
+    for name, answer in fakes.items():
+        owner = torch.cuda.memory if name.startswith("get_per") else torch.cuda
+        monkeypatch.setattr(owner, name, lambda _device, answer=answer: answer, raising=False)
+
+
 @pytest.mark.parametrize(
     ("given_gib", "free_gib", "budget_gib"),
     [
@@ -371,9 +389,7 @@ class OnGpu(NamedTuple):
 def test_the_budget_is_at_most_what_is_free_besides_the_gradients(
     monkeypatch, given_gib, free_gib, budget_gib
 ):
-    monkeypatch.setattr(
-        torch.ops.logprobd, "free_bytes", lambda _device, _enough: int(free_gib * GIB)
-    )
+    fake_gpu(monkeypatch, free_bytes=int(free_gib * GIB))
     given = None if given_gib is None else int(given_gib * GIB)
 
     budget = budget_bytes(given, OnGpu(GIB // 24), OnGpu(GIB // 24))
@@ -388,12 +404,31 @@ def test_the_budget_is_at_most_what_is_free_besides_the_gradients(
 def test_a_loss_has_a_block_of_logits_even_if_memory_is_short(
     monkeypatch, given_mib, free_mib, budget_mib
 ):
-    monkeypatch.setattr(torch.ops.logprobd, "free_bytes", lambda *_: free_mib << 20)
+    fake_gpu(monkeypatch, free_bytes=free_mib << 20)
     given = None if given_mib is None else given_mib << 20
 
     budget = budget_bytes(given, OnGpu(GIB // 24), OnGpu(GIB // 24), LOSS_BUDGET_MIN)
 
     assert abs(budget - (budget_mib << 20)) <= 16
+
+
+# Regression: the budget ignored the limit, so a cache within it could run out of memory.
+@pytest.mark.parametrize(
+    ("fraction", "budget_gib"), [(1.0, 4), (0.99, 4), (0.36, 2), (0.22, 1), (0.21, 0.5), (0.1, 0)]
+)
+def test_the_budget_is_within_the_memory_fraction_of_the_process(monkeypatch, fraction, budget_gib):
+    fake_gpu(monkeypatch, free_bytes=60 * GIB, fraction=fraction)
+
+    budget = budget_bytes(None, OnGpu(GIB // 24), OnGpu(GIB // 24))
+
+    assert abs(budget - budget_gib * GIB) <= 16
+
+
+def test_a_version_of_torch_that_does_not_tell_the_fraction_has_none(monkeypatch):
+    fake_gpu(monkeypatch, free_bytes=60 * GIB, fraction=0.1)
+    monkeypatch.delattr(torch.cuda.memory, "get_per_process_memory_fraction")
+
+    assert budget_bytes(None, OnGpu(GIB // 24), OnGpu(GIB // 24)) == 4 * GIB
 
 
 def test_the_default_budget_on_a_cpu_is_the_maximum():
