@@ -344,8 +344,8 @@ def test_partly_cached_rows_have_right_gradients(rows, dtype):
         assert (gradient.double() - true_gradient).norm() <= 2.5e-3 * true_gradient.norm()
 
 
-# A rounding to bf16 makes a relative error of 1.66e-3. Without an entropy, the weight's gradient has one more: the hidden
-# states are multiplied by a factor per row.
+# A rounding to bf16 makes a relative error of 1.66e-3. Without an entropy, the weight's gradient has one more: the
+# hidden states are multiplied by a factor per row.
 @needs_fused_kernels
 @pytest.mark.parametrize(("entropy_factor", "error_max"), [(0.5, 2.5e-3), (0.0, 2.95e-3)])
 @pytest.mark.parametrize("cached_rows", (2048, 3072))

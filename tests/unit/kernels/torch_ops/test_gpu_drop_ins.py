@@ -143,9 +143,9 @@ def test_skyrls_triton_function(dtype, rows, monkeypatch):
         assert relative_error(our, true) <= (8e-3 if dtype == BF16 else 2e-3)
 
 
-# A reduced loss rounds the probabilities, the hidden states times a factor per row, and the gradient to bf16. Each rounding
-# moves a number by up to 2^-8 of itself, evenly spread. Liger rounds two of these; for the sum of flat rows the largest
-# number of a row is -1, which needs no rounding.
+# A reduced loss rounds the probabilities, the hidden states times a factor per row, and the gradient to bf16. Each
+# rounding moves a number by up to 2^-8 of itself, evenly spread. Liger rounds two of these; for the sum of flat rows
+# the largest number of a row is -1, which needs no rounding.
 ROUNDINGS_OF_A_REDUCED_LOSS = (3 * (2**-8) ** 2 / 3) ** 0.5
 
 # Rows, hidden size and vocabulary of Liger's tests.
