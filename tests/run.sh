@@ -97,12 +97,12 @@ $tests || exit 0
 [ -d build/site-originals ] || { echo "run.sh: error: no build/site-originals; run bash tests/run.sh --build" >&2; exit 1; }
 
 export TEST_BINARIES=$PWD/build/release/bin
-python=build/venv-tests/bin/python operator_tests=tests/unit/kernels/torch_ops
+python=build/venv-tests/bin/python
 ctest_options=(--test-dir build/release --no-tests=error --output-on-failure -j "$jobs" -LE gpu)
-pytest_options=(-q tests --ignore "$operator_tests" --durations 10)
+pytest_options=(-q tests --durations 10)
 if $quick; then
   ctest_options+=(-L unit)
-  pytest_options=(-q tests/unit --ignore "$operator_tests")
+  pytest_options=(-q tests/unit)
 fi
 # Each suite writes its own log, and a failed suite does not stop the next one.
 cpp_suite() {
@@ -111,14 +111,10 @@ cpp_suite() {
   return "${PIPESTATUS[0]}"
 }
 python_suite() { "$python" -m pytest "${pytest_options[@]}" 2>&1 | tee "$step_logs/pytest.log"; }
-# The operator's tests run in a separate process: torch's autograd crashed once when they ran after all other tests,
-# with gRPC's threads in the process.
-operator_suite() { "$python" -m pytest -q "$operator_tests" 2>&1 | tee "$step_logs/pytest_operator.log"; }
 
 status=0
 timed "C++ tests" cpp_suite || status=1
 timed "Python tests" python_suite || status=1
-timed "operator tests" operator_suite || status=1
 
 echo
 echo "Summary ($(date -u +%FT%TZ), $((SECONDS / 60)) min $((SECONDS % 60)) s)"
@@ -127,7 +123,6 @@ echo "Summary ($(date -u +%FT%TZ), $((SECONDS / 60)) min $((SECONDS % 60)) s)"
 skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test.*[*]{3}Skipped' "$step_logs/ctest.log" || true)
 [ "$skipped" -eq 0 ] || echo "          $skipped skipped: see $step_logs/ctest.log"
 tail -n 1 "$step_logs/pytest.log" | sed 's/^/  Python  /'
-tail -n 1 "$step_logs/pytest_operator.log" | sed 's/^/  Torch   /'
 echo "  GPU     not run here: see tests/gpu/README.md"
 [ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: see the logs in $step_logs."
 exit "$status"

@@ -32,10 +32,11 @@ using torch::autograd::variable_list;
 /// Throws c10::ValueError if an input or coefficient needs a gradient that is not computed. The
 /// other ranks of the group get the error in the first exchange of their call.
 void CheckConstants(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
-                    const LossCoefficients& coefficients) {
+                    const LossCoefficients& coefficients, const MaybeTensor& weight_grad) {
   const auto check = [&] {
     CheckNeedsNoGradient(inputs.row_temperature, "temperature");
     CheckNeedsNoGradient(inputs.mean_logit_weights, "mean_logit_weights");
+    CheckNeedsNoGradient(weight_grad, "weight_grad");
     ForEachField<LossCoefficients>([&]<typename T>(const Field<LossCoefficients, T>& field) {
       if constexpr (std::is_same_v<T, MaybeTensor>) {
         CheckNeedsNoGradient(coefficients.*field.member, field.name);
@@ -45,8 +46,14 @@ void CheckConstants(const LinearLogprobInputs& inputs, const LinearLogprobOption
   DeferredError error;
   error.Run(check);
   if (!error.has_error()) return;
-  // A traced call runs no collectives.
-  const bool is_traced = inputs.hidden.is_meta() || c10::impl::dispatch_mode_enabled();
+  // A traced call runs no collectives. Other modes, as that which counts operations, do not trace.
+  using c10::impl::TorchDispatchModeKey;
+  const auto has_mode = [](TorchDispatchModeKey mode) {
+    return c10::impl::TorchDispatchModeTLS::get_mode(mode).has_value();
+  };
+  const bool is_traced = inputs.hidden.is_meta() || has_mode(TorchDispatchModeKey::FAKE) ||
+                         has_mode(TorchDispatchModeKey::PROXY) ||
+                         has_mode(TorchDispatchModeKey::FUNCTIONAL);
   if (!is_traced) Problem(inputs, options).group.RunOnAllRanks(inputs.hidden.device(), check);
   error.Rethrow(/*has_any_rank_failed=*/false);
 }
@@ -163,7 +170,7 @@ class LinearLogprobFunction : public torch::autograd::Function<LinearLogprobFunc
 
 Outputs ScoreWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                           const MaybeTensor& weight_grad) {
-  CheckConstants(inputs, options, /*coefficients=*/{});
+  CheckConstants(inputs, options, /*coefficients=*/{}, weight_grad);
   LinearLogprobOptions with_needs = options;
   with_needs.need_gradients = options.need_gradients || NeedsGradient(inputs.hidden) ||
                               NeedsGradient(inputs.weight) || NeedsGradient(inputs.bias);
@@ -205,7 +212,7 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
 LossOutputs LossWithGradient(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
                              const LossCoefficients& coefficients, Needs needs,
                              int64_t cache_bytes) {
-  CheckConstants(inputs, options, coefficients);
+  CheckConstants(inputs, options, coefficients, /*weight_grad=*/std::nullopt);
   needs = NeedsInForward(needs, inputs.hidden, inputs.weight, inputs.bias);
   return ToTuple<LossOutputs>(LossFunction::apply(inputs.hidden, inputs.weight, inputs.bias, inputs,
                                                   options, coefficients, needs, cache_bytes));

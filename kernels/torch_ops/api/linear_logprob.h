@@ -101,7 +101,8 @@ struct LinearLogprobOptions {
   bool need_min_logit = false;
   /// Excludes caches of exponentials, with which the fused kernels do not compute it.
   bool need_sum_p_squared = false;
-  /// The tensor path computes it, whatever the inputs are.
+  /// Excludes caches of exponentials. On GPUs, a group of several ranks takes the tensor path for
+  /// it.
   bool need_target_rank = false;
   int64_t top_k = 0;  ///< Length of top_k_ids and top_k_logprobs, 0 to kernels::kTopKMax.
   LogitCacheKind keep_logits = LogitCacheKind::kNone;

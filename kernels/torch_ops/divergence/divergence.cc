@@ -93,6 +93,15 @@ at::Tensor ResultOf(const at::Tensor& statistics, DivergenceStatistic column,
   return statistics.select(1, column).to(WideDtype(inputs)).view(shape.slice(0, shape.size() - 1));
 }
 
+/// Returns an uninitialised cache of all rows' gradients, or one without rows if memory is short.
+at::Tensor AllocateCache(const DivergenceRows& rows) {
+  try {
+    return rows.EmptyGradients(rows.subset.num_all);
+  } catch (const c10::OutOfMemoryError&) {
+    return rows.EmptyGradients(0);
+  }
+}
+
 /// Returns the statistics of the rows as those of all rows. Masked rows hold zeros.
 at::Tensor OfAllRows(const at::Tensor& statistics, const ForwardRows& pass) {
   const at::Tensor all = pass.rows.subset.ScatterToAll(statistics);
@@ -126,10 +135,10 @@ DivergenceOutputs ForwardDivergence(const DivergenceInputs& inputs,
                     static_cast<int64_t>(options.keep_gradient), ": it must be 0 or ",
                     static_cast<int64_t>(cache_kind), " for these inputs");
   DivergenceOutputs outputs;
-  outputs.cache = is_cached ? rows.EmptyGradients(rows.subset.num_all)
+  outputs.cache = is_cached ? AllocateCache(rows)
                             : at::empty({0}, inputs.student_hidden.options().dtype(rows.wide));
   const at::Tensor statistics = EmptyStatistics(rows);
-  Summarize(rows, options, statistics, is_cached ? outputs.cache : at::Tensor());
+  Summarize(rows, options, statistics, outputs.cache.numel() > 0 ? outputs.cache : at::Tensor());
   outputs.statistics = OfAllRows(statistics, pass);
   outputs.divergence = ResultOf(outputs.statistics, kDivergence, inputs);
   outputs.entropy = ResultOf(outputs.statistics, kEntropy, inputs);
@@ -166,7 +175,8 @@ InputGradients BackwardDivergence(const DivergenceUpstream& upstream,
   };
   const DivergenceCoefficients coefficients = {coefficients_of(d_divergence),
                                                coefficients_of(d_entropy)};
-  if (!upstream.cache.has_value() || d_entropy.defined()) {
+  const bool has_cache = upstream.cache.has_value() && upstream.cache->numel() > 0;
+  if (!has_cache || d_entropy.defined()) {
     return Differentiate(rows, gather(upstream.statistics), /*computes_statistics=*/false,
                          coefficients, inputs, options, needs);
   }

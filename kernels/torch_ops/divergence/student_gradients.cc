@@ -17,7 +17,7 @@ StudentGradients::StudentGradients(const DivergenceInputs& inputs, const Diverge
   const auto options = inputs.student_hidden.options();
   const at::Tensor& weight = inputs.student_weight;
   if (needs.hidden) {
-    hidden_ = at::empty({rows.size(), weight.size(1)}, options.dtype(wide_));
+    hidden_ = at::empty({rows.size(), weight.size(1)}, options);
   }
   if (needs.weight) {
     weight_ = at::empty(weight.sizes(), options.dtype(is_at_once ? weight.scalar_type() : wide_));
@@ -29,8 +29,13 @@ StudentGradients::StudentGradients(const DivergenceInputs& inputs, const Diverge
 
 void StudentGradients::Add(const DivergenceRows& rows, int64_t begin, const at::Tensor& gradient,
                            const at::Tensor& factors) {
-  const at::Tensor hidden_sum =
-      hidden_.defined() ? SliceRows(hidden_, begin, rows.size()) : hidden_;
+  at::Tensor hidden_gradient, hidden_sum;
+  if (hidden_.defined()) {
+    hidden_gradient = SliceRows(hidden_, begin, rows.size());
+    hidden_sum = hidden_.scalar_type() == wide_
+                     ? hidden_gradient
+                     : at::empty(hidden_gradient.sizes(), hidden_.options().dtype(wide_));
+  }
   at::Tensor hidden = rows.student_hidden;
   if (factors.defined() && weight_.defined()) {
     hidden = hidden * factors;
@@ -50,6 +55,7 @@ void StudentGradients::Add(const DivergenceRows& rows, int64_t begin, const at::
   };
   ForEachColumns(rows.are_gradients_in_sixteen_bits(), rows.size(), rows.columns(), add_columns);
   if (hidden_sum.defined() && factors.defined()) hidden_sum.mul_(factors);
+  if (!hidden_sum.is_same(hidden_gradient)) hidden_gradient.copy_(hidden_sum);
 }
 
 InputGradients StudentGradients::Result(const Rows& subset) const {
@@ -59,7 +65,7 @@ InputGradients StudentGradients::Result(const Rows& subset) const {
   InputGradients gradients = {none(hidden), none(weight),
                               none(inputs_.student_bias.value_or(weight))};
   if (hidden_.defined()) {
-    gradients.hidden = subset.ScatterToAll(hidden_.to(hidden.scalar_type())).view(hidden.sizes());
+    gradients.hidden = subset.ScatterToAll(hidden_).view(hidden.sizes());
   }
   if (weight_.defined()) gradients.weight = weight_.to(weight.scalar_type());
   if (bias_.defined()) gradients.bias = bias_.to(inputs_.student_bias->scalar_type());

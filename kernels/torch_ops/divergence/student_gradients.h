@@ -33,7 +33,7 @@ class StudentGradients {
 
   const DivergenceInputs& inputs_;
   const at::ScalarType wide_;
-  at::Tensor hidden_;  // [n, H] in the wide dtype, or undefined
+  at::Tensor hidden_;  // [n, H] in the dtype of student_hidden, or undefined
   at::Tensor weight_;  // [V, H] or undefined
   at::Tensor bias_;    // [V] in the wide dtype, or undefined
 };

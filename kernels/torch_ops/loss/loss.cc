@@ -343,6 +343,7 @@ LinearLogprobLoss ForwardWithGradients(const LossCoefficients& coefficients,
     const UpstreamGradients deciding = DecidingCoefficients(coefficients);
     int64_t num_rows = 0;
     const auto allocate_cache = [&] {
+      mine.block_rows_max = 0;
       const Wait wait = ScoresDuringCompaction(problem, cache_bytes) ? Wait::kLater : Wait::kNow;
       with_gradient = CompactValidRows(problem, deciding, wait);
       // Usually all valid rows have a gradient. If that is known, one compaction is enough.

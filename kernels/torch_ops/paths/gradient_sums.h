@@ -26,8 +26,8 @@ struct GradientSums {
 };
 
 /// Allocates the sums for `num_rows` rows. The weight's sum is `weight_grad` if given; otherwise,
-/// when all rows are added at once, it has the weight's dtype and is written once. When they are
-/// not and no other rank adds to hidden's sum, that sum has the dtype of hidden.
+/// when all rows are added at once, it has the weight's dtype. When they are not and no other rank
+/// adds to hidden's sum, that sum has the dtype of hidden.
 GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
                           const MaybeTensor& weight_grad, int64_t num_rows, bool is_added_at_once);
 

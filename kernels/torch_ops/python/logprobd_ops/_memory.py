@@ -32,7 +32,7 @@ def check_memory(memory: str) -> None:
 
 
 def budget_bytes(
-    memory_budget: int | None, hidden: Tensor, weight: Tensor, free_min: int = 0
+    memory_budget: float | None, hidden: Tensor, weight: Tensor, free_min: int = 0
 ) -> int:
     """Returns how many bytes of logits may be cached: `memory_budget`, or the default if it is None.
 
@@ -93,7 +93,7 @@ class LogitCache(NamedTuple):
 
 def logit_cache(
     memory: Memory,
-    memory_budget: int | None,
+    memory_budget: float | None,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,

@@ -81,7 +81,7 @@ def linear_divergence(
     vocab_valid: int | None = None,
     mask: Tensor | None = None,
     memory: Memory = "auto",
-    memory_budget: int | None = None,
+    memory_budget: float | None = None,
 ) -> LinearDivergenceOutput:
     """Computes the divergence of each row and the student's entropy without [rows, V] logits of either model.
 
@@ -111,8 +111,8 @@ def linear_divergence(
             in the dtype of the weight if the products are computed in bf16, else in fp32 (fp64), until the end of
             the backward, which then only multiplies. "auto": "cached" if that fits in memory_budget beside
             the logits of a block of rows, else "recompute"; also "recompute" while hooks take the saved tensors, as
-            in torch.utils.checkpoint. Nothing is kept if no backward can follow, or in fp16, whose range
-            is too small. A cache does not help a backward through the entropy.
+            in torch.utils.checkpoint. Nothing is kept if no backward can follow, if memory is short, or in
+            fp16, whose range is too small. A cache does not help a backward through the entropy.
         memory_budget: bytes for the logits and gradients of a block of rows, which is at least one row; with "auto"
             also for what is kept. Default: as in linear_logprob.
 
@@ -179,7 +179,7 @@ def linear_divergence_loss(
     mask: Tensor | None = None,
     row_weights: Tensor | None = None,
     reduction: Reduction = "mean",
-    memory_budget: int | None = None,
+    memory_budget: float | None = None,
 ) -> LinearDivergenceLossOutput:
     """Computes one loss: the sum over rows of the divergence times the row's weight.
 
@@ -291,7 +291,7 @@ def _options(
 
 def _memory_plan(
     memory: Memory,
-    memory_budget: int | None,
+    memory_budget: float | None,
     needs_gradient: bool,
     student_hidden: Tensor,
     student_weight: Tensor,
@@ -315,7 +315,7 @@ def _memory_plan(
     )
     if memory == "cached":
         return cache_kind, budget
-    rows = student_hidden[..., 0].numel()
+    rows = student_hidden.shape[:-1].numel()
     left = budget - rows * gradient_bytes
     # A checkpoint runs the forward again, where it must save tensors of the same shapes.
     if are_saved_tensors_hooked() or left < min(rows, _BLOCK_ROWS) * logit_bytes:

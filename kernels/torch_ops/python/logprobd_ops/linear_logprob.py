@@ -87,7 +87,7 @@ def linear_logprob(
     candidate_ids: "Tensor | Sequence[Tensor] | None" = None,
     candidate_offsets: Tensor | None = None,
     memory: Memory = "auto",
-    memory_budget: int | None = None,
+    memory_budget: float | None = None,
     hidden_splits: int = 2,
     autocast: bool = True,
 ) -> LinearLogprobOutput:
@@ -164,8 +164,8 @@ def linear_logprob(
 
     Raises:
         ValueError: shapes, dtypes, devices or options are invalid or do not match; the message
-            names the argument. It is raised on every rank if the ranks' targets, sizes or options
-            differ, or their shards overlap.
+            names the argument. It is raised on every rank if the ranks' targets, candidates, sizes or
+            options differ, if only some ranks record gradients, or if their shards overlap.
         IndexError: a target or a candidate is outside the vocabulary; the message names the row or the id.
         RuntimeError: another rank of the group failed.
     """

@@ -65,7 +65,7 @@ def linear_logprob_loss(
     return_mean_logit: bool = False,
     return_max_logit: bool = False,
     return_min_logit: bool = False,
-    memory_budget: int | None = None,
+    memory_budget: float | None = None,
     **head_options: Unpack[HeadOptions],
 ) -> LinearLogprobLossOutput:
     """Computes one loss: the sum over rows of logprob, entropy, lse and mean logit, each times its coefficient.

@@ -75,7 +75,7 @@ def linear_cross_entropy(
     class_weights: Tensor | None = None,
     token_scaling: bool = False,
     memory: Memory = "auto",
-    memory_budget: int | None = None,
+    memory_budget: float | None = None,
     weight_grad: Tensor | None = None,
     gradients_in_forward: bool | None = None,
     return_z_loss: bool = False,

@@ -112,3 +112,26 @@ def test_a_replayed_graph_computes_forward_and_backward_of_the_current_inputs(me
         assert error_of(ours, true) < (1e-5 if ours.dtype == torch.float32 else 4e-3)
     for values in captured[:2]:
         assert (values[~mask] == 0).all()
+
+
+def test_a_forward_without_memory_for_the_cache_keeps_nothing():
+    case = make_case(rows=4096, vocab=60_000, size=64)  # The cache takes 470 MiB.
+
+    def gradients() -> list[Tensor]:
+        rows = linear_divergence(*case, memory="cached", memory_budget=64 << 20)
+        return [rows.divergence, *torch.autograd.grad(rows.divergence.sum(), case.leaves)]
+
+    expected = [each.detach() for each in gradients()]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    room = torch.cuda.memory_reserved() + (350 << 20)
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        ours = gradients()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    torch.testing.assert_close(ours[0], expected[0])
+    for our, true in zip(ours[1:], expected[1:], strict=True):
+        assert error_of(our, true) < 4e-3

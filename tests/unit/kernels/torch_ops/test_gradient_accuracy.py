@@ -193,6 +193,7 @@ WRONG_BUFFERS = {
     "float64": torch.zeros(200, 9, dtype=torch.float64),
     "expanded": torch.zeros(1, 9).expand(200, 9),
     "another device": torch.zeros(200, 9, device="meta"),
+    "with a gradient": torch.zeros(200, 9, requires_grad=True),
 }
 
 

@@ -325,6 +325,35 @@ def test_partial_gradients_of_hidden_add_up_to_the_gradient_without_a_collective
     assert_close(parts, whole, borders)
 
 
+def gradients_of_the_weight(rank: int, _size: int, given: dict, borders: list[int]) -> dict:
+    """Returns the gradient from the backward and that formed in the forward, of a frozen hidden."""
+    mine = shard(given, borders, rank)
+    group = {"vocab_start": borders[rank], "process_group": dist.group.WORLD}
+    weight = mine["weight"].clone().requires_grad_()
+    arguments = (mine["hidden"], weight, given["target"])
+    logprob = linear_logprob(*arguments, **group).logprob
+    loss = linear_logprob_loss(*arguments, logprob_coef=given["upstream"][0], **group).loss
+    return {
+        "backward": torch.autograd.grad(logprob, weight, given["upstream"][0])[0],
+        "forward": torch.autograd.grad(loss, weight)[0],
+    }
+
+
+@pytest.mark.parametrize("given", [head(), head_without_ignored_rows()], ids=["some", "all"])
+def test_the_weight_has_a_gradient_if_hidden_needs_none(ranks, given) -> None:
+    """Regression: the ranks summed a gradient of hidden that did not exist."""
+    borders = UNEVEN["within tiles"]
+
+    parts = ranks.results(gradients_of_the_weight, given, borders)
+
+    weight = given["weight"].clone().requires_grad_()
+    logprob = linear_logprob(given["hidden"], weight, given["target"]).logprob
+    [whole] = torch.autograd.grad(logprob, weight, given["upstream"][0])
+    for name in ("backward", "forward"):
+        d_weight = torch.cat([part[name] for part in parts])
+        torch.testing.assert_close(d_weight, whole, rtol=1e-5, atol=1e-5)
+
+
 def partial_loss_of_shard(rank: int, _size: int, given: dict, borders: list[int]) -> dict:
     return loss_of(
         shard(given, borders, rank),
