@@ -11,7 +11,9 @@
 // Numerics  Exponentials are scaled by powers of two, which is exact unless they become denormal.
 //           The factor is free times a power of two times 2^x with x in [0, 1), so the gradients
 //           are bit-identical whatever the exponents of the cache are. The target is taken from
-//           fp32.
+//           fp32. Its element is rounded to bf16, and the factor is corrected by that rounding, by
+//           up to 2^-8 of itself: the target's gradient, the largest number of a flat row, is then
+//           exact, at the price of an error of the other gradients no larger than their own.
 // Limits    2^31 - 1 rows.
 // Source    Our own.
 
@@ -127,7 +129,11 @@ __global__ void __launch_bounds__(kThreads)
   if (target < 0 || target >= params.num_tiles * kTileColumns) return;
   const float p = Exp2(MaxOrNan(row.target_exponent, kGradientExponentMin));
   const float gradient = __fadd_rn(row.free == 0.0F ? 0.0F : __fmul_rn(p, row.free), row.target);
-  exponentials[target] = __float2bfloat16_rn(__fdiv_rn(gradient, scale.factor));
+  const __nv_bfloat16 element = __float2bfloat16_rn(__fdiv_rn(gradient, scale.factor));
+  exponentials[target] = element;
+  const float rounded = __bfloat162float(element);
+  const bool is_normal = fabsf(rounded) >= FLT_MIN && fabsf(rounded) <= FLT_MAX;
+  if (is_normal) params.factors[i] = __fdiv_rn(gradient, rounded);
 }
 
 }  // namespace

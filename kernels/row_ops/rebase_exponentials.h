@@ -28,9 +28,9 @@ struct RebaseExponentialsParams {
 /// Enqueues on `stream` the conversion of cached exponentials into gradients of the dot products,
 /// up to one factor per row, and returns without waiting: the gradient of a row is factors[row]
 /// times its converted exponentials. The exponentials of a row are rebased to one exponent, and the
-/// target's element becomes its gradient divided by the factor. Rows that were cached with a
-/// reference exponent need almost no work. Requires a loss whose gradient is linear in the
-/// probabilities.
+/// target's element becomes its gradient divided by the factor, which is chosen so that their
+/// product is exact in fp32. Rows that were cached with a reference exponent need almost no work.
+/// Requires a loss whose gradient is linear in the probabilities.
 ///
 /// Thread-safe. Returns cudaErrorInvalidValue when a parameter is out of range, otherwise the error
 /// of the launch.

@@ -24,6 +24,7 @@ import warnings
 import grpc
 import torch
 from safetensors import safe_open
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" / "python"))
 
@@ -68,7 +69,13 @@ class TorchScorer:
     def __init__(self, weight: torch.Tensor, *, chunk_rows: int, compiled: bool) -> None:
         self.weight = weight
         self.chunk_rows = chunk_rows
-        self._score_chunk = torch.compile(score_chunk, dynamic=False) if compiled else score_chunk
+        self._score_chunk = score_chunk
+        if compiled:
+            self._score_chunk = torch.compile(score_chunk, dynamic=False)
+            # The thread that traces first on a machine without a GPU owns a device guard that torch 2.11 uses in
+            # every later trace and backward, even if the thread has ended, as gRPC's threads do.
+            with FakeTensorMode():
+                torch.empty(0)
         self._staging = threading.local()
         # Chunks of two requests at the same time would double the memory without being faster.
         self._device_lock = threading.Lock()

@@ -1,6 +1,8 @@
 """Tests that the baseline server is correct, so that comparisons with it are meaningful."""
 
+import os
 import pathlib
+import subprocess
 import sys
 
 import grpc
@@ -63,6 +65,31 @@ def test_compiled_scores_match_the_double_reference(model: ModelFolder) -> None:
     with scoring_rpc.Scoring(server.address) as scoring:
         assert np.abs(errors(scoring, model, rows=3)).max() < TOLERANCE
     server.server.stop(None).wait()
+
+
+# Regression: the first trace ran in a thread of gRPC, which left a dangling pointer to every later backward.
+def test_a_backward_works_after_the_threads_of_a_compiled_server_have_ended() -> None:
+    script = """
+import threading, torch
+from baseline_server import TorchScorer
+scorer = TorchScorer(torch.randn(300, 64).bfloat16(), chunk_rows=3, compiled=True)
+rows, ids = torch.zeros(3 * 64 * 2, dtype=torch.uint8), torch.zeros(3 * 4, dtype=torch.uint8)
+score = lambda: scorer.score(bytearray(rows.numpy()), torch.bfloat16, bytearray(ids.numpy()))
+thread = threading.Thread(target=score)
+thread.start()
+thread.join()
+torch.ones(2, requires_grad=True).sum().backward()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        cwd=pathlib.Path(baseline_server.__file__).parent,
+        env={**os.environ, "MALLOC_PERTURB_": "165"},  # glibc overwrites memory that is freed.
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
