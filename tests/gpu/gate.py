@@ -62,7 +62,12 @@ SANITIZED = {
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # A test may be skipped for want of a second GPU, or of a package that the operator is compared with.
 ALLOWED_SKIPS = re.compile(r"GPUs|could not import|not installed|no module named", re.IGNORECASE)
-STEP_TIMEOUT_SECONDS = 1800
+STEP_TIMEOUT_SECONDS = 1800  # by default
+step_timeout_seconds = float(STEP_TIMEOUT_SECONDS)
+
+
+class StepTimeoutError(Exception):
+    """The message has the end of the step's output."""
 
 
 @dataclasses.dataclass
@@ -86,16 +91,20 @@ class Step:
 
 
 def call(command: list[str | pathlib.Path], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=STEP_TIMEOUT_SECONDS,
-    )
+    try:
+        return subprocess.run(
+            [str(part) for part in command],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            timeout=step_timeout_seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode(errors="replace")
+        raise StepTimeoutError(f"no end after {error.timeout:.0f} s\n{tail(output)}") from error
 
 
 def tail(text: str, lines: int = 40) -> str:
@@ -132,7 +141,7 @@ def report_of(report: pathlib.Path, done: subprocess.CompletedProcess[str]) -> R
 def gtest(*command: str | pathlib.Path, arguments: tuple[str, ...] = ()) -> Result:
     """Runs a GoogleTest binary, perhaps under another program."""
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
-        done = call([*command, "--gtest_brief=1", f"--gtest_output=xml:{report.name}", *arguments])
+        done = call([*command, f"--gtest_output=xml:{report.name}", *arguments])
         return report_of(pathlib.Path(report.name), done)
 
 
@@ -289,12 +298,21 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, help="steps that run at once (default: 1)")
     parser.add_argument(
+        "--step-timeout",
+        type=float,
+        default=STEP_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help=f"a step that takes longer has failed (default: {STEP_TIMEOUT_SECONDS})",
+    )
+    parser.add_argument(
         "--out",
         type=pathlib.Path,
         default=ROOT / "build" / "gpu-gate.json",
         help="the result, as JSON",
     )
     arguments = parser.parse_args()
+    global step_timeout_seconds  # noqa: PLW0603
+    step_timeout_seconds = arguments.step_timeout
     bin_dir = arguments.bin_dir.resolve()
     baseline = {}
     if arguments.baseline:
@@ -324,8 +342,8 @@ def main() -> int:
                 if result.detail:
                     print("    " + result.detail.replace("\n", "\n    "), flush=True)
 
-    run_steps([step for step in steps if step.alone], 1)
     run_steps([step for step in steps if not step.alone], arguments.jobs)
+    run_steps([step for step in steps if step.alone], 1)
 
     passed = sum(result.passed for result in results.values())
     failed = sum(result.failed for result in results.values())
