@@ -23,6 +23,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,20 +92,23 @@ class Step:
 
 
 def call(command: list[str | pathlib.Path], **environment: str) -> subprocess.CompletedProcess[str]:
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
     try:
-        return subprocess.run(
-            [str(part) for part in command],
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            cwd=ROOT,
-            timeout=step_timeout_seconds,
-        )
+        output, _ = process.communicate(timeout=step_timeout_seconds)
     except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode(errors="replace")
+        # Its own children would otherwise disturb the steps that need the GPU for themselves.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
         raise StepTimeoutError(f"no end after {error.timeout:.0f} s\n{tail(output)}") from error
+    return subprocess.CompletedProcess(process.args, process.returncode, output)
 
 
 def tail(text: str, lines: int = 40) -> str:
@@ -142,6 +146,9 @@ def gtest(*command: str | pathlib.Path, arguments: tuple[str, ...] = ()) -> Resu
     """Runs a GoogleTest binary, perhaps under another program."""
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
         done = call([*command, f"--gtest_output=xml:{report.name}", *arguments])
+        # They tell where a test hangs, but not why one fails.
+        lines = [line for line in done.stdout.splitlines() if not re.match(r"\[ +(RUN|OK) ", line)]
+        done.stdout = "\n".join(lines)
         return report_of(pathlib.Path(report.name), done)
 
 
@@ -311,8 +318,6 @@ def main() -> int:
         help="the result, as JSON",
     )
     arguments = parser.parse_args()
-    global step_timeout_seconds  # noqa: PLW0603
-    step_timeout_seconds = arguments.step_timeout
     bin_dir = arguments.bin_dir.resolve()
     baseline = {}
     if arguments.baseline:
@@ -320,6 +325,8 @@ def main() -> int:
 
     host = machine()
     commit = commit_of(bin_dir)
+    global step_timeout_seconds  # noqa: PLW0603
+    step_timeout_seconds = arguments.step_timeout
     steps = [step for step in steps_of(bin_dir, baseline) if re.search(arguments.only, step.name)]
     print(
         f"GPU gate at {commit}: {len(steps)} steps on {host['gpu']}, driver {host['driver']}",

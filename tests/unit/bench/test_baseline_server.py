@@ -70,14 +70,13 @@ def test_compiled_scores_match_the_double_reference(model: ModelFolder) -> None:
 # Regression: the first trace ran in a thread of gRPC, which left a dangling pointer to every later backward.
 def test_a_backward_works_after_the_threads_of_a_compiled_server_have_ended() -> None:
     script = """
-import threading, torch
+import concurrent.futures, torch
 from baseline_server import TorchScorer
 scorer = TorchScorer(torch.randn(300, 64).bfloat16(), chunk_rows=3, compiled=True)
 rows, ids = torch.zeros(3 * 64 * 2, dtype=torch.uint8), torch.zeros(3 * 4, dtype=torch.uint8)
 score = lambda: scorer.score(bytearray(rows.numpy()), torch.bfloat16, bytearray(ids.numpy()))
-thread = threading.Thread(target=score)
-thread.start()
-thread.join()
+with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    pool.submit(score).result()
 torch.ones(2, requires_grad=True).sum().backward()
 """
     done = subprocess.run(

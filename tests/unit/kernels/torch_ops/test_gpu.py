@@ -345,10 +345,14 @@ def test_partly_cached_rows_have_right_gradients(rows, dtype):
         assert (gradient.double() - true_gradient).norm() <= 2.5e-3 * true_gradient.norm()
 
 
+# A rounding to bf16 makes a relative error of 1.66e-3. Without an entropy, the weight's gradient has a third one: the
+# hidden states are multiplied by a factor per row.
 @needs_fused_kernels
-@pytest.mark.parametrize("entropy_factor", (0.5, 0.0))
+@pytest.mark.parametrize(("entropy_factor", "error_max"), [(0.5, 2.5e-3), (0.0, 2.95e-3)])
 @pytest.mark.parametrize("cached_rows", (2048, 3072))
-def test_gradients_that_overwrite_a_partial_cache_are_accurate(cached_rows, entropy_factor):
+def test_gradients_that_overwrite_a_partial_cache_are_accurate(
+    cached_rows, entropy_factor, error_max
+):
     """Regression: the weight's gradient was rounded after one part of the rows and again after the other."""
     rows, vocab = 4096, 40_000
     hidden, weight, target = make_case(rows, 256, vocab)
@@ -357,14 +361,16 @@ def test_gradients_that_overwrite_a_partial_cache_are_accurate(cached_rows, entr
     assert logit_cache("auto", budget, hidden, weight, target, None).rows == cached_rows
 
     scores = linear_logprob(hidden, weight, target, memory_budget=budget)
-    loss = (scores.logprob + entropy_factor * scores.entropy).sum()
+    upstream = torch.randn(rows, device="cuda")
+    loss = (upstream * (scores.logprob + entropy_factor * scores.entropy)).sum()
     ours = torch.autograd.grad(loss, (hidden, weight))
 
     exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
     truth = reference(*exact, target)
-    true = torch.autograd.grad((truth.logprob + entropy_factor * truth.entropy).sum(), exact)
+    loss = (upstream * (truth.logprob + entropy_factor * truth.entropy)).sum()
+    true = torch.autograd.grad(loss, exact)
     for gradient, true_gradient in zip(ours, true, strict=True):
-        assert (gradient.double() - true_gradient).norm() <= 2.5e-3 * true_gradient.norm()
+        assert (gradient.double() - true_gradient).norm() <= error_max * true_gradient.norm()
 
 
 @pytest.mark.parametrize("memory", ("recompute", "cached"))
