@@ -345,6 +345,14 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     return records
 
 
+def relative_error(gradient: Tensor, true: Tensor) -> float:
+    """Returns the error relative to the Frobenius norm of `true`, which is in double."""
+    # The comparison runs in pieces, so that it holds no further copies of [V, H] in double.
+    pieces = zip(gradient.split(4096), true.split(4096), strict=True)
+    square = sum(((a.double() - b) ** 2).sum().item() for a, b in pieces)
+    return square**0.5 / true.norm().item()
+
+
 def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
     """Returns the errors of both gradients against double, relative to the Frobenius norm, for the same inputs."""
     given = inputs_of(ERROR_ROWS, hidden, vocab, device)
@@ -370,13 +378,10 @@ def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
             for what, ours_is, true in zip(
                 ("hidden", "weight"), gradients(scores, given), truth, strict=True
             ):
-                # The comparison runs in pieces, so that it holds no further copies of [V, H] in double.
-                pieces = zip(ours_is.split(4096), true.split(4096), strict=True)
-                square = sum(((a.double() - b) ** 2).sum().item() for a, b in pieces)
                 records.append(
                     bench_records.record(
                         f"Gradient of {what}, {name}, T={ERROR_ROWS}, H={hidden}, V={vocab}",
-                        square**0.5 / true.norm().item(),
+                        relative_error(ours_is, true),
                         "of the norm",
                         note="against double"
                         + ("" if name.startswith("torch") else f"; target at most {ERROR_MAX}"),
@@ -429,6 +434,23 @@ def heads_and_rows(args: argparse.Namespace) -> Iterator[tuple[int, int, list[in
     for head in args.heads.split(","):
         hidden, vocab = (int(size) for size in head.split("x"))
         yield hidden, vocab, [int(rows) for rows in args.rows.split(",")]
+
+
+def measure_one_size(
+    description: str,
+    measure: Callable[[argparse.Namespace, int, int, int], list[dict]],
+    *,
+    rounds: int,
+) -> int:
+    """Runs a benchmark of 4,096 rows, a hidden size of 4,096 and 151,936 ids by default. Returns its exit status."""
+    args = parsed(parser_of(description, heads="4096x151936", rounds=rounds, rows="4096"))
+    records: list[dict] = []
+    for hidden, vocab, all_rows in heads_and_rows(args):
+        for rows in all_rows:
+            records += measure(args, rows, hidden, vocab)
+    has_misses = bench_records.report_misses(records)
+    bench_records.write(records, args.out)
+    return 1 if has_misses else 0
 
 
 def arguments() -> argparse.Namespace:

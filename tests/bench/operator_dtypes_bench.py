@@ -18,7 +18,6 @@ import functools
 import sys
 from collections.abc import Callable
 
-import bench_records
 import operator_bench  # finds the packages below
 import torch
 from e2e.fixture import say
@@ -108,18 +107,5 @@ def measure(args: argparse.Namespace, rows: int, hidden: int, vocab: int) -> lis
     return records_with_targets(calls, targets, shape, args)
 
 
-def main() -> int:
-    args = operator_bench.parsed(
-        operator_bench.parser_of(__doc__ or "", heads="4096x151936", rounds=9, rows="4096")
-    )
-    records: list[dict] = []
-    for hidden, vocab, all_rows in operator_bench.heads_and_rows(args):
-        for rows in all_rows:
-            records += measure(args, rows, hidden, vocab)
-    has_misses = bench_records.report_misses(records)
-    bench_records.write(records, args.out)
-    return 1 if has_misses else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(operator_bench.measure_one_size(__doc__ or "", measure, rounds=9))

@@ -91,7 +91,7 @@ PEERS = {
     "Liger CuTe": _liger_cute,
     "QuACK, mean loss, no entropy": _quack,
 }
-# Those that take about as long as the operator. Of the others, large numbers of rows would take minutes.
+# These packages take about as long as the operator. The others would take minutes for large numbers of rows.
 FAST_PEERS = ("Liger CuTe", "QuACK, mean loss, no entropy")
 
 

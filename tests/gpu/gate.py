@@ -63,8 +63,7 @@ SANITIZED = {
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # A test may be skipped for want of a second GPU, or of a package that the operator is compared with.
 ALLOWED_SKIPS = re.compile(r"GPUs|could not import|not installed|no module named", re.IGNORECASE)
-STEP_TIMEOUT_SECONDS = 1800  # by default
-step_timeout_seconds = float(STEP_TIMEOUT_SECONDS)
+step_timeout_seconds = 1800.0  # set by --step-timeout
 
 
 class StepTimeoutError(Exception):
@@ -289,6 +288,7 @@ def commit_of(bin_dir: pathlib.Path) -> str:
 
 
 def main() -> int:
+    global step_timeout_seconds  # noqa: PLW0603
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], epilog="More: tests/gpu/README.md", allow_abbrev=False
     )
@@ -307,9 +307,9 @@ def main() -> int:
     parser.add_argument(
         "--step-timeout",
         type=float,
-        default=STEP_TIMEOUT_SECONDS,
+        default=step_timeout_seconds,
         metavar="SECONDS",
-        help=f"a step that takes longer has failed (default: {STEP_TIMEOUT_SECONDS})",
+        help="a step that takes longer has failed (default: %(default)g)",
     )
     parser.add_argument(
         "--out",
@@ -325,7 +325,6 @@ def main() -> int:
 
     host = machine()
     commit = commit_of(bin_dir)
-    global step_timeout_seconds  # noqa: PLW0603
     step_timeout_seconds = arguments.step_timeout
     steps = [step for step in steps_of(bin_dir, baseline) if re.search(arguments.only, step.name)]
     print(

@@ -11,6 +11,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 SITE = pathlib.Path(__file__).resolve().parents[4] / "build" / "site-originals"
 
@@ -76,3 +77,18 @@ def original(module: str) -> types.ModuleType:
     if str(SITE) not in sys.path:  # Spawned ranks inherit the path.
         sys.path.append(str(SITE))  # The tests' own packages come first.
     return importlib.import_module(module)
+
+
+def small_llama() -> torch.nn.Module:
+    """Returns a causal Llama of transformers with two layers and 96 ids, the same at each call."""
+    transformers = original("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config)

@@ -8,7 +8,7 @@ from drop_in_cases import make_case, near, relative_error
 from linear_logprob_reference import seeded
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops.compat import areal, liger, skyrl, trl, verl
-from originals import original
+from originals import original, small_llama
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -136,16 +136,7 @@ def test_gradients_through_a_checkpoint_are_those_without(name, use_reentrant):
 def losses_of_trainer(folder, has_liger: bool) -> list[float]:
     """Returns the losses of 6 steps of transformers' Trainer with bf16=True: fp32 parameters under autocast."""
     transformers = original("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    model = small_llama()
     if has_liger:
         original("liger_kernel.transformers.monkey_patch").apply_liger_kernel_to_llama(
             rope=False,

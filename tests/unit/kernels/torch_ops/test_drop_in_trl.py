@@ -8,7 +8,7 @@ import torch
 from drop_in_cases import arguments, make_case, near, relative_error
 from linear_logprob_reference import reference, reference_logits, seeded
 from logprobd_ops.compat import trl
-from originals import original
+from originals import original, small_llama
 
 KERNEL = "trl.kernels.chunked_logprob"
 DIFFERENTIABLE = ("log_probs", "entropy")
@@ -121,17 +121,7 @@ def test_fp32_parameters_under_autocast_give_the_results_of_16_bit_inputs():
 
 def test_a_model_with_a_fused_head(loaded_trl):
     """TRL's fused LM head on a Llama of two layers calls the drop-in and returns the same results."""
-    transformers = original("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    model = small_llama()
     loaded_trl.add_fused_lm_head(
         model, 0.7, outputs=("log_probs", "entropy", "log_sum_sq_probs", "is_top1")
     )

@@ -1,13 +1,12 @@
 """Tests that need a GPU: CUDA graphs, streams, several devices, and the memory that a call takes."""
 
-import gc
 import sys
 import threading
 from collections.abc import Callable
 
 import pytest
 import torch
-from gpu_cases import IGNORED, make_case
+from gpu_cases import IGNORED, make_case, memory_limited_to, release_memory
 from linear_logprob_reference import reference
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops._memory import logit_cache
@@ -33,13 +32,6 @@ def mean_loss_and_gradients(hidden, weight, target, **options) -> list[Tensor]:
     """Returns a loss whose gradients are computed in the forward pass, and these gradients."""
     loss = linear_cross_entropy(hidden, weight, target, gradients_in_forward=True, **options)
     return [loss, *torch.autograd.grad(loss, (hidden, weight))]
-
-
-def release_memory() -> None:
-    """Returns memory of earlier tests to the GPU, also that of graphs that the garbage collector finds."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
 
 
 def captured_with(graph: torch.cuda.CUDAGraph, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
@@ -396,14 +388,8 @@ def test_a_loss_without_memory_for_its_cache_uses_smaller_blocks(monkeypatch):
     # As if other calls had taken the memory since the budget was computed.
     module = sys.modules["logprobd_ops.linear_logprob_loss"]
     monkeypatch.setattr(module, "budget_bytes", lambda *_: 1 << 30)
-    release_memory()
-    _, total = torch.cuda.mem_get_info()
-    room = torch.cuda.memory_reserved() + (700 << 20)  # The cache needs 950 MiB.
-    torch.cuda.set_per_process_memory_fraction(room / total)
-    try:
+    with memory_limited_to(700):  # The cache needs 950 MiB.
         ours = mean_loss_and_gradients(*case)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
     assert torch.equal(ours[0], expected[0])
     for gradient, true in zip(ours[1:], expected[1:], strict=True):
@@ -413,14 +399,8 @@ def test_a_loss_without_memory_for_its_cache_uses_smaller_blocks(monkeypatch):
 def test_a_forward_without_memory_for_the_cache_caches_nothing():
     hidden, weight, target = make_case(8192, 64, 60_000)
     expected = scores_and_gradients(hidden, weight, target, memory="recompute")
-    release_memory()
-    _, total = torch.cuda.mem_get_info()
-    room = torch.cuda.memory_reserved() + (700 << 20)  # The cache needs 950 MiB.
-    torch.cuda.set_per_process_memory_fraction(room / total)
-    try:
+    with memory_limited_to(700):  # The cache needs 950 MiB.
         ours = scores_and_gradients(hidden, weight, target, memory="cached")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
@@ -430,14 +410,8 @@ def test_a_backward_that_ran_out_of_memory_may_be_called_again():
     expected = scores_and_gradients(hidden, weight, target, memory="recompute")
     scores = linear_logprob(hidden, weight, target, memory="cached")[:2]
     upstream = [torch.ones_like(scores[0]), torch.full_like(scores[1], 0.01)]
-    release_memory()
-    _, total = torch.cuda.mem_get_info()
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.autograd.grad(scores, (hidden, weight), upstream)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    with memory_limited_to(0), pytest.raises(torch.OutOfMemoryError):
+        torch.autograd.grad(scores, (hidden, weight), upstream)
 
     ours = torch.autograd.grad(scores, (hidden, weight), upstream)
 

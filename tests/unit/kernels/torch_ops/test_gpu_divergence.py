@@ -3,6 +3,7 @@
 import pytest
 import torch
 from divergence_cases import KINDS, Case, error_of, reference
+from gpu_cases import memory_limited_to
 from linear_logprob_reference import seeded
 from logprobd_ops import linear_divergence, linear_divergence_loss
 from torch import Tensor
@@ -122,15 +123,8 @@ def test_a_forward_without_memory_for_the_cache_keeps_nothing():
         return [rows.divergence, *torch.autograd.grad(rows.divergence.sum(), case.leaves)]
 
     expected = [each.detach() for each in gradients()]
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    _, total = torch.cuda.mem_get_info()
-    room = torch.cuda.memory_reserved() + (350 << 20)
-    torch.cuda.set_per_process_memory_fraction(room / total)
-    try:
+    with memory_limited_to(350):
         ours = gradients()
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
     torch.testing.assert_close(ours[0], expected[0])
     for our, true in zip(ours[1:], expected[1:], strict=True):
