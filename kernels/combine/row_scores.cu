@@ -4,8 +4,8 @@
 //           quantise it once and add it as a 64-bit integer: integer addition is associative, so
 //           the grouping over threads does not affect the bits.
 // Work      See row_scores.cuh.
-// Traffic   Reads 16 bytes per tile twice, in whole sectors (PartialLayoutOf); the second read hits
-//           a cache.
+// Traffic   Reads 16 bytes per tile, in whole sectors (PartialLayoutOf). The partials stay in
+//           registers between both steps, unless a row has so many tiles that they are read again.
 // Numerics  Each partial is rounded to 2^-42 relative to the row's exponent; sums are exact; the rest
 //           is fp64.
 // Limits    V <= 2^20 (row_sums.h).
@@ -24,7 +24,13 @@ using internal::kJoinThreads;
 template <int kRows>
 __device__ RowSums JoinTiles(const TileSums* sums, const RowScoresParams& params,
                              int64_t* scratch) {
+  // Enough for 786,432 columns with one row per block, and for 196,608 with four.
+  constexpr int kHeldTiles = 16;
   const internal::TilesOfRow tiles = {sums, params.layout.tile_stride, params.num_tiles};
+  if (params.num_tiles <= kHeldTiles * (kJoinThreads / kRows)) {
+    return internal::SumHeldTiles<kRows, kHeldTiles>(tiles, params.sum_p_squared != nullptr,
+                                                     scratch);
+  }
   const int32_t exponent = internal::LargestExponent<kRows>(tiles, scratch);
   return internal::SumTiles<kRows>(tiles, exponent, params.sum_p_squared != nullptr, scratch);
 }

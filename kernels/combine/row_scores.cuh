@@ -114,6 +114,32 @@ __device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool want
   return row;
 }
 
+/// Returns the sums of this thread's row relative to the largest exponent of its tiles, of which a
+/// thread has at most kHeldTiles. Does the same as LargestExponent and SumTiles, but reads each
+/// tile once. All threads of the block must call it.
+template <int kRows, int kHeldTiles>
+__device__ RowSums SumHeldTiles(const TilesOfRow& tiles, bool wants_sum_squares, int64_t* scratch) {
+  constexpr int kTileThreads = kJoinThreads / kRows;
+  const auto first = static_cast<int64_t>(threadIdx.x / kRows);
+  const TileSums empty = {kEmptyExponent, 0.0F, 0.0F, 0.0F};
+  TileSums held[kHeldTiles];
+#pragma unroll
+  for (int i = 0; i < kHeldTiles; ++i) {
+    const int64_t tile = first + i * kTileThreads;
+    held[i] = tile < tiles.num_tiles ? LoadTileSums(tiles.sums + tile * tiles.tile_stride) : empty;
+  }
+  RowSums row;
+#pragma unroll
+  for (int i = 0; i < kHeldTiles; ++i) row.exponent = Larger()(row.exponent, held[i].exponent);
+  row.exponent = RowReduce<kRows>(row.exponent, Larger(), reinterpret_cast<int32_t*>(scratch));
+#pragma unroll
+  for (int i = 0; i < kHeldTiles; ++i) AddTile(row, held[i]);
+  row.sum = RowReduce<kRows>(row.sum, Add(), scratch);
+  row.weighted = RowReduce<kRows>(row.weighted, Add(), scratch);
+  if (wants_sum_squares) row.sum_squares = RowReduce<kRows>(row.sum_squares, Add(), scratch);
+  return row;
+}
+
 /// Sums of a row over the whole vocabulary.
 struct JoinedSums {
   RowSums sums;
