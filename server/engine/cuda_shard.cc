@@ -1,11 +1,15 @@
 #include "server/engine/cuda_shard.h"
 
 #include <algorithm>
+#include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/common/dtype.h"
+#include "kernels/fused_sm90/fused_choice.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_resources.h"
@@ -19,8 +23,26 @@ namespace {
 /// between GPUs.
 constexpr int64_t kSpreadBytes = int64_t{2} << 20;
 
-/// Numbers of rows that together use every block tile of the fused kernel.
-constexpr int64_t kWarmUpRows[] = {1, 65, 129, 2'048};
+/// Candidates of a warm-up batch. Few candidates are scored by another kernel.
+constexpr int64_t kWarmUpCandidates = 16'384;
+
+/// Returns numbers of rows that together use every block tile of the fused kernel that batches of
+/// this dtype use, the largest number of rows of a block last.
+std::vector<int64_t> RowsOfEveryTile(const WorkspacePlan& plan, kernels::Dtype dtype) {
+  const int64_t rows_max = plan.FusedRows(dtype, 1, 0);
+  const int64_t depth = plan.ProductFormOf(dtype) == ProductForm::kBf16Split
+                            ? kernels::kHiddenSplits * kernels::SplitPitch(plan.hidden_size)
+                            : plan.hidden_size;
+  std::set<kernels::FusedTile> tiles;
+  std::vector<int64_t> row_counts;
+  for (int64_t rows = 1; rows <= rows_max; ++rows) {
+    const kernels::FusedShape shape = {
+        .num_rows = rows, .num_tiles = plan.num_tiles, .depth = depth};
+    if (tiles.insert(kernels::ChooseFused(shape).tile).second) row_counts.push_back(rows);
+  }
+  if (row_counts.back() != rows_max) row_counts.push_back(rows_max);
+  return row_counts;
+}
 
 class PinnedStaging : public StagingBuffer {
  public:
@@ -135,7 +157,7 @@ absl::Status CudaShard::WarmUp(const HeadInfo& head) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     // The chunked path runs the same kernels for any number of rows.
     const bool is_fused = scorer_->IsFused(KernelDtype(dtype));
-    for (const int64_t num_rows : kWarmUpRows) {
+    for (const int64_t num_rows : RowsOfEveryTile(options_.plan, KernelDtype(dtype))) {
       LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, 0));
       if (dtype == head.dtype && options_.plan.top_k_max > 0) {
         LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, options_.plan.top_k_max));
@@ -143,6 +165,8 @@ absl::Status CudaShard::WarmUp(const HeadInfo& head) {
       if (!is_fused) break;
     }
   }
+  // Shards of different sizes use different tiles, but must agree on the buffer of each block.
+  next_hidden_ = 0;
   return absl::OkStatus();
 }
 
@@ -152,18 +176,20 @@ absl::Status CudaShard::WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t nu
   const auto rows = static_cast<size_t>(num_rows);
   const std::vector<std::byte> hidden(rows *
                                       static_cast<size_t>(head.hidden_size * DtypeBytes(dtype)));
-  const std::vector<int32_t> zeros(rows, 0);
+  const int64_t num_candidates =
+      num_rows == 1 ? 1 : std::min(kWarmUpCandidates, options_.plan.candidates_per_pass);
+  const std::vector<int32_t> zeros(std::max(rows, static_cast<size_t>(num_candidates)), 0);
   const std::vector<float> temperatures(rows, 1.0F);
   ScoreBatch batch;
   batch.dtype = dtype;
   batch.num_rows = num_rows;
   batch.hidden = hidden.data();
-  batch.targets = zeros;
+  batch.targets = absl::MakeConstSpan(zeros).first(rows);
   batch.temperatures = temperatures;
   batch.outputs = OutputSet(OutputSet::kAllBits);
   batch.top_k = top_k;
-  batch.candidate_rows = absl::MakeConstSpan(zeros).first(1);
-  batch.candidate_ids = absl::MakeConstSpan(zeros).first(1);
+  batch.candidate_rows = absl::MakeConstSpan(zeros).first(static_cast<size_t>(num_candidates));
+  batch.candidate_ids = batch.candidate_rows;
   RankTeam alone(1, std::make_unique<SingleRankCollective>());
   Job& job = jobs_.front();
   job.slot.Prepare(batch, 0);
@@ -213,7 +239,9 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
 absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam& team) {
   CudaSlot& slot = job.slot;
   const kernels::Dtype dtype = KernelDtype(batch.dtype);
-  const int64_t block_rows = scorer_->BlockRows(dtype, slot.has_entropy_scales(), slot.top_k());
+  const int64_t block_rows =
+      EvenBlockRows(slot.row_end() - slot.row_begin(),
+                    scorer_->BlockRows(dtype, slot.has_entropy_scales(), slot.top_k()));
   const int64_t row_bytes = options_.plan.hidden_size * DtypeBytes(batch.dtype);
   job.num_blocks = 0;
   for (int64_t row = slot.row_begin(); row < slot.row_end(); row += block_rows) {

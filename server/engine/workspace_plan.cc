@@ -1,7 +1,6 @@
 #include "server/engine/workspace_plan.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "kernels/combine/exchange_mailbox.h"
@@ -29,8 +28,7 @@ constexpr int64_t kPartialBytesPerTile = 2 * int64_t{sizeof(TileSums)};
 /// of logits above the target's (4).
 constexpr int64_t kRowStateBytes = 44;
 /// Maximum number of rows of one fused launch; more rows do not make it faster per row. Counts of
-/// at least kFusedGranularity rows are powers of two, so that the kernel's block tiles form whole
-/// groups.
+/// at least kFusedGranularity rows are multiples of it, so that they fill the kernel's clusters.
 constexpr int64_t kFusedRowsMax = 8'192;
 constexpr int64_t kFusedGranularity = 512;
 /// Limits of the chunked path next to the fused path, which takes most of the rows.
@@ -214,9 +212,8 @@ int64_t WorkspacePlan::FusedRows(kernels::Dtype hidden_dtype, int num_sums, int3
     rows = std::min({rows, (arena_bytes - kAlignment - scratch) / row_keys,
                      (arena_bytes - kAlignment) / (row_keys + GatheredKeyBytes(1, top_k))});
   }
-  return rows >= kFusedGranularity
-             ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)))
-             : RoundDownRows(rows);
+  return rows >= kFusedGranularity ? rows / kFusedGranularity * kFusedGranularity
+                                   : RoundDownRows(rows);
 }
 
 int64_t WorkspacePlan::ChunkTiles(kernels::Dtype hidden_dtype, int64_t rows) const {

@@ -196,6 +196,18 @@ constexpr int64_t PadRows(int64_t rows) {
   return (rows + kRowGranularity - 1) / kRowGranularity * kRowGranularity;
 }
 
+/// Returns the number of rows of the blocks into which `rows` rows, at least 1, are split when a
+/// block holds at most `block_rows_max`: as few blocks as possible, of about the same size, because
+/// a small last block would read the whole weight for few rows. Blocks of more than 256 rows are
+/// multiples of 256 where that fits, which fills the clusters of the fused kernel.
+constexpr int64_t EvenBlockRows(int64_t rows, int64_t block_rows_max) {
+  const int64_t num_blocks = (rows + block_rows_max - 1) / block_rows_max;
+  const int64_t even = (rows + num_blocks - 1) / num_blocks;
+  constexpr int64_t kClusterRows = 256;
+  const int64_t filled = (even + kClusterRows - 1) / kClusterRows * kClusterRows;
+  return filled <= block_rows_max ? filled : PadRows(even);
+}
+
 /// Chooses the sizes. If the bounds do not allow the largest sizes, blocks get fewer rows, and then
 /// chunks get fewer tiles. The smallest plan (64 rows, one tile) is returned even if it exceeds
 /// workspace_bytes_max.

@@ -23,6 +23,11 @@ namespace logprobd::testing {
 /// another shard would block that shard's work.
 inline const int kSetConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 
+/// Loads all kernels when CUDA starts. Loading a kernel at its first launch waits for the kernels
+/// that run on the GPU and blocks other launches; if one of the running kernels waits for a shard
+/// on the same GPU, neither ends.
+inline const int kSetLoading = setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+
 inline int32_t NumGpus() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;

@@ -99,12 +99,30 @@ TEST_P(WorkspacePlanTest, FusedBlocksFitTheArenaAndItsBound) {
   }
 }
 
-TEST(PlanWorkspaceTest, FusedLaunchTakesFourThousandRowsOfALargeVocabulary) {
+TEST(PlanWorkspaceTest, FusedLaunchTakesFiveThousandRowsOfALargeVocabulary) {
   const WorkspacePlan plan =
       PlanWorkspace({.vocab_size = 152'064, .hidden_size = 3'584, .with_fused = true});
-  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1, 0), 4'096);
+  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1, 0), 5'120);
   EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 1, 20), 4'096);
-  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 2, 0), 2'048);
+  EXPECT_EQ(plan.FusedRows(Dtype::kBf16, 2, 0), 2'560);
+}
+
+// Regression: 4,200 rows were scored in blocks of 4,096 and 104 rows, and the second block read the
+// whole weight again.
+TEST(PlanWorkspaceTest, BlocksOfABatchHaveAboutTheSameSize) {
+  EXPECT_EQ(EvenBlockRows(4'200, 5'120), 4'352);
+  EXPECT_EQ(EvenBlockRows(5'200, 5'120), 2'816);
+  EXPECT_EQ(EvenBlockRows(8'192, 5'120), 4'096);
+  EXPECT_EQ(EvenBlockRows(6'144, 2'560), 2'048);
+  EXPECT_EQ(EvenBlockRows(130, 128), 128);
+  for (const int64_t rows_max : {64, 192, 448, 512, 2'560}) {
+    for (int64_t rows = 1; rows <= 6'000; rows += 37) {
+      const int64_t block_rows = EvenBlockRows(rows, rows_max);
+      EXPECT_LE(block_rows, rows_max) << rows;
+      EXPECT_EQ(block_rows % kRowGranularity, 0) << rows;
+      EXPECT_EQ((rows + block_rows - 1) / block_rows, (rows + rows_max - 1) / rows_max) << rows;
+    }
+  }
 }
 
 TEST_P(WorkspacePlanTest, EveryChunkFitsItsBuffers) {
