@@ -1,30 +1,68 @@
 #include "kernels/fused_sm90/fused_choice.h"
 
+#include <algorithm>
+#include <cstddef>
+
 namespace logprobd::kernels {
 namespace {
 
 /// Smallest depth at which the exposed epilogue of k256Cooperative costs less than the operand
 /// traffic of smaller tiles.
-constexpr int64_t kCooperativeDepthMin = 3'584;
+constexpr int64_t kCooperativeDepthMin = 4'608;
 /// Smallest depth at which the order along the vocabulary has more hits in the second-level cache.
-constexpr int64_t kAlongVocabDepthMin = 2'560;
+constexpr int64_t kAlongVocabDepthMin = 3'584;
 /// Largest depth at which the weight tiles of twice as many columns fit into the second-level
 /// cache.
 constexpr int64_t kWideDepthMax = 1'280;
-/// Largest number of rows for which 128-row tiles are faster at any depth.
+/// Largest number of rows for which the order along the rows is faster at any depth.
 constexpr int64_t kFewRowsMax = 1'024;
+/// Largest number of rows for which swapped tiles were measured to be fastest. With more rows, the
+/// empty rows of other tiles weigh less than the hidden rows that swapped tiles read again.
+constexpr int64_t kSwappedRowsMax = 4'608;
+
+/// Row steps for which a tile without many empty rows exists, up to kFewRowsMax and
+/// kSwappedRowsMax rows.
+constexpr int64_t kFineStep = 64;
+constexpr int64_t kCoarseStep = 256;
 
 /// Number of blocks that run at once, just below the number of multiprocessors of a GPU.
 constexpr int64_t kBlocksAtOnce = 128;
+/// Number of pairs of blocks that run at once on the 132 multiprocessors of an H100 or H200.
+constexpr int64_t kPairsAtOnce = 66;
 
-constexpr FusedChoice kPair = {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
+/// Time of a row of a block tile: `rate` per unit of depth plus `overhead`, in units of the time
+/// that k128PingPong takes per row and unit of depth. Fitted to the times in tests/bench/FUSED.md.
+struct TileCost {
+  FusedTile tile;
+  double rate;
+  double overhead;
+};
+constexpr TileCost kPartialsCosts[] = {{FusedTile::k64Pair, 1.05, 110},
+                                       {FusedTile::k128PingPong, 1.0, 0},
+                                       {FusedTile::kSwapped80, 0.885, 435},
+                                       {FusedTile::kSwapped96, 0.89, 283},
+                                       {FusedTile::kSwapped112, 0.90, 283}};
+constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0},
+                                       {FusedTile::k128PingPong, 1.0, 0}};
 
-/// Returns true when pairs of 64-row tiles are fastest: when one pair is enough, or when three
-/// pairs process a quarter fewer rows than two pairs of 128-row tiles. tests/bench/FUSED.md has the
-/// measurements.
-bool FitsPairs(int64_t num_rows) {
-  constexpr int64_t kPairRows = ClusterRows(FusedTile::k64Pair);
-  return num_rows <= kPairRows || (num_rows > 2 * kPairRows && num_rows <= 3 * kPairRows);
+/// Returns the time of a launch with pairs of blocks, in the units of TileCost. The rows of a
+/// partly filled pair and the pairs of a partly filled wave take as long as others.
+constexpr double CostOf(const FusedShape& shape, const TileCost& cost) {
+  const int64_t cluster_rows = ClusterRows(cost.tile);
+  const int64_t clusters = (shape.num_rows + cluster_rows - 1) / cluster_rows * shape.num_tiles;
+  const int64_t waves = (clusters + kPairsAtOnce - 1) / kPairsAtOnce;
+  return static_cast<double>(waves * cluster_rows) *
+         (cost.rate * static_cast<double>(shape.depth) + cost.overhead);
+}
+
+/// Returns the tile with the lowest cost, the first one among equals.
+template <size_t kCount>
+FusedTile Cheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
+  return std::min_element(costs, costs + kCount,
+                          [&](const TileCost& a, const TileCost& b) {
+                            return CostOf(shape, a) < CostOf(shape, b);
+                          })
+      ->tile;
 }
 
 /// Returns true when there are so few tiles that even the smallest blocks do not fill the GPU.
@@ -53,7 +91,14 @@ FusedChoice ChooseFused(const FusedShape& shape) {
   if (shape.num_rows <= ClusterRows(FusedTile::k64PingPong) || FitsAtOnce(shape)) {
     return {FusedTile::k64PingPong, FusedRaster::kAlongRows, 1};
   }
-  if (FitsPairs(shape.num_rows)) return kPair;
+  // Up to 128 rows, a pair takes as long as reading the weight.
+  if (shape.num_rows <= ClusterRows(FusedTile::k64Pair)) {
+    return {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
+  }
+  if (shape.num_rows <= kSwappedRowsMax) {
+    const FusedTile tile = Cheapest(shape, kPartialsCosts);
+    if (tile != FusedTile::k128PingPong) return {tile, FusedRaster::kAlongRows, 1};
+  }
   if (shape.num_rows <= kFewRowsMax || shape.depth < kCooperativeDepthMin) {
     return ChoosePingPong(shape);
   }
@@ -62,7 +107,9 @@ FusedChoice ChooseFused(const FusedShape& shape) {
 }
 
 FusedChoice ChooseGradient(const FusedShape& shape) {
-  return FitsPairs(shape.num_rows) ? kPair : ChoosePingPong(shape);
+  const FusedTile tile = Cheapest(shape, kGradientCosts);
+  return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
+                                         : FusedChoice{tile, FusedRaster::kAlongRows, 1};
 }
 
 FusedChoice ChoosePingPong(const FusedShape& shape) {
@@ -75,14 +122,14 @@ FusedChoice ChoosePingPong(const FusedShape& shape) {
 }
 
 int64_t FusedRowStep(const FusedShape& shape) {
-  FusedTile tile = ChooseFused(shape).tile;
-  // Three pairs are faster than four, but two or four pairs have a lower cost per row.
-  if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && tile == FusedTile::k64Pair) {
-    tile = FusedTile::k128PingPong;
+  const FusedChoice choice = ChooseFused(shape);
+  if (choice.tile == FusedTile::k64PingPong) return TileRows(choice.tile);
+  // Tiles of several sizes divide these numbers of rows with little waste.
+  if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && shape.num_rows <= kSwappedRowsMax) {
+    return shape.num_rows <= kFewRowsMax ? kFineStep : kCoarseStep;
   }
-  const int64_t cluster_rows = ClusterRows(tile);
+  const int64_t cluster_rows = ClusterRows(choice.tile);
   // With an odd number of clusters no swizzle is possible, which gives the slowest order of tiles.
-  // With few clusters, an additional cluster costs more than that.
   return shape.num_rows <= kFewRowsMax ? cluster_rows : 2 * cluster_rows;
 }
 

@@ -4,12 +4,17 @@
 
 namespace logprobd::kernels {
 
-/// Block tiles that the kernel is built for: rows x 192 columns. All give bit-identical results.
+/// Block tiles that the kernel is built for: rows x 192 columns. All give bit-identical results. In
+/// swapped tiles the weight is the tensor cores' operand A, so their number of rows need not be a
+/// multiple of 64.
 enum class FusedTile : int32_t {
   k64PingPong,      ///< For up to 64 rows; takes as long as reading the weight.
-  k64Pair,          ///< For up to 128 and for 257 to 384 rows; two blocks share each weight tile.
+  k64Pair,          ///< For up to 128 rows; two blocks share each weight tile.
   k128PingPong,     ///< The epilogue of one tile overlaps the products of the next.
   k256Cooperative,  ///< Has the least operand traffic, but its epilogue overlaps nothing.
+  kSwapped80,       ///< Swapped tiles come in pairs of blocks that share each weight tile.
+  kSwapped96,
+  kSwapped112,
 };
 
 /// Order in which blocks process their tiles.
@@ -33,9 +38,18 @@ constexpr int64_t TileRows(FusedTile tile) {
       return 128;
     case FusedTile::k256Cooperative:
       return 256;
+    case FusedTile::kSwapped80:
+      return 80;
+    case FusedTile::kSwapped96:
+      return 96;
+    case FusedTile::kSwapped112:
+      return 112;
   }
   return 0;
 }
+
+/// Returns true if the weight is operand A.
+constexpr bool IsSwapped(FusedTile tile) { return tile >= FusedTile::kSwapped80; }
 
 /// Returns the number of blocks of a cluster, which are adjacent along the rows.
 constexpr int64_t ClusterBlocks(FusedTile tile) { return tile == FusedTile::k64PingPong ? 1 : 2; }
@@ -61,8 +75,8 @@ FusedChoice ChoosePingPong(const FusedShape& shape);
 /// Returns the fastest choice for gradients, whose instances exist for k64Pair and k128PingPong.
 FusedChoice ChooseGradient(const FusedShape& shape);
 
-/// Returns the number of rows whose multiples are the most efficient batch sizes near `shape`: one
-/// cluster, or two where the swizzle matters.
+/// Returns the number of rows whose multiples are efficient batch sizes near `shape`: those that
+/// leave few rows of a cluster, or of two where the swizzle matters, empty.
 int64_t FusedRowStep(const FusedShape& shape);
 
 }  // namespace logprobd::kernels

@@ -11,6 +11,7 @@
 #include "kernels/fused_sm90/fused_launch.h"
 #include "kernels/fused_sm90/head_epilogue.cuh"
 #include "kernels/fused_sm90/head_kernel.cuh"
+#include "kernels/fused_sm90/swapped_epilogue.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -51,8 +52,15 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
       num_tiles,
       params.wants_sum_squares,
       CacheIndexedByVocabularyTile(params.exponentials, params.tile_begin)};
-  return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kCachesExponentials>>(
-      params, choice, epilogue, stream);
+  if constexpr (IsSwapped(kTile)) {
+    static_assert(!kCachesExponentials);
+    return LaunchHeadKernel<kTile, kDtype,
+                            SwappedEpilogue<kTransforms, static_cast<int>(TileRows(kTile))>>(
+        params, choice, epilogue, stream);
+  } else {
+    return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kCachesExponentials>>(
+        params, choice, epilogue, stream);
+  }
 }
 
 }  // namespace logprobd::kernels::internal

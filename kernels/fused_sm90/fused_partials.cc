@@ -55,6 +55,12 @@ cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choic
       return LaunchOf<FusedTile::k128PingPong, kDtype>(params, choice, stream);
     case FusedTile::k256Cooperative:
       return LaunchOf<FusedTile::k256Cooperative, kDtype>(params, choice, stream);
+    case FusedTile::kSwapped80:
+      return LaunchOf<FusedTile::kSwapped80, kDtype>(params, choice, stream);
+    case FusedTile::kSwapped96:
+      return LaunchOf<FusedTile::kSwapped96, kDtype>(params, choice, stream);
+    case FusedTile::kSwapped112:
+      return LaunchOf<FusedTile::kSwapped112, kDtype>(params, choice, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -17,6 +17,7 @@
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/head_mainloop.cuh"
 #include "kernels/fused_sm90/row_scheduler.cuh"
+#include "kernels/fused_sm90/swapped_mainloop.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -25,9 +26,15 @@ template <FusedTile kTile, Dtype kDtype, class EpilogueOp>
 struct HeadKernel {
   static_assert(kDtype != Dtype::kF32);
   using Element = cute::conditional_t<kDtype == Dtype::kBf16, cutlass::bfloat16_t, cutlass::half_t>;
+  static constexpr bool kSwapped = IsSwapped(kTile);
+  using Rows = cute::Int<TileRows(kTile)>;
+  using Columns = cute::Int<kTileColumns>;
+  using Blocks = cute::Int<ClusterBlocks(kTile)>;
   using BlockShape =
-      cute::Shape<cute::Int<TileRows(kTile)>, cute::Int<kTileColumns>, cute::Int<kSplitAlignment>>;
-  using ClusterShape = cute::Shape<cute::Int<ClusterBlocks(kTile)>, cute::_1, cute::_1>;
+      cute::conditional_t<kSwapped, cute::Shape<Columns, Rows, cute::Int<kSplitAlignment>>,
+                          cute::Shape<Rows, Columns, cute::Int<kSplitAlignment>>>;
+  using ClusterShape = cute::conditional_t<kSwapped, cute::Shape<cute::_1, Blocks, cute::_1>,
+                                           cute::Shape<Blocks, cute::_1, cute::_1>>;
   using Schedule = cute::conditional_t<kTile == FusedTile::k256Cooperative,
                                        cutlass::gemm::KernelTmaWarpSpecializedCooperative,
                                        cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
@@ -40,7 +47,16 @@ struct HeadKernel {
       cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
           sizeof(typename Epilogue::SharedStorage))>,
       Schedule>::CollectiveOp;
-  using Mainloop = HeadMainloop<Collective>;
+  // Only the chosen mainloop is instantiated: each asserts its own cluster shape.
+  template <bool kIsSwapped, class Base>
+  struct MainloopOf {
+    using Type = HeadMainloop<Base>;
+  };
+  template <class Base>
+  struct MainloopOf<true, Base> {
+    using Type = SwappedMainloop<Base>;
+  };
+  using Mainloop = typename MainloopOf<kSwapped, Collective>::Type;
   using Kernel =
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int32_t, int32_t, int32_t, int32_t>,
                                            Mainloop, Epilogue, RowSchedulerTag>;
@@ -76,13 +92,22 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
 
   typename Kernel::Arguments arguments;
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-  arguments.problem_shape = {rows, columns, depth, 1};
-  arguments.mainloop.ptr_A = static_cast<const Element*>(params.hidden);
-  arguments.mainloop.dA = {params.hidden_stride, cute::_1{}, 0};
-  arguments.mainloop.ptr_B = static_cast<const Element*>(params.weight);
-  arguments.mainloop.dB = {params.weight_stride, cute::_1{}, 0};
+  if constexpr (Instance::kSwapped) {
+    arguments.problem_shape = {columns, rows, depth, 1};
+    arguments.mainloop.ptr_A = static_cast<const Element*>(params.weight);
+    arguments.mainloop.dA = {params.weight_stride, cute::_1{}, 0};
+    arguments.mainloop.ptr_B = static_cast<const Element*>(params.hidden);
+    arguments.mainloop.dB = {params.hidden_stride, cute::_1{}, 0};
+  } else {
+    arguments.problem_shape = {rows, columns, depth, 1};
+    arguments.mainloop.ptr_A = static_cast<const Element*>(params.hidden);
+    arguments.mainloop.dA = {params.hidden_stride, cute::_1{}, 0};
+    arguments.mainloop.ptr_B = static_cast<const Element*>(params.weight);
+    arguments.mainloop.dB = {params.weight_stride, cute::_1{}, 0};
+  }
   arguments.mainloop.weight_depth = static_cast<int32_t>(params.hidden_size);
-  arguments.mainloop.reads_weight_once = params.num_splits == 1 && whole_rows == kRows;
+  arguments.mainloop.reads_weight_once =
+      params.num_splits == 1 && params.num_rows <= ClusterRows(kTile);
   arguments.epilogue = epilogue;
   arguments.hw_info.device_id = device;
   arguments.hw_info.sm_count = num_sms;
@@ -90,9 +115,13 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
   arguments.scheduler.max_swizzle_size = choice.swizzle;
   using Order = decltype(arguments.scheduler.raster_order);
   arguments.scheduler.raster_order =
-      choice.raster == FusedRaster::kAlongRows ? Order::AlongM : Order::AlongN;
+      (choice.raster == FusedRaster::kAlongRows) != Instance::kSwapped ? Order::AlongM
+                                                                       : Order::AlongN;
 
   const typename Kernel::Params kernel_params = Kernel::to_underlying_arguments(arguments, nullptr);
+  if constexpr (Instance::kSwapped) {
+    if (!kernel_params.mainloop.is_valid) return cudaErrorInvalidValue;
+  }
   const auto kernel = cutlass::device_kernel<Kernel>;
   if (const cudaError_t error = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
@@ -101,7 +130,8 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
   }
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(ClusterBlocks(kTile)), 1, 1};
+  constexpr auto kBlocks = static_cast<unsigned>(ClusterBlocks(kTile));
+  cluster.val.clusterDim = {Instance::kSwapped ? 1 : kBlocks, Instance::kSwapped ? kBlocks : 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = Kernel::get_grid_shape(kernel_params);
   config.blockDim = Kernel::get_block_shape();

@@ -39,6 +39,7 @@ struct HeadMainloop : Base {
     bool reads_weight_once = false;  ///< True when only one block reads each weight tile.
   };
   struct Params : Base::Params {
+    int32_t num_row_tiles = 0;
     int32_t weight_steps = 0;  ///< Steps along K of the weight.
     cute::TMA::CacheHintSm90 hidden_hint;
     cute::TMA::CacheHintSm90 weight_hint;
@@ -55,6 +56,8 @@ struct HeadMainloop : Base {
         Base::to_underlying_arguments(problem, arguments, workspace);
     params.tma_load_b =
         Base::to_underlying_arguments(weight_problem, arguments, workspace).tma_load_b;
+    constexpr int32_t kRows = cute::size<0>(typename Base::TileShape{});
+    params.num_row_tiles = (cute::get<0>(problem) + kRows - 1) / kRows;
     params.weight_steps = (arguments.weight_depth + kStep - 1) / kStep;
     using Hint = cute::TMA::CacheHintSm90;
     params.hidden_hint = arguments.reads_weight_once ? Hint::EVICT_LAST : Hint::EVICT_NORMAL;
@@ -76,7 +79,10 @@ struct HeadMainloop : Base {
     auto [row_tile, column_tile, unused_k, batch] = coordinate;
     auto hidden_copy = params.tma_load_a.get_slice(0);
     auto weight_copy = params.tma_load_b.get_slice(block_rank);
-    Tensor hidden_from = hidden_copy.partition_S(get<0>(inputs)(_, _, row_tile, _, batch));
+    // A block beyond the last row loads rows of another block: TMA takes longer to fill a box that
+    // lies outside the tensor than to load one from the second-level cache.
+    const int32_t readable_tile = min(static_cast<int32_t>(row_tile), params.num_row_tiles - 1);
+    Tensor hidden_from = hidden_copy.partition_S(get<0>(inputs)(_, _, readable_tile, _, batch));
     Tensor hidden_to = hidden_copy.partition_D(hidden_stages);
     Tensor weight_from = weight_copy.partition_S(get<1>(inputs)(_, _, column_tile, _, batch));
     Tensor weight_to = weight_copy.partition_D(weight_stages);

@@ -8,7 +8,8 @@
 // Traffic   8 bytes per tile and thread, from the first-level cache.
 // Numerics  None; the order of tiles does not affect any bit.
 // Limits    2^31 - 1 tiles.
-// Source    The order is that of CUTLASS's static persistent scheduler; the rest is our own.
+// Source    The order is that of CUTLASS's static persistent scheduler, but every second group of
+//           tiles is reversed; the rest is our own.
 
 #include <cstdint>
 
@@ -19,7 +20,8 @@
 
 namespace logprobd::kernels::internal {
 
-/// A CUTLASS tile scheduler whose clusters extend along the rows.
+/// A CUTLASS tile scheduler whose clusters extend along the rows. Rows are CUTLASS's M, or its N if
+/// clusters extend along N (swapped tiles).
 template <class TileShape, class ClusterShape>
 class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
   using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
@@ -49,8 +51,9 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 
   CUTLASS_DEVICE explicit RowScheduler(const Params& params) : params_(params) {
 #if defined(__CUDA_ARCH__)
-    block_ =
-        IsAlongRows() ? blockIdx.x * gridDim.y + blockIdx.y : blockIdx.x + blockIdx.y * gridDim.x;
+    block_ = params.raster_order_ == Base::RasterOrder::AlongM
+                 ? blockIdx.x * gridDim.y + blockIdx.y
+                 : blockIdx.x + blockIdx.y * gridDim.x;
     num_blocks_ = gridDim.x * gridDim.y;
 #endif
   }
@@ -62,7 +65,7 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 
   CUTLASS_DEVICE WorkTileInfo get_current_work() const {
     const uint32_t row_clusters = RowClusters();
-    const uint32_t columns = params_.problem_tiles_n_;
+    const uint32_t columns = kRowsAreN ? params_.problem_tiles_m_ : params_.problem_tiles_n_;
     const uint32_t cluster = block_ / kClusterBlocks;
     if (cluster >= row_clusters * columns) return WorkTileInfo::invalid_work_tile();
     uint32_t log_swizzle = params_.log_swizzle_size_;
@@ -75,12 +78,17 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
     const uint32_t group = cluster >> log_swizzle;
     const uint32_t in_group = cluster - (group << log_swizzle);
     const uint32_t minor_group = group / major_size;
-    const uint32_t major = group - minor_group * major_size;
+    const uint32_t in_line = group - minor_group * major_size;
+    // Every second group goes backwards, so that it starts with operands that the second-level
+    // cache still holds.
+    const uint32_t major = minor_group % 2 == 0 ? in_line : major_size - 1 - in_line;
     const uint32_t minor = (minor_group << log_swizzle) + in_group;
     const uint32_t row_cluster = IsAlongRows() ? major : minor;
     const uint32_t column = IsAlongRows() ? minor : major;
-    return {static_cast<int32_t>(row_cluster * kClusterBlocks + block_ % kClusterBlocks),
-            static_cast<int32_t>(column), 0, true};
+    const auto row_block =
+        static_cast<int32_t>(row_cluster * kClusterBlocks + block_ % kClusterBlocks);
+    const auto column_tile = static_cast<int32_t>(column);
+    return {kRowsAreN ? column_tile : row_block, kRowsAreN ? row_block : column_tile, 0, true};
   }
 
   /// This function is deleted because the base's version reads members that only the base's
@@ -97,16 +105,21 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   }
 
  private:
-  static constexpr uint32_t kClusterBlocks = cute::size<0>(ClusterShape{});
-  static constexpr uint32_t kClusterRows = cute::size<0>(TileShape{}) * kClusterBlocks;
-  static_assert(cute::size<1>(ClusterShape{}) == 1);
+  static constexpr bool kRowsAreN = cute::size<1>(ClusterShape{}) > 1;
+  static constexpr int kRowMode = kRowsAreN ? 1 : 0;
+  static constexpr uint32_t kClusterBlocks = cute::size<kRowMode>(ClusterShape{});
+  static constexpr uint32_t kClusterRows = cute::size<kRowMode>(TileShape{}) * kClusterBlocks;
+  static_assert(cute::size(ClusterShape{}) == kClusterBlocks);
 
   CUTLASS_DEVICE bool IsAlongRows() const {
-    return params_.raster_order_ == Base::RasterOrder::AlongM;
+    return params_.raster_order_ ==
+           (kRowsAreN ? Base::RasterOrder::AlongN : Base::RasterOrder::AlongM);
   }
 
   CUTLASS_DEVICE uint32_t RowClusters() const {
-    if (params_.num_rows == nullptr) return params_.problem_tiles_m_;
+    if (params_.num_rows == nullptr) {
+      return kRowsAreN ? params_.problem_tiles_n_ : params_.problem_tiles_m_;
+    }
     const auto num_rows = static_cast<uint32_t>(*params_.num_rows);
     return (num_rows + kClusterRows - 1) / kClusterRows;
   }

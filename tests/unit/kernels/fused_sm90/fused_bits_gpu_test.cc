@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -14,8 +17,10 @@ using kernels::FusedChoice;
 using kernels::FusedRaster;
 using kernels::FusedTile;
 
-constexpr FusedTile kTiles[] = {FusedTile::k64PingPong, FusedTile::k64Pair, FusedTile::k128PingPong,
-                                FusedTile::k256Cooperative};
+constexpr FusedTile kTiles[] = {FusedTile::k64PingPong,  FusedTile::k64Pair,
+                                FusedTile::k128PingPong, FusedTile::k256Cooperative,
+                                FusedTile::kSwapped80,   FusedTile::kSwapped96,
+                                FusedTile::kSwapped112};
 
 std::vector<int64_t> Range(int64_t begin, int64_t end) {
   std::vector<int64_t> rows(static_cast<size_t>(end - begin));
@@ -77,6 +82,34 @@ TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSameBits) {
   }
 }
 
+TEST_F(FusedBitsTest, EveryInstanceGivesTheSameBitsOfHardRows) {
+  constexpr int64_t kRows = 300;
+  constexpr int64_t kVocab = 1'500;
+  for (const bool masks_columns : {false, true}) {
+    FusedCase c = MakeFusedCase(
+        {.rows = kRows, .hidden = 200, .vocab = kVocab, .logit_stddev = 20, .is_f32 = true});
+    c.entropy_temperatures.assign(kRows, 0.75F);
+    for (int64_t row = 0; row < kRows; ++row) {
+      float* const hidden = &c.hidden[static_cast<size_t>(row * c.hidden_size)];
+      if (row % 50 == 3) hidden[7] = NAN;
+      if (row % 50 == 20) hidden[0] = INFINITY;
+      if (row % 50 == 31) std::fill(hidden, hidden + c.hidden_size, 0.0F);  // all logits are equal
+      if (row % 50 == 40) c.temperatures[static_cast<size_t>(row)] = 1e-3F;
+    }
+    if (masks_columns) {
+      c.bias.assign(kVocab, 0.5F);
+      for (size_t i = 0; i < c.bias.size(); i += 3) c.bias[i] = -INFINITY;
+      std::fill(c.bias.begin() + 192, c.bias.begin() + 384, -INFINITY);  // a whole tile
+    }
+    const FusedScores truth = RunFused(c);
+    EXPECT_EQ(truth.nonfinite[3], 1);
+    EXPECT_EQ(truth.nonfinite[31], 0);
+    for (const FusedTile tile : kTiles) {
+      ExpectSameBits(RunFused(c, {.choice = FusedChoice{tile, FusedRaster::kAlongRows, 1}}), truth);
+    }
+  }
+}
+
 TEST_F(FusedBitsTest, ARowCountInDeviceMemoryDoesNotChangeTheFirstRows) {
   constexpr int64_t kRows = 2'300;
   const FusedCase all = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
@@ -111,8 +144,10 @@ TEST_F(FusedBitsTest, RowsBeyondTheRowCountAreNotComputed) {
                   cudaSuccess);
         ASSERT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
         const std::vector<float> targets = target_logits.Read();
+        const int64_t cluster_rows = kernels::ClusterRows(tile);
+        const int64_t computed = (count + cluster_rows - 1) / cluster_rows * cluster_rows;
         for (int64_t row = 0; row < kRows; ++row) {
-          ASSERT_EQ(targets[static_cast<size_t>(row)] != kPoison, row < count)
+          ASSERT_EQ(targets[static_cast<size_t>(row)] != kPoison, row < computed)
               << "row " << row << " of " << count;
         }
       }

@@ -1,5 +1,6 @@
 #include "kernels/fused_sm90/fused_choice.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "gtest/gtest.h"
@@ -19,11 +20,26 @@ TEST(FusedChoiceTest, FewRowsUseTheTileThatReadsTheWeightFastest) {
     for (const int64_t rows : {1, 63, 64}) {
       EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64PingPong);
     }
-    for (const int64_t rows : {65, 128, 257, 384}) {
+    for (const int64_t rows : {65, 128}) {
       EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64Pair);
     }
-    for (const int64_t rows : {129, 256, 385, 512}) {
-      EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k128PingPong);
+  }
+}
+
+// Regression: 129 rows took as long as 256, and 1,040 rows as long as 1,536.
+TEST(FusedChoiceTest, TheTileLeavesFewRowsEmpty) {
+  EXPECT_EQ(Choose(129, 4'096).tile, FusedTile::kSwapped80);
+  EXPECT_EQ(Choose(192, 4'096).tile, FusedTile::kSwapped96);
+  EXPECT_EQ(Choose(193, 4'096).tile, FusedTile::kSwapped112);
+  EXPECT_EQ(Choose(256, 4'096).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(448, 4'096).tile, FusedTile::kSwapped112);
+  EXPECT_EQ(Choose(1'040, 4'096).tile, FusedTile::kSwapped112);
+  EXPECT_EQ(Choose(2'100, 5'376).tile, FusedTile::kSwapped96);
+  for (const int64_t depth : {2'048, 4'096, 8'192}) {
+    for (int64_t rows = 129; rows <= 4'608; rows += 13) {
+      const int64_t cluster_rows = ClusterRows(Choose(rows, depth).tile);
+      const int64_t computed = (rows + cluster_rows - 1) / cluster_rows * cluster_rows;
+      EXPECT_LE(computed - rows, std::max<int64_t>(64, rows / 6)) << rows << " rows of " << depth;
     }
   }
 }
@@ -35,14 +51,14 @@ TEST(FusedChoiceTest, TilesThatDoNotFillTheGpuUseTheSmallestBlocks) {
   };
   for (const int64_t rows : {100, 1'024, 8'192}) EXPECT_EQ(tile(rows, 1), FusedTile::k64PingPong);
   EXPECT_EQ(tile(1'024, 8), FusedTile::k64PingPong);
-  EXPECT_EQ(tile(1'024, 9), FusedTile::k128PingPong);
-  EXPECT_EQ(tile(8'193, 1), FusedTile::k256Cooperative);
+  EXPECT_NE(tile(1'024, 9), FusedTile::k64PingPong);
+  EXPECT_NE(tile(8'193, 1), FusedTile::k64PingPong);
 }
 
 TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductUseTheCooperativeTile) {
   EXPECT_EQ(Choose(8'192, 7'168).tile, FusedTile::k256Cooperative);
-  EXPECT_EQ(Choose(1'024, 7'168).tile, FusedTile::k128PingPong);
-  EXPECT_EQ(Choose(8'192, 3'584).tile, FusedTile::k256Cooperative);
+  EXPECT_NE(Choose(1'024, 7'168).tile, FusedTile::k256Cooperative);
+  EXPECT_EQ(Choose(8'192, 4'096).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 2'048).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 896).tile, FusedTile::k128PingPong);
 }
@@ -52,18 +68,21 @@ TEST(FusedChoiceTest, TheOrderOfTilesFollowsTheDepth) {
   EXPECT_EQ(Choose(8'192, 896).swizzle, 8);
   EXPECT_EQ(Choose(8'192, 2'048).raster, FusedRaster::kAlongRows);
   EXPECT_EQ(Choose(8'192, 2'048).swizzle, 4);
-  EXPECT_EQ(Choose(8'192, 3'072).raster, FusedRaster::kAlongVocab);
-  EXPECT_EQ(Choose(8'192, 3'072).swizzle, 8);
+  EXPECT_EQ(Choose(8'192, 3'072).raster, FusedRaster::kAlongRows);
   EXPECT_EQ(Choose(8'192, 4'096).raster, FusedRaster::kAlongVocab);
-  EXPECT_EQ(Choose(8'192, 4'096).swizzle, 4);
+  EXPECT_EQ(Choose(8'192, 4'096).swizzle, 8);
+  EXPECT_EQ(Choose(8'192, 7'168).raster, FusedRaster::kAlongVocab);
+  EXPECT_EQ(Choose(8'192, 7'168).swizzle, 4);
 }
 
 TEST(FusedChoiceTest, GradientsUsePairsOrTilesOf128Rows) {
   const auto tile = [](int64_t rows) {
     return ChooseGradient({.num_rows = rows, .num_tiles = kManyTiles, .depth = 4'096}).tile;
   };
-  for (const int64_t rows : {1, 64, 128, 257, 384}) EXPECT_EQ(tile(rows), FusedTile::k64Pair);
-  for (const int64_t rows : {129, 256, 385, 1'024, 8'192}) {
+  for (const int64_t rows : {1, 64, 128, 257, 384, 520, 640}) {
+    EXPECT_EQ(tile(rows), FusedTile::k64Pair);
+  }
+  for (const int64_t rows : {129, 256, 385, 512, 641, 1'024, 8'192}) {
     EXPECT_EQ(tile(rows), FusedTile::k128PingPong);
   }
 }
@@ -90,16 +109,17 @@ TEST(FusedChoiceTest, PingPongTilesUseTheOrderOfTheirDepthForEveryShape) {
   EXPECT_EQ(choose(8'192, 7'168).swizzle, 8);
 }
 
-TEST(FusedChoiceTest, TheRowStepIsOneClusterForFewRowsAndTwoForMany) {
+TEST(FusedChoiceTest, TheRowStepFollowsTheTilesThatLeaveFewRowsEmpty) {
   const auto step = [](int64_t rows, int64_t depth) {
     return FusedRowStep({.num_rows = rows, .num_tiles = kManyTiles, .depth = depth});
   };
   EXPECT_EQ(step(16, 4'096), 64);
   EXPECT_EQ(step(100, 4'096), 128);
-  EXPECT_EQ(step(300, 4'096), 256);
-  EXPECT_EQ(step(1'024, 896), 256);
+  EXPECT_EQ(step(300, 4'096), 64);
+  EXPECT_EQ(step(1'024, 896), 64);
+  EXPECT_EQ(step(4'000, 4'096), 256);
   EXPECT_EQ(step(8'192, 896), 512);
-  EXPECT_EQ(step(8'192, 4'096), 1'024);
+  EXPECT_EQ(step(8'192, 7'168), 1'024);
 }
 
 // Regression: tiles of 64 rows were introduced for vocabularies whose tiles all fit on the GPU at

@@ -396,7 +396,7 @@ TEST_F(FusedExponentialsTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(launch_with([](Params& p) { p.wants_sum_squares = true; }), cudaErrorInvalidValue);
   for (const kernels::FusedTile tile :
        {kernels::FusedTile::k64PingPong, kernels::FusedTile::k64Pair,
-        kernels::FusedTile::k256Cooperative}) {
+        kernels::FusedTile::k256Cooperative, kernels::FusedTile::kSwapped112}) {
     EXPECT_EQ(kernels::LaunchFusedPartialsAs(good, {tile, kernels::FusedRaster::kAlongRows, 1},
                                              run.stream()),
               cudaErrorInvalidValue);

@@ -63,8 +63,9 @@ TEST_F(FusedRankTest, EveryInstanceCountsTheLogitsAboveTheTarget) {
         const FusedCase c = MakeRankCase(rows, transforms, dtype);
         FusedRun run(c);
         const std::vector<int32_t> expected = CountsOf(c, run, {});
-        for (const FusedTile tile : {FusedTile::k64PingPong, FusedTile::k64Pair,
-                                     FusedTile::k128PingPong, FusedTile::k256Cooperative}) {
+        for (const FusedTile tile :
+             {FusedTile::k64PingPong, FusedTile::k64Pair, FusedTile::k128PingPong,
+              FusedTile::k256Cooperative, FusedTile::kSwapped80, FusedTile::kSwapped112}) {
           EXPECT_EQ(run.RankCounts({}, kernels::FusedChoice{tile, FusedRaster::kAlongVocab, 1}),
                     expected)
               << rows << " rows, transforms " << transforms;
