@@ -118,7 +118,7 @@ const std::byte* FusedFixture::NextWeight() {
 
 absl::Status FusedFixture::Score(int64_t num_rows, const Ask& ask, cudaStream_t stream) {
   const std::byte* const weight = NextWeight();
-  const int64_t block_rows = RowsOfLaunch(ask);
+  const int64_t block_rows = EvenBlockRows(num_rows, RowsOfLaunch(ask));
   for (int64_t row = 0; row < num_rows; row += block_rows) {
     LOGPROBD_RETURN_IF_ERROR(
         ScoreBlock(row, std::min(block_rows, num_rows - row), ask, weight, stream));
@@ -214,7 +214,9 @@ absl::Status FusedFixture::ScoreBlock(int64_t row, int64_t num_rows, const Ask& 
     scores.rank_counts = counts;
     scores.target_rank = counts + AllRows();
   }
-  LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchFusedPartials(params, stream));
+  LOGPROBD_RETURN_IF_CUDA_ERROR(ask.choice.has_value()
+                                    ? kernels::LaunchFusedPartialsAs(params, *ask.choice, stream)
+                                    : kernels::LaunchFusedPartials(params, stream));
   if (!ask.combine) return absl::OkStatus();
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchRowScores(scores, stream));
   return ScoreLists(row, params, ask, stream);

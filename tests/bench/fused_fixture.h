@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -44,6 +45,7 @@ class FusedFixture {
     /// Scores kListMax candidates per row, with ids that are spread over the vocabulary.
     bool candidates = false;
     bool combine = true;
+    std::optional<kernels::FusedChoice> choice = {};  ///< Instead of the fastest choice.
   };
 
   static constexpr int32_t kListMax = 20;

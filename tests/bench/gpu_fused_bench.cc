@@ -2,8 +2,11 @@
 // fastest of eight algorithms), and a kernel that only reads the weight. All run in one process,
 // and each round runs them in random order. Figures are medians.
 //
-//   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part large|small|extras]
+//   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part
+//   large|small|rows|extras|choices]
 //
+// The part `rows` replays CUDA graphs at many numbers of rows; `choices` prints the time of each
+// block tile and order, from which fused_choice.cc is derived, and records nothing.
 // A settled time is measured after untimed runs of the same work, so that the power limit is in
 // force. A burst is two milliseconds of work after 25 ms of rest.
 
@@ -213,6 +216,216 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
   return absl::OkStatus();
 }
 
+/// Work that replays a CUDA graph of several calls.
+class Graph {
+ public:
+  /// Captures `calls` calls of `work`.
+  static absl::StatusOr<std::unique_ptr<Graph>> Create(const Work& work, int calls,
+                                                       cudaStream_t stream) {
+    auto graph = std::make_unique<Graph>();
+    cudaGraph_t captured = nullptr;
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    absl::Status status;
+    for (int i = 0; i < calls; ++i) status.Update(work(stream));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(stream, &captured));
+    LOGPROBD_RETURN_IF_ERROR(status);
+    const cudaError_t error = cudaGraphInstantiate(&graph->executable_, captured, 0);
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGraphDestroy(captured));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(error);
+    return graph;
+  }
+  ~Graph() { (void)cudaGraphExecDestroy(executable_); }
+
+  absl::Status Run(cudaStream_t stream) const {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGraphLaunch(executable_, stream));
+    return absl::OkStatus();
+  }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+constexpr int64_t kRowsHeads = 3;  ///< A graph has one call for each head.
+constexpr std::pair<int64_t, int64_t> kRowsShapes[] = {
+    {896, 151'936}, {2'048, 151'936}, {4'096, 151'936}, {5'376, 262'208}};
+
+/// A fixture with heads in turn, and what is captured and measured on it.
+class RowsBench {
+ public:
+  static absl::StatusOr<std::unique_ptr<RowsBench>> Create(int64_t hidden_size, int64_t vocab_size,
+                                                           int64_t rows_max) {
+    auto bench = std::make_unique<RowsBench>();
+    LOGPROBD_ASSIGN_OR_RETURN(bench->fixture_, FusedFixture::Create({.hidden_size = hidden_size,
+                                                                     .vocab_size = vocab_size,
+                                                                     .rows_max = rows_max,
+                                                                     .num_heads = kRowsHeads}));
+    bench->hidden_size_ = hidden_size;
+    bench->vocab_size_ = vocab_size;
+    return bench;
+  }
+
+  /// Measures the milliseconds of a call in graphs, round by round: the GEMM ("gemm") and the
+  /// fused kernel with each of `asks`.
+  absl::StatusOr<std::map<std::string, std::vector<double>>> Measure(
+      int64_t rows, const std::map<std::string, FusedFixture::Ask>& asks, int rounds,
+      Timer& timer) {
+    std::vector<std::unique_ptr<StoringGemm>> gemms;
+    for (int64_t i = 0; i < kRowsHeads; ++i) {
+      LOGPROBD_ASSIGN_OR_RETURN(
+          auto gemm, StoringGemm::Create(
+                         {.rows = rows, .columns = vocab_size_, .depth = hidden_size_},
+                         fixture_->NextWeight(), fixture_->Rows(kernels::Dtype::kBf16), timer));
+      gemms.push_back(std::move(gemm));
+    }
+    size_t turn = 0;
+    std::map<std::string, Work> works;
+    works["gemm"] = [&](cudaStream_t s) { return gemms[turn++ % gemms.size()]->Run(s); };
+    for (const auto& [name, ask] : asks) {
+      works[name] = [this, rows, ask = ask](cudaStream_t s) {
+        return fixture_->Score(rows, ask, s);
+      };
+    }
+    std::map<std::string, std::unique_ptr<Graph>> graphs;
+    std::vector<std::string> order;
+    for (const auto& [name, work] : works) {
+      LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(work, 1).status());  // loads the kernels
+      LOGPROBD_ASSIGN_OR_RETURN(graphs[name], Graph::Create(work, kRowsHeads, timer.stream()));
+      order.push_back(name);
+    }
+    std::map<std::string, std::vector<double>> times;
+    std::mt19937 random(1);
+    for (int round = 0; round < rounds; ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      for (const std::string& name : order) {
+        const Work replay = [&](cudaStream_t s) { return graphs.at(name)->Run(s); };
+        LOGPROBD_ASSIGN_OR_RETURN(const double one, timer.Milliseconds(replay, 1));
+        const int repeats = std::max(1, static_cast<int>(kReplayMilliseconds / one));
+        LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(replay, repeats).status());
+        LOGPROBD_ASSIGN_OR_RETURN(const double settled, timer.Milliseconds(replay, repeats));
+        times[name].push_back(settled / kRowsHeads);
+      }
+    }
+    return times;
+  }
+
+ private:
+  static constexpr double kReplayMilliseconds = 12;
+
+  std::unique_ptr<FusedFixture> fixture_;
+  int64_t hidden_size_ = 0;
+  int64_t vocab_size_ = 0;
+};
+
+/// Multiples of 8, numbers next to one, and primes.
+constexpr int64_t kRowCounts[] = {
+    1,   2,   8,   16,  31,  40,    64,    65,    72,    80,    88,    96,    97,    104,   112,
+    113, 120, 128, 129, 136, 144,   160,   161,   176,   192,   193,   208,   224,   240,   251,
+    256, 257, 272, 288, 320, 336,   352,   384,   416,   448,   480,   512,   520,   577,   640,
+    700, 768, 800, 900, 997, 1'024, 1'040, 1'300, 1'550, 2'056, 2'100, 2'503, 3'000, 3'700, 4'200};
+
+absl::Status MeasureRows(const Flags& flags, Stopwatch& watch, std::vector<BenchRecord>& records) {
+  for (const auto& [hidden_size, vocab_size] : kRowsShapes) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto bench, RowsBench::Create(hidden_size, vocab_size, 4'200));
+    std::vector<double> ratios;
+    for (const int64_t rows : kRowCounts) {
+      LOGPROBD_ASSIGN_OR_RETURN(
+          const auto times,
+          bench->Measure(rows, {{"fused", {}}}, flags.common.rounds, watch.timer()));
+      const double gemm = Median(times.at("gemm"));
+      ratios.push_back(Median(times.at("fused")) / gemm);
+      std::printf("H=%ld T=%ld %.4f ms, %.3f times the GEMM\n", static_cast<long>(hidden_size),
+                  static_cast<long>(rows), Median(times.at("fused")), ratios.back());
+      std::fflush(stdout);
+      records.push_back(Record(
+          absl::StrCat("GPU fused, in a graph, H=", hidden_size, ", V=", vocab_size, ", T=", rows),
+          times.at("fused"), kGemm, gemm, "target at most 1.10; three heads in turn"));
+    }
+    std::printf("H=%ld: median %.3f, highest %.3f times the GEMM\n", static_cast<long>(hidden_size),
+                Median(ratios), *std::max_element(ratios.begin(), ratios.end()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureChoicesForManyRows(const Flags& flags, Stopwatch& watch) {
+  using kernels::FusedRaster;
+  using kernels::FusedTile;
+  constexpr int64_t kRows = 8'192;
+  constexpr std::pair<int64_t, int64_t> kHeads[] = {{1'024, 151'936}, {2'048, 151'936},
+                                                    {3'072, 128'256}, {4'096, 151'936},
+                                                    {5'120, 151'936}, {7'168, 129'280}};
+  const std::map<std::string, kernels::FusedChoice> choices = {
+      {"128 rows 4", {FusedTile::k128PingPong, FusedRaster::kAlongRows, 4}},
+      {"128 rows 8", {FusedTile::k128PingPong, FusedRaster::kAlongRows, 8}},
+      {"128 vocabulary 8", {FusedTile::k128PingPong, FusedRaster::kAlongVocab, 8}},
+      {"256 vocabulary 4", {FusedTile::k256Cooperative, FusedRaster::kAlongVocab, 4}},
+      {"s112 rows 4", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 4}}};
+  for (const auto& [hidden_size, vocab_size] : kHeads) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto fixture, FusedFixture::Create({.hidden_size = hidden_size,
+                                                                        .vocab_size = vocab_size,
+                                                                        .rows_max = kRows}));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const auto gemm,
+        StoringGemm::Create({.rows = kRows, .columns = vocab_size, .depth = hidden_size},
+                            fixture->NextWeight(), fixture->Rows(kernels::Dtype::kBf16),
+                            watch.timer()));
+    std::map<std::string, Work> works = {{"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}};
+    for (const auto& [name, choice] : choices) {
+      works[name] = [&fixture, choice = choice](cudaStream_t s) {
+        FusedFixture::Ask ask;
+        ask.choice = choice;
+        return fixture->Score(kRows, ask, s);
+      };
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(const auto times, watch.Measure(works, flags.common.rounds));
+    const Times& baseline = times.at("gemm");
+    std::printf("H=%ld T=%ld gemm %.3f / %.3f ms;", static_cast<long>(hidden_size),
+                static_cast<long>(kRows), Median(baseline.settled), Median(baseline.burst));
+    for (const auto& [name, choice] : choices) {
+      std::printf(" %s %.3f / %.3f;", name.c_str(),
+                  Median(times.at(name).settled) / Median(baseline.settled),
+                  Median(times.at(name).burst) / Median(baseline.burst));
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureChoices(const Flags& flags, Stopwatch& watch, std::vector<BenchRecord>&) {
+  LOGPROBD_RETURN_IF_ERROR(MeasureChoicesForManyRows(flags, watch));
+  using kernels::FusedRaster;
+  using kernels::FusedTile;
+  const std::map<std::string, kernels::FusedChoice> choices = {
+      {"64", {FusedTile::k64PingPong, FusedRaster::kAlongRows, 1}},
+      {"64x2", {FusedTile::k64Pair, FusedRaster::kAlongRows, 1}},
+      {"128", {FusedTile::k128PingPong, FusedRaster::kAlongRows, 1}},
+      {"s80", {FusedTile::kSwapped80, FusedRaster::kAlongRows, 1}},
+      {"s96", {FusedTile::kSwapped96, FusedRaster::kAlongRows, 1}},
+      {"s112", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 1}},
+      {"s96/4", {FusedTile::kSwapped96, FusedRaster::kAlongRows, 4}},
+      {"s112/4", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 4}}};
+  std::map<std::string, FusedFixture::Ask> asks = {{"chosen", {}}};
+  for (const auto& [name, choice] : choices) asks[name].choice = choice;
+  constexpr int64_t kRows[] = {1,   32,  64,  96,  128, 160, 192,   224,   256,   320,  384,
+                               448, 512, 520, 640, 768, 900, 1'040, 1'300, 2'100, 4'200};
+  for (const auto& [hidden_size, vocab_size] : kRowsShapes) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto bench, RowsBench::Create(hidden_size, vocab_size, 4'200));
+    for (const int64_t rows : kRows) {
+      LOGPROBD_ASSIGN_OR_RETURN(const auto times,
+                                bench->Measure(rows, asks, flags.common.rounds, watch.timer()));
+      const double gemm = Median(times.at("gemm"));
+      std::printf("H=%ld T=%ld gemm %.4f ms;", static_cast<long>(hidden_size),
+                  static_cast<long>(rows), gemm);
+      for (const auto& [name, ask] : asks) {
+        std::printf(" %s %.3f", name.c_str(), Median(times.at(name)) / gemm);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
                            std::vector<BenchRecord>& records) {
   constexpr int64_t kVocabSize = 151'936;
@@ -261,7 +474,11 @@ absl::Status Run(const Flags& flags) {
   LOGPROBD_ASSIGN_OR_RETURN(const auto watch, Stopwatch::Create());
   std::vector<BenchRecord> records;
   const std::map<std::string, absl::Status (*)(const Flags&, Stopwatch&, std::vector<BenchRecord>&)>
-      parts = {{"large", MeasureLarge}, {"small", MeasureSmall}, {"extras", MeasureExtras}};
+      parts = {{"large", MeasureLarge},
+               {"small", MeasureSmall},
+               {"rows", MeasureRows},
+               {"extras", MeasureExtras},
+               {"choices", MeasureChoices}};
   LOGPROBD_RETURN_IF_ERROR(parts.at(flags.part)(flags, *watch, records));
   return WriteRecords(flags.common, GpuMachineName(), records);
 }
@@ -273,9 +490,11 @@ int main(int argc, char** argv) {
   logprobd::testing::Flags flags;
   CLI::App app("Compares the fused kernel with the GEMM and with reading the weight.");
   logprobd::testing::AddBenchFlags(app, flags.common);
-  app.add_option("--part", flags.part,
-                 "Part to measure: large (many rows), small (few rows) or extras (further outputs)")
-      ->check(CLI::IsMember({"large", "small", "extras"}))
+  app.add_option(
+         "--part", flags.part,
+         "Part to measure: large (many rows), small (few rows), rows (any number of rows), extras"
+         " (further outputs) or choices (every block tile)")
+      ->check(CLI::IsMember({"large", "small", "rows", "extras", "choices"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   return logprobd::testing::ExitCode("gpu_fused_bench", logprobd::testing::Run(flags));
