@@ -4,9 +4,9 @@
 // registers uses this code, so that their results are bit-identical.
 //
 // Order     The columns of a tile form eight chains: chain i adds columns i, i + 8, i + 16, ... in
-//           ascending order. This is how wgmma distributes accumulators: lane q of a quad owns
-//           columns 2q and 2q + 1 of every eight, which are two chains. The chains are added in a
-//           butterfly: 2q with 2q + 1 within a lane, then lanes one apart, then lanes two apart.
+//           ascending order. Lane q of a quad mostly owns columns 2q and 2q + 1 of every eight, as
+//           wgmma distributes them; swapped_epilogue.cuh has another distribution. The chains are
+//           added in a butterfly: 2q with 2q + 1, then sums one apart, then sums two apart.
 // Numerics  fp32. y - k is one fma; 2^x is ex2.approx (2 ulp), which is 0 for x below -126. Every
 //           fma is written out; the compiler contracts none.
 

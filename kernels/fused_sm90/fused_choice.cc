@@ -20,8 +20,8 @@ constexpr int64_t kFewRowsMax = 1'024;
 /// empty rows of other tiles weigh less than the hidden rows that swapped tiles read again.
 constexpr int64_t kSwappedRowsMax = 4'608;
 
-/// Row steps for which a tile without many empty rows exists, up to kFewRowsMax and
-/// kSwappedRowsMax rows.
+/// Row steps up to kFewRowsMax and up to kSwappedRowsMax rows, whose multiples leave few rows of
+/// the last cluster empty.
 constexpr int64_t kFineStep = 64;
 constexpr int64_t kCoarseStep = 256;
 
@@ -97,11 +97,10 @@ FusedChoice ChooseFused(const FusedShape& shape) {
   }
   if (shape.num_rows <= kSwappedRowsMax) {
     const FusedTile tile = Cheapest(shape, kPartialsCosts);
-    if (tile != FusedTile::k128PingPong) return {tile, FusedRaster::kAlongRows, 1};
+    return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
+                                           : FusedChoice{tile, FusedRaster::kAlongRows, 1};
   }
-  if (shape.num_rows <= kFewRowsMax || shape.depth < kCooperativeDepthMin) {
-    return ChoosePingPong(shape);
-  }
+  if (shape.depth < kCooperativeDepthMin) return ChoosePingPong(shape);
   constexpr FusedTile kCooperative = FusedTile::k256Cooperative;
   return {kCooperative, FusedRaster::kAlongVocab, SwizzleOf(shape, kCooperative, 4)};
 }
@@ -124,7 +123,6 @@ FusedChoice ChoosePingPong(const FusedShape& shape) {
 int64_t FusedRowStep(const FusedShape& shape) {
   const FusedChoice choice = ChooseFused(shape);
   if (choice.tile == FusedTile::k64PingPong) return TileRows(choice.tile);
-  // Tiles of several sizes divide these numbers of rows with little waste.
   if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && shape.num_rows <= kSwappedRowsMax) {
     return shape.num_rows <= kFewRowsMax ? kFineStep : kCoarseStep;
   }

@@ -6,13 +6,13 @@ namespace logprobd::kernels {
 
 /// Block tiles that the kernel is built for: rows x 192 columns. All give bit-identical results. In
 /// swapped tiles the weight is the tensor cores' operand A, so their number of rows need not be a
-/// multiple of 64.
+/// multiple of 64. Except for k64PingPong, tiles come in pairs that share each weight tile.
 enum class FusedTile : int32_t {
   k64PingPong,      ///< For up to 64 rows; takes as long as reading the weight.
-  k64Pair,          ///< For up to 128 rows; two blocks share each weight tile.
+  k64Pair,          ///< For up to 128 rows.
   k128PingPong,     ///< The epilogue of one tile overlaps the products of the next.
   k256Cooperative,  ///< Has the least operand traffic, but its epilogue overlaps nothing.
-  kSwapped80,       ///< Swapped tiles come in pairs of blocks that share each weight tile.
+  kSwapped80,       ///< Swapped tiles are for numbers of rows that leave few of their rows empty.
   kSwapped96,
   kSwapped112,
 };

@@ -47,7 +47,7 @@ struct FusedPartialsParams {
   /// operands must be readable.
   const int64_t* row_count = nullptr;
   /// Rows of `hidden` that may be read, >= num_rows. A block is faster if memory for all of its
-  /// rows is readable, whatever its content, so round the allocation up to a multiple of 64 rows.
+  /// rows is readable, whatever its content, so allocate up to 255 rows more than num_rows.
   int64_t readable_rows = 0;
   int64_t hidden_size = 0;  ///< >= 1.
   /// 16-bit values that add up to a hidden value, 1 to kHiddenSplitsMax; kernels/common/dtype.h

@@ -1,6 +1,6 @@
 #pragma once
 
-// HeadKernel: CUTLASS's GEMM kernel with our mainloop (head_mainloop.cuh), epilogue and scheduler.
+// HeadKernel: CUTLASS's GEMM kernel with our mainloops (*_mainloop.cuh), epilogue and scheduler.
 //
 // Every difference between two instances must be a template argument of HeadKernel. If two source
 // files defined kernels with the same mangled name, the linker would keep one and use it for both.

@@ -4,7 +4,7 @@
 //
 // Idea      A CUTLASS collective with its own producer, for two reasons. A hidden row may consist
 //           of several splits, one after another along K; the weight is then read once per split.
-//           And when only one block reads a weight tile, the weight need not stay in the
+//           And when only one cluster reads a weight tile, the weight need not stay in the
 //           second-level cache.
 // Work      One elected thread of the producer warp issues the TMA loads.
 // Traffic   Each step of 64 along K reads 128 bytes per row and per column of the block tile;
@@ -36,7 +36,7 @@ struct HeadMainloop : Base {
   struct Arguments : Base::Arguments {
     int32_t weight_depth =
         0;  ///< K of the weight; the problem's K counts all splits of a hidden row.
-    bool reads_weight_once = false;  ///< True when only one block reads each weight tile.
+    bool reads_weight_once = false;  ///< True when only one cluster reads each weight tile.
   };
   struct Params : Base::Params {
     int32_t num_row_tiles = 0;

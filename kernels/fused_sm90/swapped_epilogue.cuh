@@ -140,7 +140,7 @@ class SwappedEpilogue {
 
     CUTLASS_DEVICE int RowOf(int pair, int odd) const { return 8 * pair + 2 * quad_lane + odd; }
 
-    /// True for the lane of a quad's column that acts for the warp after a reduction over chains.
+    /// Returns true for the lane of each pair of rows that acts for the warp's eight chains.
     CUTLASS_DEVICE bool ActsForWarp() const { return chain == 0; }
 
     CUTLASS_DEVICE void Process() const {

@@ -107,8 +107,8 @@ class ScoringEngine {
   /// of GPUs that this engine's GPUs can access. If false, all rows must be staged.
   virtual bool reads_in_place() const { return false; }
 
-  /// Returns the number of rows, >= 1, that the engine computes in one step of a batch of
-  /// `num_rows` rows. An incomplete last step takes as long as a full one.
+  /// Returns the number of rows, >= 1, whose multiples the engine computes efficiently near a batch
+  /// of `num_rows` rows. An incomplete last step may take as long as a full one.
   virtual int64_t row_step(int64_t /*num_rows*/) const { return 1; }
 };
 

@@ -23,8 +23,8 @@ namespace logprobd {
 /// at most a quarter of its budget for rows of large requests, so that a small request never waits
 /// for a batch full of large ones.
 ///
-/// Whole steps: an engine computes rows in steps (ScoringEngine::row_step), and a partial step
-/// takes as long as a whole one. If other rows wait or another batch is in flight, a batch of
+/// Whole steps: an engine computes rows in steps (ScoringEngine::row_step), and a partial step may
+/// take as long as a whole one. If other rows wait or another batch is in flight, a batch of
 /// several steps therefore takes fewer rows of large requests and leaves the partial step to the
 /// next batch. A batch of only small requests always leaves the partial step if it fills at least
 /// one step: most of its rows are answered sooner and the others only slightly later.

@@ -30,9 +30,9 @@ constexpr int64_t kWarmUpCandidates = 16'384;
 /// this dtype use, the largest number of rows of a block last.
 std::vector<int64_t> RowsOfEveryTile(const WorkspacePlan& plan, kernels::Dtype dtype) {
   const int64_t rows_max = plan.FusedRows(dtype, 1, 0);
-  const int64_t depth = plan.ProductFormOf(dtype) == ProductForm::kBf16Split
-                            ? kernels::kHiddenSplits * kernels::SplitPitch(plan.hidden_size)
-                            : plan.hidden_size;
+  const int64_t depth =
+      plan.padded_hidden *
+      (plan.ProductFormOf(dtype) == ProductForm::kBf16Split ? kernels::kHiddenSplits : 1);
   std::set<kernels::FusedTile> tiles;
   std::vector<int64_t> row_counts;
   for (int64_t rows = 1; rows <= rows_max; ++rows) {

@@ -197,15 +197,17 @@ constexpr int64_t PadRows(int64_t rows) {
 }
 
 /// Returns the number of rows of the blocks into which `rows` rows, at least 1, are split when a
-/// block holds at most `block_rows_max`: as few blocks as possible, of about the same size, because
-/// a small last block would read the whole weight for few rows. Blocks of more than 256 rows are
-/// multiples of 256 where that fits, which fills the clusters of the fused kernel.
+/// block holds at most `block_rows_max`: as few blocks as possible, of about the same size as far
+/// as multiples of kRowGranularity allow, because a small last block would read the whole weight
+/// for few rows. Blocks are multiples of 256, which fills the clusters of the fused kernel, unless
+/// they are too large then, or the last block is less than half as large as the others.
 constexpr int64_t EvenBlockRows(int64_t rows, int64_t block_rows_max) {
   const int64_t num_blocks = (rows + block_rows_max - 1) / block_rows_max;
   const int64_t even = (rows + num_blocks - 1) / num_blocks;
   constexpr int64_t kClusterRows = 256;
   const int64_t filled = (even + kClusterRows - 1) / kClusterRows * kClusterRows;
-  return filled <= block_rows_max ? filled : PadRows(even);
+  const bool is_last_large = num_blocks == 1 || 2 * (rows - (num_blocks - 1) * filled) >= filled;
+  return filled <= block_rows_max && is_last_large ? filled : PadRows(even);
 }
 
 /// Chooses the sizes. If the bounds do not allow the largest sizes, blocks get fewer rows, and then

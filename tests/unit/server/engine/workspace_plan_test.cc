@@ -114,13 +114,21 @@ TEST(PlanWorkspaceTest, BlocksOfABatchHaveAboutTheSameSize) {
   EXPECT_EQ(EvenBlockRows(5'200, 5'120), 2'816);
   EXPECT_EQ(EvenBlockRows(8'192, 5'120), 4'096);
   EXPECT_EQ(EvenBlockRows(6'144, 2'560), 2'048);
+  EXPECT_EQ(EvenBlockRows(513, 512), 320);
+  EXPECT_EQ(EvenBlockRows(1'025, 512), 384);
   EXPECT_EQ(EvenBlockRows(130, 128), 128);
   for (const int64_t rows_max : {64, 192, 448, 512, 2'560}) {
     for (int64_t rows = 1; rows <= 6'000; rows += 37) {
       const int64_t block_rows = EvenBlockRows(rows, rows_max);
       EXPECT_LE(block_rows, rows_max) << rows;
       EXPECT_EQ(block_rows % kRowGranularity, 0) << rows;
-      EXPECT_EQ((rows + block_rows - 1) / block_rows, (rows + rows_max - 1) / rows_max) << rows;
+      const int64_t num_blocks = (rows + block_rows - 1) / block_rows;
+      EXPECT_EQ(num_blocks, (rows + rows_max - 1) / rows_max) << rows;
+      if (num_blocks == 1) continue;
+      // Rounding up adds less than kRowGranularity rows to each of the other blocks.
+      const int64_t last = rows - (num_blocks - 1) * block_rows;
+      EXPECT_GE(last, std::min(block_rows / 2, block_rows - num_blocks * kRowGranularity))
+          << rows << " rows, at most " << rows_max;
     }
   }
 }
