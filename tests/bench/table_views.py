@@ -168,6 +168,14 @@ FUSED_SMALL = (
         by_baseline=True,
     ),
 )
+FUSED_ROWS = (
+    View(
+        "Any number of rows, in CUDA graphs: time divided by that of the GEMM",
+        r"GPU fused, in a graph, H=(?P<column>\d+), V=\d+, T=(?P<T>\d+)",
+        ("ratio",),
+        has_baseline=False,
+    ),
+)
 FUSED_EXTRAS = (
     View(
         "Time divided by that of logprob and entropy alone",
@@ -344,6 +352,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "gpu_errors": GPU_ERRORS,
     "gpu_fused": FUSED,
     "gpu_fused_extras": FUSED_EXTRAS,
+    "gpu_fused_rows": FUSED_ROWS,
     "gpu_fused_small": FUSED_SMALL,
     "gpu_shards": SHARDS,
     "gpu_shards_load": SHARDS_LOAD,
