@@ -170,7 +170,7 @@ FUSED_SMALL = (
 )
 FUSED_ROWS = (
     View(
-        "Any number of rows, in CUDA graphs: time divided by that of the GEMM",
+        "Any number of rows T, a column for each hidden size, in CUDA graphs: time divided by that of the GEMM",
         r"GPU fused, in a graph, H=(?P<column>\d+), V=\d+, T=(?P<T>\d+)",
         ("ratio",),
         has_baseline=False,
