@@ -2,13 +2,12 @@
 // fastest of eight algorithms), and a kernel that only reads the weight. All run in one process,
 // and each round runs them in random order. Figures are medians.
 //
-//   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part
-//   large|small|rows|extras|choices]
+//   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part PART]
 //
-// The part `rows` replays CUDA graphs at many numbers of rows; `choices` prints the time of each
-// block tile and order, from which fused_choice.cc is derived, and records nothing.
-// A settled time is measured after untimed runs of the same work, so that the power limit is in
-// force. A burst is two milliseconds of work after 25 ms of rest.
+// --help lists the parts. The part `rows` replays CUDA graphs at many numbers of rows; `choices`
+// prints the time of each block tile and order, from which fused_choice.cc is derived, and records
+// nothing. A settled time is measured after untimed runs of the same work, so that the power limit
+// is in force. A burst is two milliseconds of work after 25 ms of rest.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>

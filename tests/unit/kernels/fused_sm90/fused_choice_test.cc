@@ -23,6 +23,9 @@ TEST(FusedChoiceTest, FewRowsUseTheTileThatReadsTheWeightFastest) {
     for (const int64_t rows : {65, 128}) {
       EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k64Pair);
     }
+    for (const int64_t rows : {256, 512}) {
+      EXPECT_EQ(Choose(rows, depth).tile, FusedTile::k128PingPong);
+    }
   }
 }
 
@@ -51,13 +54,13 @@ TEST(FusedChoiceTest, TilesThatDoNotFillTheGpuUseTheSmallestBlocks) {
   };
   for (const int64_t rows : {100, 1'024, 8'192}) EXPECT_EQ(tile(rows, 1), FusedTile::k64PingPong);
   EXPECT_EQ(tile(1'024, 8), FusedTile::k64PingPong);
-  EXPECT_NE(tile(1'024, 9), FusedTile::k64PingPong);
-  EXPECT_NE(tile(8'193, 1), FusedTile::k64PingPong);
+  EXPECT_EQ(tile(1'024, 9), FusedTile::kSwapped80);
+  EXPECT_EQ(tile(8'193, 1), FusedTile::k128PingPong);
 }
 
 TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductUseTheCooperativeTile) {
   EXPECT_EQ(Choose(8'192, 7'168).tile, FusedTile::k256Cooperative);
-  EXPECT_NE(Choose(1'024, 7'168).tile, FusedTile::k256Cooperative);
+  EXPECT_EQ(Choose(1'024, 7'168).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 4'096).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 2'048).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 896).tile, FusedTile::k128PingPong);
@@ -69,6 +72,7 @@ TEST(FusedChoiceTest, TheOrderOfTilesFollowsTheDepth) {
   EXPECT_EQ(Choose(8'192, 2'048).raster, FusedRaster::kAlongRows);
   EXPECT_EQ(Choose(8'192, 2'048).swizzle, 4);
   EXPECT_EQ(Choose(8'192, 3'072).raster, FusedRaster::kAlongRows);
+  EXPECT_EQ(Choose(8'192, 3'072).swizzle, 4);
   EXPECT_EQ(Choose(8'192, 4'096).raster, FusedRaster::kAlongVocab);
   EXPECT_EQ(Choose(8'192, 4'096).swizzle, 8);
   EXPECT_EQ(Choose(8'192, 7'168).raster, FusedRaster::kAlongVocab);
