@@ -42,12 +42,12 @@ struct ChainSums {
   float squares = 0.0F;
 
   /// Adds one logit and returns its exponential 2^(y - k). kHasFloor must be set where a logit may
-  /// be -inf: it avoids 0 * inf. For finite logits it does not change the bits, because below the
+  /// be -inf: it avoids 0 * inf. For other logits it does not change the bits, because below the
   /// floor the exponential is 0 in any case.
   template <bool kSquares, bool kHasFloor>
   __device__ __forceinline__ float Add(float logit, float log2_scale, float k) {
     float shifted = __fmaf_rn(logit, log2_scale, -k);
-    if constexpr (kHasFloor) shifted = fmaxf(shifted, -200.0F);
+    if constexpr (kHasFloor) shifted = MaxOrNan(shifted, -200.0F);
     const float exponential = Exp2(shifted);
     sum = __fadd_rn(sum, exponential);
     weighted = __fmaf_rn(shifted, exponential, weighted);

@@ -42,8 +42,13 @@ constexpr TileCost kPartialsCosts[] = {{FusedTile::k64Pair, 1.05, 110},
                                        {FusedTile::kSwapped80, 0.885, 435},
                                        {FusedTile::kSwapped96, 0.89, 283},
                                        {FusedTile::kSwapped112, 0.90, 283}};
+constexpr TileCost kCachingCosts[] = {{FusedTile::k128PingPong, 1.0, 0},
+                                      {FusedTile::kSwapped80, 0.885, 435},
+                                      {FusedTile::kSwapped96, 0.89, 283}};
 constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0},
-                                       {FusedTile::k128PingPong, 1.0, 0}};
+                                       {FusedTile::k128PingPong, 1.0, 0},
+                                       {FusedTile::kSwapped80, 0.885, 435},
+                                       {FusedTile::kSwapped96, 0.89, 283}};
 
 /// Returns the time of a launch with pairs of blocks, in the units of TileCost. The rows of a
 /// partly filled pair and the pairs of a partly filled wave take as long as others.
@@ -85,6 +90,24 @@ int32_t SwizzleOf(const FusedShape& shape, FusedTile tile, int32_t swizzle) {
   return swizzle;
 }
 
+/// Returns the fastest order of tiles of 128 rows.
+FusedChoice ChoosePingPong(const FusedShape& shape) {
+  constexpr FusedTile kPingPong = FusedTile::k128PingPong;
+  if (shape.num_rows <= kFewRowsMax || shape.depth < kAlongVocabDepthMin) {
+    const int32_t swizzle = shape.depth <= kWideDepthMax ? 8 : 4;
+    return {kPingPong, FusedRaster::kAlongRows, SwizzleOf(shape, kPingPong, swizzle)};
+  }
+  return {kPingPong, FusedRaster::kAlongVocab, SwizzleOf(shape, kPingPong, 8)};
+}
+
+/// Returns the cheapest tile and its order.
+template <size_t kCount>
+FusedChoice ChooseCheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
+  const FusedTile tile = Cheapest(shape, costs);
+  return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
+                                         : FusedChoice{tile, FusedRaster::kAlongRows, 1};
+}
+
 }  // namespace
 
 FusedChoice ChooseFused(const FusedShape& shape) {
@@ -95,29 +118,20 @@ FusedChoice ChooseFused(const FusedShape& shape) {
   if (shape.num_rows <= ClusterRows(FusedTile::k64Pair)) {
     return {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
   }
-  if (shape.num_rows <= kSwappedRowsMax) {
-    const FusedTile tile = Cheapest(shape, kPartialsCosts);
-    return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
-                                           : FusedChoice{tile, FusedRaster::kAlongRows, 1};
-  }
+  if (shape.num_rows <= kSwappedRowsMax) return ChooseCheapest(shape, kPartialsCosts);
   if (shape.depth < kCooperativeDepthMin) return ChoosePingPong(shape);
   constexpr FusedTile kCooperative = FusedTile::k256Cooperative;
   return {kCooperative, FusedRaster::kAlongVocab, SwizzleOf(shape, kCooperative, 4)};
 }
 
-FusedChoice ChooseGradient(const FusedShape& shape) {
-  const FusedTile tile = Cheapest(shape, kGradientCosts);
-  return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
-                                         : FusedChoice{tile, FusedRaster::kAlongRows, 1};
+FusedChoice ChooseCaching(const FusedShape& shape) {
+  return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kCachingCosts)
+                                           : ChoosePingPong(shape);
 }
 
-FusedChoice ChoosePingPong(const FusedShape& shape) {
-  constexpr FusedTile kPingPong = FusedTile::k128PingPong;
-  if (shape.num_rows <= kFewRowsMax || shape.depth < kAlongVocabDepthMin) {
-    const int32_t swizzle = shape.depth <= kWideDepthMax ? 8 : 4;
-    return {kPingPong, FusedRaster::kAlongRows, SwizzleOf(shape, kPingPong, swizzle)};
-  }
-  return {kPingPong, FusedRaster::kAlongVocab, SwizzleOf(shape, kPingPong, 8)};
+FusedChoice ChooseGradient(const FusedShape& shape) {
+  return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kGradientCosts)
+                                           : ChoosePingPong(shape);
 }
 
 int64_t FusedRowStep(const FusedShape& shape) {

@@ -68,11 +68,12 @@ struct FusedShape {
 /// Returns the fastest choice for a shape, as measured in tests/bench/FUSED.md.
 FusedChoice ChooseFused(const FusedShape& shape);
 
-/// Returns the fastest choice among tiles of 128 rows. A launch that caches exponentials requires
-/// it, because its instances exist for that tile only.
-FusedChoice ChoosePingPong(const FusedShape& shape);
+/// Returns the fastest choice for a launch that caches exponentials, whose instances exist for
+/// k128PingPong, kSwapped80 and kSwapped96.
+FusedChoice ChooseCaching(const FusedShape& shape);
 
-/// Returns the fastest choice for gradients, whose instances exist for k64Pair and k128PingPong.
+/// Returns the fastest choice for gradients, whose instances exist for k64Pair, k128PingPong,
+/// kSwapped80 and kSwapped96.
 FusedChoice ChooseGradient(const FusedShape& shape);
 
 /// Returns the number of rows whose multiples are efficient batch sizes near `shape`: those that

@@ -54,6 +54,10 @@ cudaError_t LaunchFusedGradientAs(const FusedGradientParams& params, const Fused
       return LaunchOf<FusedTile::k64Pair>(params, choice, stream);
     case FusedTile::k128PingPong:
       return LaunchOf<FusedTile::k128PingPong>(params, choice, stream);
+    case FusedTile::kSwapped80:
+      return LaunchOf<FusedTile::kSwapped80>(params, choice, stream);
+    case FusedTile::kSwapped96:
+      return LaunchOf<FusedTile::kSwapped96>(params, choice, stream);
     default:
       return cudaErrorInvalidValue;
   }

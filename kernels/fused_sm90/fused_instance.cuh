@@ -53,9 +53,9 @@ cudaError_t LaunchFusedInstance(const FusedPartialsParams& params, const FusedCh
       params.wants_sum_squares,
       CacheIndexedByVocabularyTile(params.exponentials, params.tile_begin)};
   if constexpr (IsSwapped(kTile)) {
-    static_assert(!kCachesExponentials);
+    constexpr auto kRows = static_cast<int>(TileRows(kTile));
     return LaunchHeadKernel<kTile, kDtype,
-                            SwappedEpilogue<kTransforms, static_cast<int>(TileRows(kTile))>>(
+                            SwappedEpilogue<kTransforms, kCachesExponentials, kRows>>(
         params, choice, epilogue, stream);
   } else {
     return LaunchHeadKernel<kTile, kDtype, HeadEpilogue<kTransforms, kCachesExponentials>>(

@@ -43,8 +43,16 @@ template <Dtype kDtype>
 cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
                      cudaStream_t stream) {
   if (params.exponentials.values != nullptr) {
-    if (choice.tile != FusedTile::k128PingPong) return cudaErrorInvalidValue;
-    return LaunchOf<FusedTile::k128PingPong, kDtype, true>(params, choice, stream);
+    switch (choice.tile) {
+      case FusedTile::k128PingPong:
+        return LaunchOf<FusedTile::k128PingPong, kDtype, true>(params, choice, stream);
+      case FusedTile::kSwapped80:
+        return LaunchOf<FusedTile::kSwapped80, kDtype, true>(params, choice, stream);
+      case FusedTile::kSwapped96:
+        return LaunchOf<FusedTile::kSwapped96, kDtype, true>(params, choice, stream);
+      default:
+        return cudaErrorInvalidValue;
+    }
   }
   switch (choice.tile) {
     case FusedTile::k64PingPong:
@@ -75,7 +83,7 @@ cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t 
                             .depth = params.hidden_size * params.num_splits};
   const bool caches_exponentials = params.exponentials.values != nullptr;
   return LaunchFusedPartialsAs(
-      params, caches_exponentials ? ChoosePingPong(shape) : ChooseFused(shape), stream);
+      params, caches_exponentials ? ChooseCaching(shape) : ChooseFused(shape), stream);
 }
 
 cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params, const FusedChoice& choice,

@@ -91,8 +91,8 @@ struct FusedPartialsParams {
   /// launch, wherever the target's tile is; LaunchListedLogits computes them with the same bits.
   int32_t* rank_counts = nullptr;
   float* tile_max = nullptr;  ///< [num_rows, tile_end - tile_begin]: largest logit of each tile.
-  /// Output that is not written if `values` is null. Only k128PingPong kernels support it, and
-  /// wants_sum_squares must be false.
+  /// Output that is not written if `values` is null. Only the tiles of ChooseCaching support it,
+  /// and wants_sum_squares must be false.
   CachedExponentials exponentials;
 };
 

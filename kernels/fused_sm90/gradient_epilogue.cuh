@@ -36,6 +36,58 @@ struct GradientEpilogueParams {
   int64_t stride;
 };
 
+/// Computes the gradients of one row's dot products.
+template <class Element, bool kTransforms>
+class LogitGradient {
+ public:
+  __device__ __forceinline__ LogitGradient(const GradientEpilogueParams<Element>& params,
+                                           int32_t row)
+      : params_(params) {
+    const RowGradient& constants = params.rows[row];
+    sums_ = *reinterpret_cast<const float4*>(&constants.log2_scale);
+    extras_ = *reinterpret_cast<const float4*>(&constants.target);
+  }
+
+  /// Returns the target's column, counted in the launch.
+  __device__ __forceinline__ int32_t target_column() const {
+    return __float_as_int(extras_.y) - params_.first_column;
+  }
+
+  /// Returns the gradient of a dot product in a column of the launch. Without transforms the
+  /// target's term is left out; see AddTarget.
+  __device__ __forceinline__ float operator()(float dot, int32_t column, bool is_target) const {
+    float z = dot;
+    float slope = 1.0F;
+    if constexpr (kTransforms) {
+      z = LogitOf(z, params_.bias == nullptr ? 0.0F : params_.bias[column], params_.transform);
+      if (params_.transform.softcap > 0.0F) {
+        const float share = __fmul_rn(z, Reciprocal(params_.transform.softcap));
+        slope = __fmaf_rn(-share, share, 1.0F);
+      }
+    }
+    const float exponent = MaxOrNan(__fmaf_rn(z, sums_.x, -sums_.y), kGradientExponentMin);
+    float gradient = __fmul_rn(Exp2(exponent), __fmaf_rn(sums_.w, exponent, sums_.z));
+    if constexpr (kTransforms) {
+      if (params_.mean_logit_weights != nullptr) {
+        gradient = __fmaf_rn(extras_.z, params_.mean_logit_weights[column], gradient);
+      }
+      if (is_target) gradient = AddTarget(gradient);
+      gradient = __fmul_rn(gradient, slope);
+    }
+    return gradient;
+  }
+
+  /// Returns the target's gradient, given that of its dot product without the target's term.
+  __device__ __forceinline__ float AddTarget(float gradient) const {
+    return __fadd_rn(gradient, extras_.x);
+  }
+
+ private:
+  const GradientEpilogueParams<Element>& params_;
+  float4 sums_;    // log2_scale, log2_sum, free and weighted
+  float4 extras_;  // target, target_column and mean
+};
+
 template <class Element, bool kTransforms>
 class GradientEpilogue
     : public TileEpilogue<GradientEpilogue<Element, kTransforms>, GradientEpilogueParams<Element>> {
@@ -53,41 +105,18 @@ class GradientEpilogue
     const int32_t tile_column = tile * kTileColumns;
     const bool has_row = row < params_.num_rows;
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
-    const RowGradient& constants = params_.rows[some_row];
-    // `sums` has log2_scale, log2_sum, free and weighted; `extras` has target, target_column and
-    // mean.
-    const float4 sums = *reinterpret_cast<const float4*>(&constants.log2_scale);
-    const float4 extras = *reinterpret_cast<const float4*>(&constants.target);
+    const LogitGradient<Element, kTransforms> gradient(params_, some_row);
     const int32_t first_column = tile_column + lane_column;
-    const int32_t target = __float_as_int(extras.y) - params_.first_column - first_column;
+    const int32_t target = gradient.target_column() - first_column;
 #pragma unroll
     for (int i = 0; i < Logits::kCount; ++i) {
-      float& z = logits.z(i);
-      float slope = 1.0F;
-      if constexpr (kTransforms) {
-        const int32_t column = first_column + Logits::Column(i);
-        z = LogitOf(z, params_.bias == nullptr ? 0.0F : params_.bias[column], params_.transform);
-        if (params_.transform.softcap > 0.0F) {
-          const float share = __fmul_rn(z, Reciprocal(params_.transform.softcap));
-          slope = __fmaf_rn(-share, share, 1.0F);
-        }
-      }
-      const float exponent = MaxOrNan(__fmaf_rn(z, sums.x, -sums.y), kGradientExponentMin);
-      float gradient = __fmul_rn(Exp2(exponent), __fmaf_rn(sums.w, exponent, sums.z));
-      if constexpr (kTransforms) {
-        if (params_.mean_logit_weights != nullptr) {
-          const int32_t column = first_column + Logits::Column(i);
-          gradient = __fmaf_rn(extras.z, params_.mean_logit_weights[column], gradient);
-        }
-        if (target == Logits::Column(i)) gradient = __fadd_rn(gradient, extras.x);
-        gradient = __fmul_rn(gradient, slope);
-      }
-      z = gradient;
+      logits.z(i) =
+          gradient(logits.z(i), first_column + Logits::Column(i), target == Logits::Column(i));
     }
     if (!kTransforms && target >= 0 && target < kTileColumns && target % kTileChains < 2) {
 #pragma unroll
       for (int i = 0; i < Logits::kCount; ++i) {
-        if (target == Logits::Column(i)) logits.z(i) = __fadd_rn(logits.z(i), extras.x);
+        if (target == Logits::Column(i)) logits.z(i) = gradient.AddTarget(logits.z(i));
       }
     }
     if (tile_column + kTileColumns > params_.num_columns) {

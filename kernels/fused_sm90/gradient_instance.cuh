@@ -12,6 +12,7 @@
 #include "kernels/fused_sm90/fused_launch.h"
 #include "kernels/fused_sm90/gradient_epilogue.cuh"
 #include "kernels/fused_sm90/head_kernel.cuh"
+#include "kernels/fused_sm90/swapped_gradient_epilogue.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -35,8 +36,14 @@ cudaError_t LaunchGradientInstance(const FusedGradientParams& params, const Fuse
       params.rows,
       static_cast<Element*>(params.gradients),
       params.gradient_stride};
-  return LaunchHeadKernel<kTile, kDtype, GradientEpilogue<Element, kTransforms>>(head, choice,
-                                                                                 epilogue, stream);
+  if constexpr (IsSwapped(kTile)) {
+    constexpr auto kRows = static_cast<int>(TileRows(kTile));
+    return LaunchHeadKernel<kTile, kDtype, SwappedGradientEpilogue<Element, kTransforms, kRows>>(
+        head, choice, epilogue, stream);
+  } else {
+    return LaunchHeadKernel<kTile, kDtype, GradientEpilogue<Element, kTransforms>>(
+        head, choice, epilogue, stream);
+  }
 }
 
 }  // namespace logprobd::kernels::internal

@@ -47,6 +47,34 @@ struct HeadEpilogueParams {
   CachedExponentials exponentials;
 };
 
+/// How a row of a tile is cached (CachedExponentials): its exponent e, and the factor 2^(k - e) of
+/// exponentials relative to the tile's k.
+struct ExponentialScale {
+  int32_t exponent;
+  float factor;
+};
+
+/// Returns the reference exponent of a row, or kEmptyExponent if it has none.
+__device__ __forceinline__ int32_t ReferenceOf(const CachedExponentials& exponentials,
+                                               int32_t row) {
+  return exponentials.reference_sums == nullptr ? kEmptyExponent
+                                                : exponentials.reference_sums[row].exponent;
+}
+
+/// Returns how a row of a tile is cached, given its origin and the row's reference exponent.
+__device__ __forceinline__ ExponentialScale ExponentialScaleOf(const TileOrigin& origin,
+                                                               int32_t reference) {
+  ExponentialScale scale = {origin.is_real ? origin.exponent : kEmptyExponent, 1.0F};
+  const bool has_reference = reference != kEmptyExponent && reference != kNonfiniteExponent;
+  if (origin.is_real && has_reference && scale.exponent <= reference + kReferenceReach) {
+    constexpr int kBias = 127;
+    // The factor is exactly 2^(k - e), or 0 below the normal range.
+    scale.factor = __int_as_float((max(scale.exponent - reference, -kBias) + kBias) << 23);
+    scale.exponent = reference;
+  }
+  return scale;
+}
+
 template <bool kTransforms, bool kCachesExponentials>
 class HeadEpilogue
     : public TileEpilogue<HeadEpilogue<kTransforms, kCachesExponentials>, HeadEpilogueParams> {
@@ -69,7 +97,8 @@ class HeadEpilogue
     // These loads start early because they have the latency of the second-level cache.
     const uint32_t best = params_.max_keys == nullptr ? 0U : BestOf(some_row);
     int32_t reference = kEmptyExponent;
-    if constexpr (kCachesExponentials && !kTransforms) reference = ReferenceOf(some_row);
+    if constexpr (kCachesExponentials && !kTransforms)
+      reference = ReferenceOf(params_.exponentials, some_row);
     if constexpr (kTransforms) {
 #pragma unroll
       for (int i = 0; i < Logits::kCount; ++i) {
@@ -109,7 +138,7 @@ class HeadEpilogue
     if constexpr (kCachesExponentials && kTransforms) {
       // The exponentials are computed again, because transforms do not leave enough registers to
       // write them while the sums are computed.
-      reference = ReferenceOf(some_row);
+      reference = ReferenceOf(params_.exponentials, some_row);
       const ExponentialStore store =
           ExponentialsTo(some_row, tile, lane_column, has_row, origin, reference);
       const float log2_scale = *scale_at;
@@ -142,13 +171,6 @@ class HeadEpilogue
   }
 
  private:
-  /// Returns the reference exponent of a row, or kEmptyExponent if it has none.
-  __device__ __forceinline__ int32_t ReferenceOf(int32_t row) const {
-    return params_.exponentials.reference_sums == nullptr
-               ? kEmptyExponent
-               : params_.exponentials.reference_sums[row].exponent;
-  }
-
   /// Converts exponentials relative to a tile's k to exponentials relative to e
   /// (CachedExponentials) and writes them.
   struct ExponentialStore {
@@ -169,20 +191,12 @@ class HeadEpilogue
                                                              const TileOrigin& origin,
                                                              int32_t reference) const {
     const CachedExponentials& exponentials = params_.exponentials;
-    int32_t exponent = origin.is_real ? origin.exponent : kEmptyExponent;
-    float factor = 1.0F;
-    const bool has_reference = reference != kEmptyExponent && reference != kNonfiniteExponent;
-    if (origin.is_real && has_reference && exponent <= reference + kReferenceReach) {
-      constexpr int kBias = 127;
-      // The factor is exactly 2^(k - e), or 0 below the normal range.
-      factor = __int_as_float((max(exponent - reference, -kBias) + kBias) << 23);
-      exponent = reference;
-    }
+    const ExponentialScale scale = ExponentialScaleOf(origin, reference);
     if (has_row && lane_column == 0) {
-      exponentials.exponents[row * exponentials.exponent_stride + tile] = exponent;
+      exponentials.exponents[row * exponentials.exponent_stride + tile] = scale.exponent;
     }
     const int64_t cached_tile = row * exponentials.row_tiles + tile;
-    return {{exponentials.values + cached_tile * kTileColumns, lane_column, has_row}, factor};
+    return {{exponentials.values + cached_tile * kTileColumns, lane_column, has_row}, scale.factor};
   }
 
   /// Writes the target's logit if this lane owns its column.

@@ -2,10 +2,8 @@
 
 // HeadMainloop: loads hidden rows and weight rows into shared memory; CUTLASS multiplies them.
 //
-// Idea      A CUTLASS collective with its own producer, for two reasons. A hidden row may consist
-//           of several splits, one after another along K; the weight is then read once per split.
-//           And when only one cluster reads a weight tile, the weight need not stay in the
-//           second-level cache.
+// Idea      A CUTLASS collective with its own producer, which reads the weight once per split of
+//           the hidden rows and passes cache hints (head_loads.cuh).
 // Work      One elected thread of the producer warp issues the TMA loads.
 // Traffic   Each step of 64 along K reads 128 bytes per row and per column of the block tile;
 //           blocks of a cluster share one load of the weight.
@@ -16,11 +14,13 @@
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
+#include "kernels/fused_sm90/head_loads.cuh"
 
 namespace logprobd::kernels::internal {
 
 template <class Base>
-struct HeadMainloop : Base {
+struct HeadMainloop : HeadLoads<Base, 0> {
+  using Loads = HeadLoads<Base, 0>;
   using typename Base::GmemTiledCopyA;
   using typename Base::GmemTiledCopyB;
   using typename Base::MainloopPipeline;
@@ -33,35 +33,17 @@ struct HeadMainloop : Base {
   static_assert(cute::size<1>(ClusterShape{}) == 1, "hidden rows are not multicast");
   static_assert(cute::is_same_v<GmemTiledCopyA, cute::SM90_TMA_LOAD>);
 
-  struct Arguments : Base::Arguments {
-    int32_t weight_depth =
-        0;  ///< K of the weight; the problem's K counts all splits of a hidden row.
-    bool reads_weight_once = false;  ///< True when only one cluster reads each weight tile.
-  };
-  struct Params : Base::Params {
-    int32_t num_row_tiles = 0;
-    int32_t weight_steps = 0;  ///< Steps along K of the weight.
-    cute::TMA::CacheHintSm90 hidden_hint;
-    cute::TMA::CacheHintSm90 weight_hint;
-  };
+  using typename Loads::Arguments;
+  using typename Loads::Params;
 
   template <class Problem>
-  static constexpr Params to_underlying_arguments(const Problem& problem,
-                                                  const Arguments& arguments, void* workspace) {
-    constexpr int32_t kStep = cute::size<2>(typename Base::TileShape{});
+  static Params to_underlying_arguments(const Problem& problem, const Arguments& arguments,
+                                        void* workspace) {
     Problem weight_problem = problem;
     cute::get<2>(weight_problem) = arguments.weight_depth;
-    Params params;
-    static_cast<typename Base::Params&>(params) =
-        Base::to_underlying_arguments(problem, arguments, workspace);
+    Params params = Loads::to_underlying_arguments(problem, arguments, workspace);
     params.tma_load_b =
         Base::to_underlying_arguments(weight_problem, arguments, workspace).tma_load_b;
-    constexpr int32_t kRows = cute::size<0>(typename Base::TileShape{});
-    params.num_row_tiles = (cute::get<0>(problem) + kRows - 1) / kRows;
-    params.weight_steps = (arguments.weight_depth + kStep - 1) / kStep;
-    using Hint = cute::TMA::CacheHintSm90;
-    params.hidden_hint = arguments.reads_weight_once ? Hint::EVICT_LAST : Hint::EVICT_NORMAL;
-    params.weight_hint = arguments.reads_weight_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL;
     return params;
   }
 
@@ -79,9 +61,7 @@ struct HeadMainloop : Base {
     auto [row_tile, column_tile, unused_k, batch] = coordinate;
     auto hidden_copy = params.tma_load_a.get_slice(0);
     auto weight_copy = params.tma_load_b.get_slice(block_rank);
-    // A block beyond the last row loads rows of another block: TMA takes longer to fill a box that
-    // lies outside the tensor than to load one from the second-level cache.
-    const int32_t readable_tile = min(static_cast<int32_t>(row_tile), params.num_row_tiles - 1);
+    const int32_t readable_tile = Loads::ReadableTile(params, row_tile);
     Tensor hidden_from = hidden_copy.partition_S(get<0>(inputs)(_, _, readable_tile, _, batch));
     Tensor hidden_to = hidden_copy.partition_D(hidden_stages);
     Tensor weight_from = weight_copy.partition_S(get<1>(inputs)(_, _, column_tile, _, batch));

@@ -112,11 +112,15 @@ class TileRowStore {
   /// Writes the lane's values i to i + 3, i = 0, 4, ..., 44. Value i belongs to column
   /// 8 (i / 2) + lane_column + i % 2.
   __device__ __forceinline__ void Write(int i, const float4& values) const {
-    const uint32_t first = PackPair<Element>(values.x, values.y);
-    const uint32_t second = PackPair<Element>(values.z, values.w);
+    WritePairs(i / 2, PackPair<Element>(values.x, values.y), PackPair<Element>(values.z, values.w));
+  }
+
+  /// Writes two pairs of elements, of columns 8 octet + lane_column + {0, 1} and of those eight
+  /// further.
+  __device__ __forceinline__ void WritePairs(int octet, uint32_t first, uint32_t second) const {
     const uint32_t received = __shfl_xor_sync(0xFFFFFFFFU, is_odd_ ? first : second, 1);
     const uint2 four = is_odd_ ? make_uint2(received, second) : make_uint2(first, received);
-    if (writes_) *reinterpret_cast<uint2*>(lane_begin_ + i / 2 * kOctet) = four;
+    if (writes_) *reinterpret_cast<uint2*>(lane_begin_ + octet * kOctet) = four;
   }
 
  private:

@@ -10,10 +10,10 @@
 // Work      Lane 4 c + q holds chain c of rows 8 j + 2 q + {0, 1}. One thread owns each row of the
 //           block: it reads the row's scale and target, joins the maxima and chains of the lanes,
 //           and writes the row's sums. Shuffles would take longer than shared memory.
-// Traffic   Writes 16 bytes per row and tile.
+// Traffic   Writes 16 bytes per row and tile, and 384 bytes more when exponentials are cached.
 // Numerics  See kernels/common/tile_sums.cuh. Every exponential has the floor, which does not
 //           change finite terms.
-// Limits    See LaunchFusedPartials; exponentials are not cached.
+// Limits    See LaunchFusedPartials.
 // Source    Our own.
 
 #include <cstdint>
@@ -21,46 +21,35 @@
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/cutlass.h"
-#include "cutlass/epilogue/collective/detail.hpp"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile_sums.cuh"
+#include "kernels/fused_sm90/epilogue_interface.cuh"
 #include "kernels/fused_sm90/head_epilogue.cuh"
-#include "kernels/fused_sm90/swapped_mainloop.cuh"
+#include "kernels/fused_sm90/swapped_logits.cuh"
 
 namespace logprobd::kernels::internal {
 
-template <bool kTransforms, int kRows>
-class SwappedEpilogue {
- public:
-  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
-  using DispatchPolicy = EpilogueSchedule;
-  using ElementC = float;
-  using ElementD = float;
-  using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-  using StrideD = StrideC;
-  using Arguments = HeadEpilogueParams;
-  using Params = HeadEpilogueParams;
+template <bool kTransforms, bool kCachesExponentials, int kRows>
+class SwappedEpilogue : public EpilogueInterface<HeadEpilogueParams> {
+  using Base = EpilogueInterface<HeadEpilogueParams>;
 
- private:
   static constexpr int kWarps = SwappedColumns::kWarps;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kLanePairs = kRows / 8;  ///< Pairs of rows of a lane.
-  static constexpr int kChunkPairs = 2;
-  static constexpr int kChunks = kLanePairs / kChunkPairs;
-  static constexpr int kHalves = 2;  ///< Links of a chain in the 16 columns of a product.
-  static constexpr int kLinks = SwappedColumns::kProducts * kHalves;
+  // Exponentials on their way to memory leave registers for fewer sums.
+  static constexpr int kChunkPairs = kCachesExponentials ? 1 : 2;
+  static constexpr int kChunks = kRows / 8 / kChunkPairs;
   static constexpr int kChunkRows = 2 * kChunkPairs;  ///< Rows of a lane in a chunk.
   /// Floats from the maxima of a row to those of the next row. The padding avoids bank conflicts of
   /// both the lanes that write and the threads that read.
   static constexpr int kMaximaPitch = kWarps * kTileChains + 4;
   static_assert(kRows % 16 == 0 && kRows <= kThreads);
 
-  /// What every lane needs of a row to add exponentials.
+  /// Constants of a row with which every lane adds exponentials.
   struct Origin {
     float log2_scale;
     float k;
   };
-  /// What the lanes need of a row to find single logits.
+  /// Values of a row with which the lanes find single logits.
   struct Search {
     int32_t target_column;  ///< Relative to the tile; beyond it when another tile has the target.
     float target_logit;     ///< Set when ranks are counted.
@@ -79,38 +68,28 @@ class SwappedEpilogue {
   struct SharedStorage {
     alignas(16) Origin origins[kRows];
     Search searches[kRows];
+    alignas(8) float factors[kCachesExponentials ? kRows : 1];  ///< Of cached exponentials.
     union {
       alignas(16) float maxima[kRows][kMaximaPitch];  ///< Largest logit of each warp and chain.
       Chains chains;
     };
   };
 
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(const Problem&, const Arguments& arguments,
-                                                  void*) {
-    return arguments;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(const Problem&, const Arguments&) {
-    return 0;
-  }
-
-  CUTLASS_HOST_DEVICE explicit SwappedEpilogue(const Params& params) : params_(params) {}
+  using Base::Base;
 
   template <class Problem, class BlockShape, class Coordinate, class Engine, class Layout,
             class Mma, class Residue>
   CUTLASS_DEVICE void operator()(const Problem&, BlockShape, const Coordinate& coordinate,
                                  cute::Tensor<Engine, Layout>& dots, const Mma&, const Residue&,
                                  int thread, char* shared) {
-    static_assert(cute::size<0, 0>(Layout{}) == 2 && cute::size<0, 1>(Layout{}) == kHalves &&
-                  cute::size<0, 2>(Layout{}) == kLanePairs &&
-                  cute::size<1>(Layout{}) == SwappedColumns::kProducts);
     const int32_t tile_of_launch = cute::get<0>(coordinate);
     const int32_t block_row = cute::get<1>(coordinate) * kRows;
     if (tile_of_launch >= params_.num_tiles || block_row >= params_.num_rows) return;
-    Tile<cute::Tensor<Engine, Layout>>{params_,   *reinterpret_cast<SharedStorage*>(shared),
-                                       dots,      params_.tile_begin + tile_of_launch,
-                                       block_row, thread}
+    Tile<cute::Tensor<Engine, Layout>>{{dots, thread},
+                                       params_,
+                                       *reinterpret_cast<SharedStorage*>(shared),
+                                       params_.tile_begin + tile_of_launch,
+                                       block_row}
         .Process();
   }
 
@@ -119,26 +98,23 @@ class SwappedEpilogue {
 
   /// One tile of one block of rows.
   template <class Dots>
-  struct Tile {
+  struct Tile : SwappedLogits<Dots, kRows> {
+    using Logits = SwappedLogits<Dots, kRows>;
+    using Logits::chain;
+    using Logits::Column;
+    using Logits::first_column;
+    using Logits::kLinks;
+    using Logits::kPairs;
+    using Logits::RowOf;
+    using Logits::thread;
+    using Logits::warp;
+    using Logits::z;
+
     const Params& params;
     SharedStorage& shared;
-    Dots& dots;
     const int32_t tile;
     const int32_t block_row;
-    const int thread;
-    const int warp = __shfl_sync(0xFFFFFFFFU, thread / 32, 0);  // uniform for the compiler too
-    const int chain = thread % 32 / 4;
-    const int quad_lane = thread % 4;
     const int32_t tile_column = tile * kTileColumns;
-    /// The column of link 0; that of link i is kTileChains * i further.
-    const int32_t first_column = SwappedColumns::Begin(warp, 0) + chain;  // relative to the tile
-
-    /// Returns the logit of a link of the chain; rows are 8 pair + 2 quad_lane + {0, 1}.
-    CUTLASS_DEVICE float& z(int pair, int odd, int link) const {
-      return dots(cute::make_coord(odd, link % kHalves, pair), link / kHalves, 0);
-    }
-
-    CUTLASS_DEVICE int RowOf(int pair, int odd) const { return 8 * pair + 2 * quad_lane + odd; }
 
     /// Returns true for the lane of each pair of rows that acts for the warp's eight chains.
     CUTLASS_DEVICE bool ActsForWarp() const { return chain == 0; }
@@ -167,6 +143,15 @@ class SwappedEpilogue {
         Search& search = shared.searches[thread];
         search.target_column = has_target ? column : kTileColumns;
         search.raised_max = raises ? max_logit : NAN;
+        if constexpr (kCachesExponentials) {
+          const ExponentialScale scale =
+              ExponentialScaleOf(origin, ReferenceOf(params.exponentials, row));
+          shared.factors[thread] = scale.factor;
+          if (owns) {
+            params.exponentials.exponents[row * params.exponentials.exponent_stride + tile] =
+                scale.exponent;
+          }
+        }
         if (params.rank_counts != nullptr) {
           // Ranks compare ids, so a target of another tile keeps its place before or after it.
           search.target_column = target - tile_column;
@@ -175,11 +160,11 @@ class SwappedEpilogue {
       }
       const bool finds_target = SynchronizeAny(has_target);
       const int64_t partial = params.layout.At(row, tile);
-      if (params.wants_sum_squares) {
-        AddChains<true>();
+      if (!kCachesExponentials && params.wants_sum_squares) {
+        AddChains<true, false>();
         if (owns) StoreSums<true>(params.sums + partial, origin);
       } else {
-        AddChains<false>();
+        AddChains<false, kCachesExponentials>();
         if (owns) StoreSums<false>(params.sums + partial, origin);
       }
       if (owns && params.tile_max != nullptr) {
@@ -192,7 +177,7 @@ class SwappedEpilogue {
           shared.origins[thread] = {entropy_scale, origin.k};
         }
         Synchronize();
-        AddChains<false>();
+        AddChains<false, false>();
         if (owns) StoreSums<false>(params.entropy_sums + partial, origin);
       }
       if (finds_target) StoreTargets();
@@ -221,10 +206,10 @@ class SwappedEpilogue {
     CUTLASS_DEVICE void Transform() const {
 #pragma unroll
       for (int link = 0; link < kLinks; ++link) {
-        const int32_t column = tile_column + first_column + kTileChains * link;
+        const int32_t column = tile_column + Column(link);
         const float bias = params.bias == nullptr ? 0.0F : params.bias[column];
 #pragma unroll
-        for (int pair = 0; pair < kLanePairs; ++pair) {
+        for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
           for (int odd = 0; odd < 2; ++odd) {
             z(pair, odd, link) = LogitOf(z(pair, odd, link), bias, params.transform);
@@ -236,9 +221,9 @@ class SwappedEpilogue {
     CUTLASS_DEVICE void MaskColumns() const {
 #pragma unroll
       for (int link = 0; link < kLinks; ++link) {
-        if (tile_column + first_column + kTileChains * link < params.vocab_size) continue;
+        if (tile_column + Column(link) < params.vocab_size) continue;
 #pragma unroll
-        for (int pair = 0; pair < kLanePairs; ++pair) {
+        for (int pair = 0; pair < kPairs; ++pair) {
           z(pair, 0, link) = -INFINITY;
           z(pair, 1, link) = -INFINITY;
         }
@@ -247,7 +232,7 @@ class SwappedEpilogue {
 
     CUTLASS_DEVICE void ShareMaxima() const {
 #pragma unroll
-      for (int pair = 0; pair < kLanePairs; ++pair) {
+      for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           float max_logit = z(pair, odd, 0);
@@ -279,14 +264,15 @@ class SwappedEpilogue {
       return reinterpret_cast<const volatile uint32_t*>(params.max_keys + row)[1];
     }
 
-    /// Completes the chains of every row of the block; shared.origins must be set.
-    template <bool kSquares>
+    /// Completes the chains of every row of the block, and writes the exponentials if kWrites is
+    /// true. shared.origins must be set.
+    template <bool kSquares, bool kWrites>
     CUTLASS_DEVICE void AddChains() const {
       // Warp w starts w chunks late. All warps synchronise kChunks + kWarps - 1 times.
       for (int i = 0; i < warp; ++i) Synchronize();
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        AddChunk<kSquares>(chunk);
+        AddChunk<kSquares, kWrites>(chunk);
         Synchronize();
       }
       for (int i = warp; i < kWarps - 1; ++i) Synchronize();
@@ -294,7 +280,7 @@ class SwappedEpilogue {
 
     /// Adds the warp's links to the chains of a chunk of rows, which the warps before it have
     /// begun.
-    template <bool kSquares>
+    template <bool kSquares, bool kWrites>
     CUTLASS_DEVICE void AddChunk(int chunk) const {
       const int lane = thread % 32;
       const int buffer = chunk % 2;
@@ -319,12 +305,18 @@ class SwappedEpilogue {
       }
       // The rows of the chunk are independent and hide each other's latency.
 #pragma unroll
-      for (int link = 0; link < kLinks; ++link) {
+      for (int link = 0; link < kLinks; link += 2) {
+        float exponentials[2][kChunkRows];
 #pragma unroll
-        for (int i = 0; i < kChunkRows; ++i) {
-          sums[i].template Add<kSquares, true>(z(chunk * kChunkPairs + i / 2, i % 2, link),
-                                               origins[i].log2_scale, origins[i].k);
+        for (int next = 0; next < 2; ++next) {
+#pragma unroll
+          for (int i = 0; i < kChunkRows; ++i) {
+            exponentials[next][i] = sums[i].template Add<kSquares, true>(
+                z(chunk * kChunkPairs + i / 2, i % 2, link + next), origins[i].log2_scale,
+                origins[i].k);
+          }
         }
+        if constexpr (kWrites) WriteExponentials(chunk, link, exponentials);
       }
 #pragma unroll
       for (int i = 0; i < kChunkRows; ++i) {
@@ -337,6 +329,26 @@ class SwappedEpilogue {
           chains.complete[row][chain] = both;
           if constexpr (kSquares) chains.complete_squares[row][chain] = sums[i].squares;
         }
+      }
+    }
+
+    /// Writes the exponentials of two successive links of a chunk of rows.
+    CUTLASS_DEVICE void WriteExponentials(int chunk, int link,
+                                          const float (&exponentials)[2][kChunkRows]) const {
+#pragma unroll
+      for (int i = 0; i < kChunkRows; i += 2) {
+        const int pair = chunk * kChunkPairs + i / 2;
+        const float2 factors =
+            *reinterpret_cast<const float2*>(&shared.factors[this->RowOf(pair, 0)]);
+        const auto column = [&](int next) {
+          return PackPair<__nv_bfloat16>(__fmul_rn(exponentials[next][i], factors.x),
+                                         __fmul_rn(exponentials[next][i + 1], factors.y));
+        };
+        const CachedExponentials& cache = params.exponentials;
+        const SwappedRowStore<__nv_bfloat16> store(*this, cache.values,
+                                                   cache.row_tiles * kTileColumns, block_row, pair,
+                                                   tile_column, params.num_rows);
+        store.Write(link, column(0), column(1));
       }
     }
 
@@ -363,7 +375,7 @@ class SwappedEpilogue {
     template <class Visit>
     CUTLASS_DEVICE void ForEachRow(const Visit& visit) const {
 #pragma unroll
-      for (int pair = 0; pair < kLanePairs; ++pair) {
+      for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           visit(pair, odd, block_row + RowOf(pair, odd), shared.searches[RowOf(pair, odd)]);
@@ -389,8 +401,8 @@ class SwappedEpilogue {
         int32_t count = 0;
 #pragma unroll
         for (int link = 0; link < kLinks; ++link) {
-          count += RanksAbove(z(pair, odd, link), first_column + kTileChains * link,
-                              search.target_logit, search.target_column)
+          count += RanksAbove(z(pair, odd, link), Column(link), search.target_logit,
+                              search.target_column)
                        ? 1
                        : 0;
         }
@@ -409,7 +421,7 @@ class SwappedEpilogue {
         int32_t found = -1;
 #pragma unroll
         for (int link = kLinks - 1; link >= 0; --link) {
-          if (z(pair, odd, link) == search.raised_max) found = first_column + kTileChains * link;
+          if (z(pair, odd, link) == search.raised_max) found = Column(link);
         }
         if (found < 0) return;  // always so beyond the launch's rows, whose raised_max is NaN
         atomicMax(reinterpret_cast<unsigned long long*>(params.max_keys + row),
@@ -422,7 +434,7 @@ class SwappedEpilogue {
         float min_logit = INFINITY;
 #pragma unroll
         for (int link = 0; link < kLinks; ++link) {
-          if (tile_column + first_column + kTileChains * link < params.vocab_size) {
+          if (tile_column + Column(link) < params.vocab_size) {
             min_logit = fminf(min_logit, z(pair, odd, link));
           }
         }
@@ -438,8 +450,6 @@ class SwappedEpilogue {
       });
     }
   };
-
-  const Params& params_;
 };
 
 }  // namespace logprobd::kernels::internal

@@ -23,6 +23,7 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "kernels/common/tile.h"
+#include "kernels/fused_sm90/head_loads.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -40,7 +41,8 @@ struct SwappedColumns {
 static_assert(SwappedColumns::Begin(SwappedColumns::kWarps, 0) == kTileColumns);
 
 template <class Base>
-struct SwappedMainloop : Base {
+struct SwappedMainloop : HeadLoads<Base, 1> {
+  using Loads = HeadLoads<Base, 1>;
   using typename Base::GmemTiledCopyA;
   using typename Base::GmemTiledCopyB;
   using typename Base::MainloopPipeline;
@@ -50,7 +52,7 @@ struct SwappedMainloop : Base {
   using typename Base::TensorStorage;
   using ClusterShape = typename Base::DispatchPolicy::ClusterShape;
 
-  static constexpr int kStep = cute::size<2>(typename Base::TileShape{});
+  using Loads::kStep;
   static constexpr int kStageElements = kTileColumns * kStep;
 
   static_assert(cute::is_same_v<ClusterShape, cute::Shape<cute::_1, cute::_2, cute::_1>>);
@@ -58,28 +60,21 @@ struct SwappedMainloop : Base {
   static_assert(cute::is_same_v<GmemTiledCopyB, cute::SM90_TMA_LOAD>);
   static_assert(cute::cosize_v<SmemLayoutA> == kStageElements * Base::DispatchPolicy::Stages);
 
-  struct Arguments : Base::Arguments {
-    int32_t weight_depth = 0;  ///< K of the weight; the problem's K counts all splits of a row.
-    bool reads_weight_once = false;  ///< True when only one cluster reads each weight tile.
-  };
-  struct Params : Base::Params {
+  using typename Loads::Arguments;
+  struct Params : Loads::Params {
     CUtensorMap
         whole_tiles;  ///< [tile, product, warp, 16 columns, K]; tiles without empty columns.
     CUtensorMap column_groups;  ///< [column, K], for the last tile, which may have empty columns.
     int32_t num_whole_tiles = 0;
-    int32_t num_row_tiles = 0;
-    int32_t weight_steps = 0;  ///< Steps along K of the weight.
-    bool is_valid = false;     ///< False when a tensor map could not be made.
-    cute::TMA::CacheHintSm90 hidden_hint;
-    cute::TMA::CacheHintSm90 weight_hint;
+    bool is_valid = false;  ///< False when a tensor map could not be made.
   };
 
   template <class Problem>
   static Params to_underlying_arguments(const Problem& problem, const Arguments& arguments,
                                         void* workspace) {
     Params params;
-    static_cast<typename Base::Params&>(params) =
-        Base::to_underlying_arguments(problem, arguments, workspace);
+    static_cast<typename Loads::Params&>(params) =
+        Loads::to_underlying_arguments(problem, arguments, workspace);
     const auto columns = static_cast<uint64_t>(cute::get<0>(problem));
     const auto depth = static_cast<uint64_t>(arguments.weight_depth);
     const auto pitch = static_cast<uint64_t>(cute::get<0>(arguments.dA)) * sizeof(uint16_t);
@@ -100,12 +95,6 @@ struct SwappedMainloop : Base {
         Encode(params.whole_tiles, arguments.ptr_A, 5, tile_sizes, tile_pitches, tile_box) &&
         Encode(params.column_groups, arguments.ptr_A, 2, group_sizes, group_pitches, group_box);
     params.num_whole_tiles = static_cast<int32_t>(whole_tiles);
-    constexpr int32_t kRows = cute::size<1>(typename Base::TileShape{});
-    params.num_row_tiles = (cute::get<1>(problem) + kRows - 1) / kRows;
-    params.weight_steps = (arguments.weight_depth + kStep - 1) / kStep;
-    using Hint = cute::TMA::CacheHintSm90;
-    params.hidden_hint = arguments.reads_weight_once ? Hint::EVICT_LAST : Hint::EVICT_NORMAL;
-    params.weight_hint = arguments.reads_weight_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL;
     return params;
   }
 
@@ -127,9 +116,7 @@ struct SwappedMainloop : Base {
     Tensor hidden_stages = make_tensor(make_smem_ptr(storage.smem_B.data()), SmemLayoutB{});
     auto [column_tile, row_tile, unused_k, batch] = coordinate;
     auto hidden_copy = params.tma_load_b.get_slice(0);
-    // A block beyond the last row loads rows of another block: TMA takes longer to fill a box that
-    // lies outside the tensor than to load one from the second-level cache.
-    const int32_t readable_tile = min(static_cast<int32_t>(row_tile), params.num_row_tiles - 1);
+    const int32_t readable_tile = Loads::ReadableTile(params, row_tile);
     Tensor hidden_from = hidden_copy.partition_S(get<1>(inputs)(_, _, readable_tile, _, batch));
     Tensor hidden_to = hidden_copy.partition_D(hidden_stages);
 

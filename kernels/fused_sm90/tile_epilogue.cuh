@@ -1,19 +1,17 @@
 #pragma once
 
-// TileEpilogue: the interface that CUTLASS's kernels require of an epilogue, for epilogues that
-// read dot products from the accumulator registers.
+// TileEpilogue: calls a function for each row of a block tile whose rows are wgmma's operand A.
 //
 // Idea      Base class of HeadEpilogue and GradientEpilogue. A derived class implements only what
-//           happens to one row of one tile; the members that CUTLASS requires and that do nothing
-//           here are in this class.
+//           happens to one row of one tile.
 // Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
+// Source    Our own.
 
-#include <cstddef>
 #include <cstdint>
 
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
-#include "cutlass/epilogue/collective/detail.hpp"
+#include "kernels/fused_sm90/epilogue_interface.cuh"
 #include "kernels/fused_sm90/lane_logits.cuh"
 
 namespace logprobd::kernels::internal {
@@ -23,29 +21,11 @@ namespace logprobd::kernels::internal {
 /// one row of one tile. `tile` is relative to the launch's first tile. TakeRow is also called for
 /// rows at or beyond num_rows, because their quads take part in the shuffles of the warp.
 template <class Derived, class EpilogueParams>
-class TileEpilogue {
+class TileEpilogue : public EpilogueInterface<EpilogueParams> {
+  using Base = EpilogueInterface<EpilogueParams>;
+
  public:
-  using EpilogueSchedule = cutlass::gemm::EpilogueDefault;
-  using DispatchPolicy = EpilogueSchedule;
-  using ElementC = float;
-  using ElementD = float;
-  using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-  using StrideD = StrideC;
-  using Arguments = EpilogueParams;
-  using Params = EpilogueParams;
-  struct SharedStorage {};
-
-  template <class Problem>
-  static constexpr Params to_underlying_arguments(const Problem&, const Arguments& arguments,
-                                                  void*) {
-    return arguments;
-  }
-  template <class Problem>
-  static size_t get_workspace_size(const Problem&, const Arguments&) {
-    return 0;
-  }
-
-  CUTLASS_HOST_DEVICE explicit TileEpilogue(const Params& params) : params_(params) {}
+  using Base::Base;
 
   template <class Problem, class BlockShape, class Coordinate, class Engine, class Layout,
             class Mma, class Residue>
@@ -61,7 +41,7 @@ class TileEpilogue {
   }
 
  protected:
-  const Params& params_;
+  using Base::params_;
 };
 
 }  // namespace logprobd::kernels::internal

@@ -267,7 +267,8 @@ std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes,
 }
 
 ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles,
-                                   const kernels::CachedExponentials& exponentials) {
+                                   const kernels::CachedExponentials& exponentials,
+                                   const std::optional<kernels::FusedChoice>& choice) {
   kernels::FusedPartialsParams params = Partials(tiles);
   params.exponentials = exponentials;
   const int64_t num_rows = inputs_.num_rows;
@@ -286,7 +287,9 @@ ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles,
   params.target_logits = target_logits.data();
   params.max_keys = max_keys.data();
   params.min_keys = min_keys.data();
-  EXPECT_EQ(kernels::LaunchFusedPartials(params, stream_), cudaSuccess);
+  EXPECT_EQ(choice ? kernels::LaunchFusedPartialsAs(params, *choice, stream_)
+                   : kernels::LaunchFusedPartials(params, stream_),
+            cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   return {.layout = params.layout,
           .sums = sums.Read(),

@@ -124,9 +124,10 @@ class FusedRun {
   std::vector<uint64_t> TopK(int32_t top_k, int64_t workspace_bytes, const ShardTiles& tiles = {});
 
   /// Launches over a shard with buffers that cover only the shard's tiles, waits, and returns all
-  /// outputs.
+  /// outputs. Without a choice, the launch makes its own.
   ShardPartials PartialsOf(const ShardTiles& tiles,
-                           const kernels::CachedExponentials& exponentials = {});
+                           const kernels::CachedExponentials& exponentials = {},
+                           const std::optional<kernels::FusedChoice>& choice = std::nullopt);
 
   struct Listed {
     std::vector<int32_t> rows;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -49,7 +50,8 @@ int64_t TilesOf(const FusedCase& c, const ShardTiles& tiles) {
 }
 
 CachedRun Cache(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
-                int64_t more_tiles = 0, const std::vector<kernels::TileSums>& references = {}) {
+                int64_t more_tiles = 0, const std::vector<kernels::TileSums>& references = {},
+                const std::optional<kernels::FusedChoice>& choice = std::nullopt) {
   CachedRun cache;
   cache.row_tiles = TilesOf(c, tiles) + more_tiles;
   const auto cached_tiles = static_cast<size_t>((c.num_rows + 1) * cache.row_tiles);
@@ -58,11 +60,13 @@ CachedRun Cache(const FusedCase& c, FusedRun& run, const ShardTiles& tiles = {},
   const DeviceArray<int32_t> exponents(std::vector<int32_t>(cached_tiles, kExponentPoison));
   const DeviceArray<kernels::TileSums> reference_array(
       references.empty() ? std::vector<kernels::TileSums>(1) : references);
-  cache.partials = run.PartialsOf(
-      tiles, {.values = reinterpret_cast<__nv_bfloat16*>(exponentials.data()),
-              .exponents = exponents.data(),
-              .row_tiles = cache.row_tiles,
-              .reference_sums = references.empty() ? nullptr : reference_array.data()});
+  cache.partials =
+      run.PartialsOf(tiles,
+                     {.values = reinterpret_cast<__nv_bfloat16*>(exponentials.data()),
+                      .exponents = exponents.data(),
+                      .row_tiles = cache.row_tiles,
+                      .reference_sums = references.empty() ? nullptr : reference_array.data()},
+                     choice);
   cache.exponentials = exponentials.Read();
   cache.exponents = exponents.Read();
   return cache;
@@ -214,6 +218,47 @@ TEST_F(FusedExponentialsTest, ANonfiniteRowDoesNotAffectOthers) {
     }
   }
   EXPECT_EQ(cache.Exponent(33, 0), kernels::kEmptyExponent);
+}
+
+TEST_F(FusedExponentialsTest, EveryInstanceCachesTheSameBits) {
+  using kernels::FusedTile;
+  for (const int64_t rows : {1, 95, 300}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      for (const bool transforms : {false, true}) {
+        FusedCase c = MakeFusedCase(
+            {.rows = rows, .hidden = 320, .vocab = 1'500, .dtype = dtype, .logit_stddev = 20});
+        c.entropy_temperatures.assign(static_cast<size_t>(rows), 2.0F);
+        c.hidden[5] = std::numeric_limits<float>::quiet_NaN();
+        if (transforms) {
+          c.transform = {.scale = 0.5F, .softcap = 20.0F};
+          c.bias.assign(1'500, 0.25F);
+          c.bias[700] = -std::numeric_limits<float>::infinity();
+        }
+        FusedRun run(c);
+        for (const bool has_references : {false, true}) {
+          std::vector<kernels::TileSums> references;
+          // Tiles whose exponent is far above the reference keep their own.
+          for (int32_t row = 0; has_references && row < rows; ++row) {
+            references.push_back({.exponent = row % 40 - 30});
+          }
+          const auto cached = [&](FusedTile tile) {
+            const kernels::FusedChoice choice = {tile, kernels::FusedRaster::kAlongRows, 1};
+            return Cache(c, run, {}, 1, references, choice);
+          };
+          const CachedRun truth = cached(FusedTile::k128PingPong);
+          for (const FusedTile tile : {FusedTile::kSwapped80, FusedTile::kSwapped96}) {
+            SCOPED_TRACE(::testing::Message()
+                         << rows << " rows, transforms " << transforms << ", references "
+                         << has_references << ", tile " << static_cast<int>(tile));
+            const CachedRun cache = cached(tile);
+            EXPECT_EQ(cache.exponents, truth.exponents);
+            EXPECT_EQ(cache.exponentials, truth.exponentials);
+            ExpectSamePartials(cache.partials, truth.partials);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_F(FusedExponentialsTest, CachingDoesNotChangeTheBitsOfThePartials) {

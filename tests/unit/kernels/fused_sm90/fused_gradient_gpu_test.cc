@@ -47,6 +47,9 @@ std::vector<uint16_t> RowOf(const std::vector<uint16_t>& gradients, const Gradie
   return {begin, begin + columns};
 }
 
+constexpr FusedTile kTiles[] = {FusedTile::k64Pair, FusedTile::k128PingPong, FusedTile::kSwapped80,
+                                FusedTile::kSwapped96};
+
 class FusedGradientTest : public HopperTest {};
 
 TEST_F(FusedGradientTest, MatchesTheTruthForAnyNumberOfRows) {
@@ -180,7 +183,7 @@ TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSameBits) {
       }
       const GradientRun run(c);
       const std::vector<uint16_t> truth = run.Run();
-      for (const FusedTile tile : {FusedTile::k64Pair, FusedTile::k128PingPong}) {
+      for (const FusedTile tile : kTiles) {
         for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
           for (const int32_t swizzle : {1, 8}) {
             EXPECT_EQ(run.Run({}, {.choice = FusedChoice{tile, raster, swizzle}}), truth);
@@ -208,7 +211,7 @@ TEST_F(FusedGradientTest, ARowCountInDeviceMemoryDoesNotChangeTheFirstRows) {
                             [](uint16_t bits) { return bits == kGradientPoison; }))
         << count << " rows";
   };
-  for (const FusedTile tile : {FusedTile::k64Pair, FusedTile::k128PingPong}) {
+  for (const FusedTile tile : kTiles) {
     for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
       for (const int32_t swizzle : {1, 8}) {
         for (const int64_t count : {0, 1, 128, 300, 600, 1'100, 1'200}) {
