@@ -30,6 +30,7 @@
 #include "tests/bench/bench_record.h"
 #include "tests/bench/fused_fixture.h"
 #include "tests/bench/gpu_bench.h"
+#include "tests/bench/rows_bench.h"
 #include "tests/bench/storing_gemm.h"
 
 namespace logprobd::testing {
@@ -215,105 +216,8 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
   return absl::OkStatus();
 }
 
-/// Work that replays a CUDA graph of several calls.
-class Graph {
- public:
-  /// Captures `calls` calls of `work`.
-  static absl::StatusOr<std::unique_ptr<Graph>> Create(const Work& work, int calls,
-                                                       cudaStream_t stream) {
-    auto graph = std::make_unique<Graph>();
-    cudaGraph_t captured = nullptr;
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    absl::Status status;
-    for (int i = 0; i < calls; ++i) status.Update(work(stream));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(stream, &captured));
-    LOGPROBD_RETURN_IF_ERROR(status);
-    const cudaError_t error = cudaGraphInstantiate(&graph->executable_, captured, 0);
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGraphDestroy(captured));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(error);
-    return graph;
-  }
-  ~Graph() { (void)cudaGraphExecDestroy(executable_); }
-
-  absl::Status Run(cudaStream_t stream) const {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGraphLaunch(executable_, stream));
-    return absl::OkStatus();
-  }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
-
-constexpr int64_t kRowsHeads = 3;  ///< A graph has one call for each head.
 constexpr std::pair<int64_t, int64_t> kRowsShapes[] = {
     {896, 151'936}, {2'048, 151'936}, {4'096, 151'936}, {5'376, 262'208}};
-
-/// A fixture with heads in turn, and what is captured and measured on it.
-class RowsBench {
- public:
-  static absl::StatusOr<std::unique_ptr<RowsBench>> Create(int64_t hidden_size, int64_t vocab_size,
-                                                           int64_t rows_max) {
-    auto bench = std::make_unique<RowsBench>();
-    LOGPROBD_ASSIGN_OR_RETURN(bench->fixture_, FusedFixture::Create({.hidden_size = hidden_size,
-                                                                     .vocab_size = vocab_size,
-                                                                     .rows_max = rows_max,
-                                                                     .num_heads = kRowsHeads}));
-    bench->hidden_size_ = hidden_size;
-    bench->vocab_size_ = vocab_size;
-    return bench;
-  }
-
-  /// Measures the milliseconds of a call in graphs, round by round: the GEMM ("gemm") and the
-  /// fused kernel with each of `asks`.
-  absl::StatusOr<std::map<std::string, std::vector<double>>> Measure(
-      int64_t rows, const std::map<std::string, FusedFixture::Ask>& asks, int rounds,
-      Timer& timer) {
-    std::vector<std::unique_ptr<StoringGemm>> gemms;
-    for (int64_t i = 0; i < kRowsHeads; ++i) {
-      LOGPROBD_ASSIGN_OR_RETURN(
-          auto gemm, StoringGemm::Create(
-                         {.rows = rows, .columns = vocab_size_, .depth = hidden_size_},
-                         fixture_->NextWeight(), fixture_->Rows(kernels::Dtype::kBf16), timer));
-      gemms.push_back(std::move(gemm));
-    }
-    size_t turn = 0;
-    std::map<std::string, Work> works;
-    works["gemm"] = [&](cudaStream_t s) { return gemms[turn++ % gemms.size()]->Run(s); };
-    for (const auto& [name, ask] : asks) {
-      works[name] = [this, rows, ask = ask](cudaStream_t s) {
-        return fixture_->Score(rows, ask, s);
-      };
-    }
-    std::map<std::string, std::unique_ptr<Graph>> graphs;
-    std::vector<std::string> order;
-    for (const auto& [name, work] : works) {
-      LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(work, 1).status());  // loads the kernels
-      LOGPROBD_ASSIGN_OR_RETURN(graphs[name], Graph::Create(work, kRowsHeads, timer.stream()));
-      order.push_back(name);
-    }
-    std::map<std::string, std::vector<double>> times;
-    std::mt19937 random(1);
-    for (int round = 0; round < rounds; ++round) {
-      std::shuffle(order.begin(), order.end(), random);
-      for (const std::string& name : order) {
-        const Work replay = [&](cudaStream_t s) { return graphs.at(name)->Run(s); };
-        LOGPROBD_ASSIGN_OR_RETURN(const double one, timer.Milliseconds(replay, 1));
-        const int repeats = std::max(1, static_cast<int>(kReplayMilliseconds / one));
-        LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(replay, repeats).status());
-        LOGPROBD_ASSIGN_OR_RETURN(const double settled, timer.Milliseconds(replay, repeats));
-        times[name].push_back(settled / kRowsHeads);
-      }
-    }
-    return times;
-  }
-
- private:
-  static constexpr double kReplayMilliseconds = 12;
-
-  std::unique_ptr<FusedFixture> fixture_;
-  int64_t hidden_size_ = 0;
-  int64_t vocab_size_ = 0;
-};
 
 /// Multiples of 8, numbers next to one, and primes.
 constexpr int64_t kRowCounts[] = {
