@@ -156,6 +156,11 @@ FUSED = (
             Note("ratio of bursts", r"([\d.]+) of the GEMM's"),
             Note("SM clock, MHz", r"SM clock (\d+) MHz"),
             Note("GEMM's SM clock, MHz", r"GEMM (\d+)"),
+            Note("J", r"energy ([\d.]+) J"),
+            Note("GEMM, J", r"GEMM's ([\d.]+) J"),
+            Note("W", r"energy \S+ J at (\d+) W"),
+            Note("GEMM, W", r"GEMM's \S+ J at (\d+) W"),
+            Note("cuBLAS's kernel", r"GEMM's kernel ([^;]+)"),
         ),
     ),
 )
