@@ -2,121 +2,57 @@
 // fastest of eight algorithms), and a kernel that only reads the weight. All run in one process,
 // and each round runs them in random order. Figures are medians.
 //
-//   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part PART]
+//   gpu_fused_bench [--out FILE] [--commit ID] [--rounds 5] [--part PART] [--settle-ms MS]
+//                   [--heads HxV,...]
 //
-// --help lists the parts. The part `rows` replays CUDA graphs at many numbers of rows; `choices`
-// prints the time of each block tile and order, from which fused_choice.cc is derived, and records
-// nothing. A settled time is measured after untimed runs of the same work, so that the power limit
-// is in force. A burst is two milliseconds of work after 25 ms of rest.
+// --help lists the parts. The part `large` also reports the energy of a call and the name of
+// cuBLASLt's kernel; the part `rows` replays CUDA graphs at many numbers of rows; `choices` prints
+// the time of each block tile and order, from which fused_choice.cc is derived, and records
+// nothing. A settled time is measured after untimed runs of the same work (--settle-ms), so that
+// the power limit is in force. A burst is two milliseconds of work after 25 ms of rest. With five
+// rounds a head of `large` takes about 70 s.
 
 #include <cuda_runtime_api.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <random>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_resources.h"
 #include "tests/bench/bench_kernels.h"
 #include "tests/bench/bench_record.h"
+#include "tests/bench/cuda_graph.h"
 #include "tests/bench/fused_fixture.h"
 #include "tests/bench/gpu_bench.h"
+#include "tests/bench/rows_bench.h"
+#include "tests/bench/stopwatch.h"
 #include "tests/bench/storing_gemm.h"
 
 namespace logprobd::testing {
 namespace {
 
-constexpr double kSettleMilliseconds = 60;
-constexpr double kTimedMilliseconds = 50;
-constexpr double kBurstMilliseconds = 2;
-constexpr int kRestMicroseconds = 25'000;
-constexpr int kBursts = 4;  // bursts per round, since a single burst is short and noisy
+/// Time of the same work before a settled time. At the power limit the clock still falls after
+/// tenths of a second, so `large` waits longer than the parts that measure many cases.
+constexpr double kSettleMillisecondsOfLarge = 1'000;
+constexpr double kSettleMillisecondsOfOthers = 60;
 constexpr char kGemm[] = "cuBLASLt GEMM that writes bf16 logits";
 
 struct Flags {
   BenchFlags common;
   std::string part = "large";
-};
-
-/// The measurements of one contender, with one element per round or per burst.
-struct Times {
-  std::vector<double> settled;    ///< Milliseconds.
-  std::vector<double> burst;      ///< Milliseconds.
-  std::vector<double> megahertz;  ///< SM clock at the end of the settled part.
-};
-
-/// Measures the settled times, the bursts and the SM clock of contenders.
-class Stopwatch {
- public:
-  static absl::StatusOr<std::unique_ptr<Stopwatch>> Create() {
-    auto watch = std::make_unique<Stopwatch>();
-    LOGPROBD_ASSIGN_OR_RETURN(Timer timer, Timer::Create());
-    watch->timer_ = std::make_unique<Timer>(std::move(timer));
-    LOGPROBD_ASSIGN_OR_RETURN(watch->clock_, AllocateDevice(sizeof(float), "the clock"));
-    return watch;
-  }
-
-  Timer& timer() { return *timer_; }
-
-  /// Measures all contenders in each of `rounds` rounds, each time in a new random order.
-  absl::StatusOr<std::map<std::string, Times>> Measure(const std::map<std::string, Work>& works,
-                                                       int rounds) {
-    std::vector<std::string> order;
-    for (const auto& [name, work] : works) order.push_back(name);
-    std::map<std::string, Times> times;
-    std::mt19937 random(1);
-    for (int round = 0; round < rounds; ++round) {
-      std::shuffle(order.begin(), order.end(), random);
-      for (const std::string& name : order) {
-        LOGPROBD_RETURN_IF_ERROR(MeasureOnce(works.at(name), times[name]));
-      }
-    }
-    return times;
-  }
-
- private:
-  absl::Status MeasureOnce(const Work& work, Times& times) {
-    LOGPROBD_RETURN_IF_ERROR(timer_->Milliseconds(work, 1).status());
-    LOGPROBD_ASSIGN_OR_RETURN(const double one, timer_->Milliseconds(work, 1));
-    const auto repeats = [one](double milliseconds) {
-      return std::max(1, static_cast<int>(milliseconds / one));
-    };
-    LOGPROBD_RETURN_IF_ERROR(timer_->Milliseconds(work, repeats(kSettleMilliseconds)).status());
-    LOGPROBD_ASSIGN_OR_RETURN(const double settled,
-                              timer_->Milliseconds(work, repeats(kTimedMilliseconds)));
-    times.settled.push_back(settled);
-    // The clock is read directly after more of the same work, since it rises within microseconds of
-    // rest.
-    for (int i = 0; i < repeats(kBurstMilliseconds); ++i) {
-      LOGPROBD_RETURN_IF_ERROR(work(timer_->stream()));
-    }
-    float megahertz = 0;
-    LOGPROBD_RETURN_IF_CUDA_ERROR(
-        LaunchReadClock(reinterpret_cast<float*>(clock_.get()), timer_->stream()));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(timer_->stream()));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(
-        cudaMemcpy(&megahertz, clock_.get(), sizeof(megahertz), cudaMemcpyDeviceToHost));
-    times.megahertz.push_back(megahertz);
-    for (int i = 0; i < kBursts; ++i) {
-      usleep(kRestMicroseconds);
-      LOGPROBD_ASSIGN_OR_RETURN(const double burst,
-                                timer_->Milliseconds(work, repeats(kBurstMilliseconds)));
-      times.burst.push_back(burst);
-    }
-    return absl::OkStatus();
-  }
-
-  std::unique_ptr<Timer> timer_;
-  DeviceBuffer clock_;
+  std::optional<double> settle_milliseconds = {};  ///< Default: depends on the part.
+  std::vector<std::string> heads = {};             ///< Of `large`. Empty: every head.
 };
 
 BenchRecord Record(const std::string& what, const std::vector<double>& ours,
@@ -128,11 +64,38 @@ BenchRecord Record(const std::string& what, const std::vector<double>& ours,
   return record;
 }
 
+using Head = std::pair<int64_t, int64_t>;  ///< Hidden size and vocabulary size.
+
+/// Returns heads that are written as HxV, or every head of `large` for an empty list.
+absl::StatusOr<std::vector<Head>> HeadsOf(const std::vector<std::string>& texts) {
+  if (texts.empty()) {
+    return std::vector<Head>{{896, 151'936},   {1'024, 151'936}, {1'536, 151'936}, {2'048, 151'936},
+                             {2'048, 248'320}, {2'304, 256'000}, {3'584, 152'064}, {4'096, 128'256},
+                             {4'096, 151'936}, {7'168, 129'280}};
+  }
+  std::vector<Head> heads;
+  for (const std::string& text : texts) {
+    const std::vector<std::string> sizes = absl::StrSplit(text, 'x');
+    Head head;
+    if (sizes.size() != 2 || !absl::SimpleAtoi(sizes[0], &head.first) ||
+        !absl::SimpleAtoi(sizes[1], &head.second) || head.first < 1 || head.second < 1) {
+      return absl::InvalidArgumentError(absl::StrCat("--heads: ", text, " is not HxV"));
+    }
+    heads.push_back(head);
+  }
+  return heads;
+}
+
+/// Returns energy and power of both contenders for a note, or an empty string without a counter.
+std::string EnergyNote(const Times& ours, const Times& gemm) {
+  if (ours.joules.empty() || gemm.joules.empty()) return "";
+  return absl::StrFormat("; energy %.3g J at %.0f W, GEMM's %.3g J at %.0f W", Median(ours.joules),
+                         Median(ours.watts), Median(gemm.joules), Median(gemm.watts));
+}
+
 absl::Status MeasureLarge(const Flags& flags, Stopwatch& watch, std::vector<BenchRecord>& records) {
-  constexpr std::pair<int64_t, int64_t> kHeads[] = {
-      {896, 151'936},   {1'024, 151'936}, {1'536, 151'936}, {2'048, 151'936}, {2'048, 248'320},
-      {2'304, 256'000}, {3'584, 152'064}, {4'096, 128'256}, {4'096, 151'936}, {7'168, 129'280}};
-  for (const auto& [hidden_size, vocab_size] : kHeads) {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<Head> heads, HeadsOf(flags.heads));
+  for (const auto& [hidden_size, vocab_size] : heads) {
     LOGPROBD_ASSIGN_OR_RETURN(const auto fixture, FusedFixture::Create({.hidden_size = hidden_size,
                                                                         .vocab_size = vocab_size,
                                                                         .rows_max = 16'384}));
@@ -142,18 +105,24 @@ absl::Status MeasureLarge(const Flags& flags, Stopwatch& watch, std::vector<Benc
           StoringGemm::Create({.rows = rows, .columns = vocab_size, .depth = hidden_size},
                               fixture->NextWeight(), fixture->Rows(kernels::Dtype::kBf16),
                               watch.timer()));
+      const Work run_gemm = [&gemm](cudaStream_t s) { return gemm->Run(s); };
+      const auto kernel = KernelNames(run_gemm, watch.timer().stream());
+      // The next launch must not report an error of the line above.
+      if (!kernel.ok()) (void)cudaGetLastError();
       LOGPROBD_ASSIGN_OR_RETURN(
           const auto times,
           watch.Measure({{"fused", [&](cudaStream_t s) { return fixture->Score(rows, {}, s); }},
-                         {"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}},
+                         {"gemm", run_gemm}},
                         flags.common.rounds));
       const Times& ours = times.at("fused");
       const Times& theirs = times.at("gemm");
       const std::string shape = absl::StrCat("H=", hidden_size, ", V=", vocab_size, ", T=", rows);
-      const std::string note =
+      const std::string note = absl::StrCat(
           absl::StrFormat("burst %.3g ms, %.2f of the GEMM's; SM clock %.0f MHz, GEMM %.0f",
                           Median(ours.burst), Median(ours.burst) / Median(theirs.burst),
-                          Median(ours.megahertz), Median(theirs.megahertz));
+                          Median(ours.megahertz), Median(theirs.megahertz)),
+          EnergyNote(ours, theirs), "; GEMM's kernel ",
+          kernel.ok() ? *kernel : absl::StrCat("unknown: ", kernel.status().message()));
       std::printf("%-28s %8.3f ms, %.3f times the GEMM; %s\n", shape.c_str(), Median(ours.settled),
                   Median(ours.settled) / Median(theirs.settled), note.c_str());
       std::fflush(stdout);
@@ -215,105 +184,8 @@ absl::Status MeasureSmall(const Flags& flags, Stopwatch& watch, std::vector<Benc
   return absl::OkStatus();
 }
 
-/// Work that replays a CUDA graph of several calls.
-class Graph {
- public:
-  /// Captures `calls` calls of `work`.
-  static absl::StatusOr<std::unique_ptr<Graph>> Create(const Work& work, int calls,
-                                                       cudaStream_t stream) {
-    auto graph = std::make_unique<Graph>();
-    cudaGraph_t captured = nullptr;
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    absl::Status status;
-    for (int i = 0; i < calls; ++i) status.Update(work(stream));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(stream, &captured));
-    LOGPROBD_RETURN_IF_ERROR(status);
-    const cudaError_t error = cudaGraphInstantiate(&graph->executable_, captured, 0);
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGraphDestroy(captured));
-    LOGPROBD_RETURN_IF_CUDA_ERROR(error);
-    return graph;
-  }
-  ~Graph() { (void)cudaGraphExecDestroy(executable_); }
-
-  absl::Status Run(cudaStream_t stream) const {
-    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGraphLaunch(executable_, stream));
-    return absl::OkStatus();
-  }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
-
-constexpr int64_t kRowsHeads = 3;  ///< A graph has one call for each head.
 constexpr std::pair<int64_t, int64_t> kRowsShapes[] = {
     {896, 151'936}, {2'048, 151'936}, {4'096, 151'936}, {5'376, 262'208}};
-
-/// A fixture with heads in turn, and what is captured and measured on it.
-class RowsBench {
- public:
-  static absl::StatusOr<std::unique_ptr<RowsBench>> Create(int64_t hidden_size, int64_t vocab_size,
-                                                           int64_t rows_max) {
-    auto bench = std::make_unique<RowsBench>();
-    LOGPROBD_ASSIGN_OR_RETURN(bench->fixture_, FusedFixture::Create({.hidden_size = hidden_size,
-                                                                     .vocab_size = vocab_size,
-                                                                     .rows_max = rows_max,
-                                                                     .num_heads = kRowsHeads}));
-    bench->hidden_size_ = hidden_size;
-    bench->vocab_size_ = vocab_size;
-    return bench;
-  }
-
-  /// Measures the milliseconds of a call in graphs, round by round: the GEMM ("gemm") and the
-  /// fused kernel with each of `asks`.
-  absl::StatusOr<std::map<std::string, std::vector<double>>> Measure(
-      int64_t rows, const std::map<std::string, FusedFixture::Ask>& asks, int rounds,
-      Timer& timer) {
-    std::vector<std::unique_ptr<StoringGemm>> gemms;
-    for (int64_t i = 0; i < kRowsHeads; ++i) {
-      LOGPROBD_ASSIGN_OR_RETURN(
-          auto gemm, StoringGemm::Create(
-                         {.rows = rows, .columns = vocab_size_, .depth = hidden_size_},
-                         fixture_->NextWeight(), fixture_->Rows(kernels::Dtype::kBf16), timer));
-      gemms.push_back(std::move(gemm));
-    }
-    size_t turn = 0;
-    std::map<std::string, Work> works;
-    works["gemm"] = [&](cudaStream_t s) { return gemms[turn++ % gemms.size()]->Run(s); };
-    for (const auto& [name, ask] : asks) {
-      works[name] = [this, rows, ask = ask](cudaStream_t s) {
-        return fixture_->Score(rows, ask, s);
-      };
-    }
-    std::map<std::string, std::unique_ptr<Graph>> graphs;
-    std::vector<std::string> order;
-    for (const auto& [name, work] : works) {
-      LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(work, 1).status());  // loads the kernels
-      LOGPROBD_ASSIGN_OR_RETURN(graphs[name], Graph::Create(work, kRowsHeads, timer.stream()));
-      order.push_back(name);
-    }
-    std::map<std::string, std::vector<double>> times;
-    std::mt19937 random(1);
-    for (int round = 0; round < rounds; ++round) {
-      std::shuffle(order.begin(), order.end(), random);
-      for (const std::string& name : order) {
-        const Work replay = [&](cudaStream_t s) { return graphs.at(name)->Run(s); };
-        LOGPROBD_ASSIGN_OR_RETURN(const double one, timer.Milliseconds(replay, 1));
-        const int repeats = std::max(1, static_cast<int>(kReplayMilliseconds / one));
-        LOGPROBD_RETURN_IF_ERROR(timer.Milliseconds(replay, repeats).status());
-        LOGPROBD_ASSIGN_OR_RETURN(const double settled, timer.Milliseconds(replay, repeats));
-        times[name].push_back(settled / kRowsHeads);
-      }
-    }
-    return times;
-  }
-
- private:
-  static constexpr double kReplayMilliseconds = 12;
-
-  std::unique_ptr<FusedFixture> fixture_;
-  int64_t hidden_size_ = 0;
-  int64_t vocab_size_ = 0;
-};
 
 /// Multiples of 8, numbers next to one, and primes.
 constexpr int64_t kRowCounts[] = {
@@ -469,8 +341,13 @@ absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
   return absl::OkStatus();
 }
 
+double SettleMilliseconds(const Flags& flags) {
+  return flags.settle_milliseconds.value_or(flags.part == "large" ? kSettleMillisecondsOfLarge
+                                                                  : kSettleMillisecondsOfOthers);
+}
+
 absl::Status Run(const Flags& flags) {
-  LOGPROBD_ASSIGN_OR_RETURN(const auto watch, Stopwatch::Create());
+  LOGPROBD_ASSIGN_OR_RETURN(const auto watch, Stopwatch::Create(SettleMilliseconds(flags)));
   std::vector<BenchRecord> records;
   const std::map<std::string, absl::Status (*)(const Flags&, Stopwatch&, std::vector<BenchRecord>&)>
       parts = {{"large", MeasureLarge},
@@ -495,6 +372,16 @@ int main(int argc, char** argv) {
          " (further outputs) or choices (every block tile)")
       ->check(CLI::IsMember({"large", "small", "rows", "extras", "choices"}))
       ->capture_default_str();
+  app.add_option("--settle-ms", flags.settle_milliseconds,
+                 "Time of the same work before a settled time, which is measured for half as long,"
+                 " and for at least 50 ms. Energy is measured from 1000 on. Default: 1000 for"
+                 " large, otherwise 60. The part rows does not settle.")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("MS");
+  app.add_option("--heads", flags.heads,
+                 "Heads of the part large, as hidden size x vocabulary size; default: ten heads")
+      ->delimiter(',')
+      ->type_name("HxV,...");
   CLI11_PARSE(app, argc, argv);
   return logprobd::testing::ExitCode("gpu_fused_bench", logprobd::testing::Run(flags));
 }

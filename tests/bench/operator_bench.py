@@ -178,14 +178,17 @@ def extra_mib(call: Callable[[], None], given: Inputs) -> float:
 
 
 def timed_rounds(
-    calls: dict[str, Callable[[], None]], device: str, rounds: int
+    calls: dict[str, Callable[[], None]],
+    device: str,
+    rounds: int,
+    measured: Callable[[str, Callable[[], None], str], float] = step_ms,
 ) -> dict[str, list[float]]:
     """Returns the milliseconds of each call in each round. A round makes all calls in a different order."""
     milliseconds: dict[str, list[float]] = {name: [] for name in calls}
     order = random.Random(1)
     for number in range(rounds):
         timed = {
-            name: functools.partial(step_ms, name, calls[name], device)
+            name: functools.partial(measured, name, calls[name], device)
             for name in order.sample(list(calls), len(calls))
         }
         for name, figures in in_turn(timed, iter([number])).items():
@@ -224,7 +227,7 @@ def able(
     for name, call in contenders.items():
         try:
             found[name] = prepared(call)
-        except (RuntimeError, ValueError) as error:  # QuACK refuses some shapes with ValueError.
+        except Exception as error:  # Other packages refuse shapes with errors of their own.
             # The error of a failed capture has the reason in its context.
             say(f"  {name} is left out: {str(error.__context__ or error)[:160]}")
     return found
@@ -353,9 +356,9 @@ def relative_error(gradient: Tensor, true: Tensor) -> float:
     return square**0.5 / true.norm().item()
 
 
-def gradient_errors(hidden: int, vocab: int, device: str) -> list[dict]:
+def gradient_errors(args: argparse.Namespace, hidden: int, vocab: int) -> list[dict]:
     """Returns the errors of both gradients against double, relative to the Frobenius norm, for the same inputs."""
-    given = inputs_of(ERROR_ROWS, hidden, vocab, device)
+    given = inputs_of(ERROR_ROWS, hidden, vocab, args.device)
     exact = given._replace(
         hidden=given.hidden.detach().double().requires_grad_(),
         weight=given.weight.detach().double().requires_grad_(),
@@ -403,7 +406,10 @@ def parser_of(
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument(
-        "--heads", default=heads, help=f"hidden size x vocabulary, HxV,...; default: {heads}"
+        "--heads",
+        default=heads,
+        help="hidden size x vocabulary, HxV,...; HxV:T measures T rows of this head instead of those of --rows; "
+        f"default: {heads}",
     )
     parser.add_argument(
         "--rows", default=rows, help=f"numbers of tokens in a step, T,...; default: {rows}"
@@ -432,8 +438,27 @@ def heads_and_rows(args: argparse.Namespace) -> Iterator[tuple[int, int, list[in
         commit=args.commit or bench_records.commit(),
     )
     for head in args.heads.split(","):
-        hidden, vocab = (int(size) for size in head.split("x"))
-        yield hidden, vocab, [int(rows) for rows in args.rows.split(",")]
+        sizes, _, own_rows = head.partition(":")
+        hidden, vocab = (int(size) for size in sizes.split("x"))
+        yield hidden, vocab, [int(rows) for rows in (own_rows or args.rows).split(",")]
+
+
+def measure_sizes(
+    args: argparse.Namespace,
+    measure: Callable[[argparse.Namespace, int, int, int], list[dict]],
+    of_head: Callable[[argparse.Namespace, int, int], list[dict]] = lambda *_: [],
+) -> int:
+    """Measures each number of rows of each head, and `of_head` after each head. Returns the exit status."""
+    records: list[dict] = []
+    for hidden, vocab, all_rows in heads_and_rows(args):
+        for rows in all_rows:
+            records += measure(args, rows, hidden, vocab)
+            if args.out:
+                bench_records.write(records, args.out)
+        records += of_head(args, hidden, vocab)
+    has_misses = bench_records.report_misses(records)
+    bench_records.write(records, args.out)
+    return 1 if has_misses else 0
 
 
 def measure_one_size(
@@ -444,13 +469,7 @@ def measure_one_size(
 ) -> int:
     """Runs a benchmark of 4,096 rows, a hidden size of 4,096 and 151,936 ids by default. Returns its exit status."""
     args = parsed(parser_of(description, heads="4096x151936", rounds=rounds, rows="4096"))
-    records: list[dict] = []
-    for hidden, vocab, all_rows in heads_and_rows(args):
-        for rows in all_rows:
-            records += measure(args, rows, hidden, vocab)
-    has_misses = bench_records.report_misses(records)
-    bench_records.write(records, args.out)
-    return 1 if has_misses else 0
+    return measure_sizes(args, measure)
 
 
 def arguments() -> argparse.Namespace:
@@ -463,17 +482,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    args = arguments()
-    records: list[dict] = []
-    for hidden, vocab, all_rows in heads_and_rows(args):
-        for rows in all_rows:
-            records += measure(args, rows, hidden, vocab)
-            if args.out:
-                bench_records.write(records, args.out)
-        records += gradient_errors(hidden, vocab, args.device)
-    has_misses = bench_records.report_misses(records)
-    bench_records.write(records, args.out)
-    return 1 if has_misses else 0
+    return measure_sizes(arguments(), measure, gradient_errors)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Imports the linear cross entropy functions of other packages for operator_bench.py."""
+"""Imports the linear cross entropy functions of other packages for the benchmarks of the operator."""
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -62,6 +62,17 @@ def _quack() -> Scores:
     return scores
 
 
+def _quack_forward() -> Scores:
+    _let_quack_name_unknown_objects()
+    # This is the path of chunked_linear_cross_entropy without gradients, before its reduction.
+    loss = importlib.import_module("quack.linear_cross_entropy")._scaled_exp_lce_loss_only
+
+    def scores(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        return (-loss(hidden, weight, target, -100),)
+
+    return scores
+
+
 def _let_quack_name_unknown_objects() -> None:
     """Lets QuACK 0.6.5 run with nvidia-cutlass-dsl 4.7: its key for compiled kernels refuses some objects, which
     are named by their type here."""
@@ -95,9 +106,17 @@ PEERS = {
 FAST_PEERS = ("Liger CuTe", "QuACK, mean loss, no entropy")
 
 
-def importable() -> dict[str, Scores]:
+# The forwards that operator_forward_bench.py measures, without gradients.
+FORWARD_PEERS = {
+    "Liger CuTe": _liger_cute,
+    "QuACK, no entropy": _quack_forward,
+}
+
+
+def importable(peers: Mapping[str, Callable[[], Scores]] = PEERS) -> dict[str, Scores]:
+    """Returns the functions of those packages that can be imported."""
     found = {}
-    for name, peer in PEERS.items():
+    for name, peer in peers.items():
         try:
             found[name] = peer()
         except (ImportError, AttributeError):

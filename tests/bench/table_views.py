@@ -97,6 +97,28 @@ OPERATOR = (
         ("figure", "target"),
     ),
 )
+OPERATOR_ROWS = (
+    operator_view(
+        "Time, and its ratio to that of three GEMMs",
+        rf"(?P<column>.+), {OPERATOR_SHAPE}",
+        (),
+        fields=("figure", "ratio"),
+    ),
+    operator_view(
+        "Time divided by that at the next multiple of 256 rows",
+        rf"(?P<column>.+), {OPERATOR_SHAPE}: next multiple of 256 rows",
+        (),
+        fields=("ratio", "target"),
+        has_baseline=False,
+    ),
+)
+FORWARD = tuple(
+    View(title, rf"Forward, {state}, (?P<column>.+), {OPERATOR_SHAPE}", ("figure", "ratio"))
+    for state, title in (
+        ("settled", "Each contender alone, at the power limit"),
+        ("mixed", "One call at a time, after a rest"),
+    )
+)
 OPERATOR_DTYPES = (
     View("Forward and backward", rf"(?P<case>.+), {OPERATOR_SHAPE}", TIMED, by_baseline=False),
 )
@@ -156,6 +178,11 @@ FUSED = (
             Note("ratio of bursts", r"([\d.]+) of the GEMM's"),
             Note("SM clock, MHz", r"SM clock (\d+) MHz"),
             Note("GEMM's SM clock, MHz", r"GEMM (\d+)"),
+            Note("J", r"energy ([\d.]+) J"),
+            Note("GEMM, J", r"GEMM's ([\d.]+) J"),
+            Note("W", r"energy \S+ J at (\d+) W"),
+            Note("GEMM, W", r"GEMM's \S+ J at (\d+) W"),
+            Note("cuBLAS's kernel", r"GEMM's kernel ([^;]+)"),
         ),
     ),
 )
@@ -359,7 +386,9 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "operator": OPERATOR,
     "operator_dtypes": OPERATOR_DTYPES,
     "operator_divergence": OPERATOR_DIVERGENCE,
+    "operator_forward": FORWARD,
     "operator_ranks": RANKS,
+    "operator_rows": OPERATOR_ROWS,
     "peers": PEERS,
     "service": SERVICE,
     "service_one_row": ONE_ROW,
@@ -381,6 +410,7 @@ SHORT = {
     "operator, 70 % of rows ignored, steps in a row": "operator, steps in a row",
     "three GEMMs, steps in a row": "three GEMMs",
     "cuBLASLt GEMM that writes bf16 logits": "GEMM",
+    "torch's GEMM that writes bf16 logits": "GEMM",
     "bare gRPC sink that copies": "bare gRPC sink",
     "torch eager on bf16 logits, logprob and entropy": "torch eager",
     "torch.compile on bf16 logits, logprob and entropy": "torch.compile",

@@ -174,7 +174,9 @@ def test_records_that_no_view_shows_stand_in_a_plain_table(monkeypatch) -> None:
 
 def test_every_record_of_every_result_file_is_shown() -> None:
     for name, views in render_tables.VIEWS.items():
-        for entry in render_tables.load(name):
+        # A layout may be there before its results are.
+        is_measured = (render_tables.RESULTS / f"{name}.json").exists()
+        for entry in render_tables.load(name) if is_measured else []:
             views_of = [v for v in views if render_tables.re.fullmatch(v.pattern, entry["what"])]
             shown = [v for v in views_of if render_tables.Selection(v, [entry]).records]
             # The pattern of a view with selected columns may match records that another view shows.
