@@ -108,7 +108,8 @@ TEST(MetricsTest, AddsTheGpuFamiliesWhenThereIsAGpu) {
                   "logprobd_gpu_memory_bytes gauge", "logprobd_gpu_memory_peak_bytes gauge",
                   "logprobd_gpu_nvml_up gauge", "logprobd_gpu_power_watts gauge",
                   "logprobd_gpu_sm_clock_hertz gauge", "logprobd_gpu_throttled gauge",
-                  "logprobd_gpu_utilization_ratio gauge", "logprobd_host_pinned_bytes gauge"));
+                  "logprobd_gpu_unequal_sums gauge", "logprobd_gpu_utilization_ratio gauge",
+                  "logprobd_host_pinned_bytes gauge"));
 }
 
 TEST(MetricsTest, AddsCollectiveErrorsWhenThereAreSeveralGpus) {
