@@ -140,6 +140,8 @@ absl::StatusOr<DeviceBuffer> CopyToDevice(const std::vector<T>& values) {
                             AllocateDevice(static_cast<int64_t>(bytes), "the check of sums"));
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cudaMemcpy(buffer.get(), values.data(), bytes, cudaMemcpyHostToDevice));
+  // A copy from pageable memory may return before its last part has arrived.
+  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return buffer;
 }
 
