@@ -25,9 +25,10 @@ namespace logprobd {
 absl::StatusOr<std::vector<SumResults>> ComputeSums(Dtype head_dtype, int64_t hidden_size);
 
 /// Checks that the sums of GPU `gpu` are equal, unless the file in `options.state_dir` says that
-/// they are for this GPU model, driver, libraries, build and head. If they differ, logs a warning
-/// that says what no longer holds, and sets the GPU's metric. Returns the errors of ComputeSums;
-/// unequal sums are not an error.
+/// they are for this GPU model, driver, libraries, version, dtype and hidden size; so with a folder
+/// only the first GPU of a model is checked. If they differ, logs a warning that says what no
+/// longer holds, and sets the GPU's metric. Returns the errors of ComputeSums; unequal sums are not
+/// an error.
 absl::Status CheckEqualSums(const HeadInfo& head, const EngineOptions& options, int gpu);
 
 }  // namespace logprobd

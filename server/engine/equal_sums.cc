@@ -117,7 +117,7 @@ absl::Status WriteEnvironments(const std::string& path,
   if (written >= 0 && written < static_cast<ssize_t>(content.size())) errno = ENOSPC;
   if (written != static_cast<ssize_t>(content.size()) ||
       std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const absl::Status error = ErrorOf("write", path);
+    absl::Status error = ErrorOf("write", path);
     (void)unlink(temporary.c_str());
     return error;
   }

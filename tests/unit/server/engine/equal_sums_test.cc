@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 
 namespace logprobd {
 namespace {
@@ -159,9 +161,9 @@ TEST_F(CheckUnlessKnownTest, IgnoresAMalformedFileWithALogLineAndReplacesIt) {
   const std::string title = "logprobd found equal sums in these environments (format 1)\n";
   const std::string h200 = std::string(kH200) + "\n";
   for (const std::string& content :
-       {std::string(), std::string("{}"), h200, title + kH200, title + "\n" + h200,
-        title + "\xFF\n" + h200, title + "a\tb\n" + h200,
-        title + std::string(70'000, 'x') + "\n" + h200}) {
+       {std::string(), std::string("{}"), h200, title + kH200, absl::StrCat(title, "\n", h200),
+        absl::StrCat(title, "\xFF\n", h200), absl::StrCat(title, "a\tb\n", h200),
+        absl::StrCat(title, std::string(70'000, 'x'), "\n", h200)}) {
     SCOPED_TRACE(content.substr(0, 100));
     Write(content);
     num_checks_ = 0;
