@@ -39,6 +39,12 @@ constexpr int64_t kTiles = 2;
 constexpr int64_t kColumns = kTiles * kTileColumns;
 constexpr kernels::PartialLayout kLayout = kernels::PartialLayoutOf(kRows, kTiles);
 
+/// Numbers of distinct hidden and weight rows, which repeat: making all rows would take longer than
+/// all products. The numbers differ, so that most rows have a target product of their own.
+constexpr int64_t kDistinctRows = 64;
+constexpr int64_t kDistinctColumns = 96;
+static_assert(kRows % kDistinctRows == 0 && kColumns % kDistinctColumns == 0);
+
 /// Exponents of the synthetic values, which fp16 represents, too. Products then spread over
 /// 2^-12 to 2^12.
 constexpr int32_t kExponentMin = -6;
@@ -133,13 +139,16 @@ std::vector<Element> MakeRows(const ProductSizes& sizes, int64_t num_rows, bool 
   return rows;
 }
 
+/// Copies `values` to the device `repeats` times, one copy behind the other.
 template <typename T>
-absl::StatusOr<DeviceBuffer> CopyToDevice(const std::vector<T>& values) {
-  const size_t bytes = values.size() * sizeof(T);
+absl::StatusOr<DeviceBuffer> CopyToDevice(const std::vector<T>& values, int64_t repeats = 1) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
   LOGPROBD_ASSIGN_OR_RETURN(DeviceBuffer buffer,
-                            AllocateDevice(static_cast<int64_t>(bytes), "the check of sums"));
-  LOGPROBD_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(buffer.get(), values.data(), bytes, cudaMemcpyHostToDevice));
+                            AllocateDevice(bytes * repeats, "the check of sums"));
+  for (int64_t i = 0; i < repeats; ++i) {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpy(buffer.get() + i * bytes, values.data(),
+                                             static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+  }
   // A copy from pageable memory may return before its last part has arrived.
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return buffer;
@@ -192,10 +201,12 @@ class SyntheticProduct {
 template <typename Element>
 absl::Status SyntheticProduct::Fill() {
   LOGPROBD_ASSIGN_OR_RETURN(stream_, CreateStream());
-  LOGPROBD_ASSIGN_OR_RETURN(hidden_,
-                            CopyToDevice(MakeRows<Element>(sizes_, kRows, /*is_hidden=*/true)));
-  LOGPROBD_ASSIGN_OR_RETURN(weight_,
-                            CopyToDevice(MakeRows<Element>(sizes_, kColumns, /*is_hidden=*/false)));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      hidden_, CopyToDevice(MakeRows<Element>(sizes_, kDistinctRows, /*is_hidden=*/true),
+                            kRows / kDistinctRows));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      weight_, CopyToDevice(MakeRows<Element>(sizes_, kDistinctColumns, /*is_hidden=*/false),
+                            kColumns / kDistinctColumns));
   std::vector<int32_t> targets(kRows);
   for (int64_t row = 0; row < kRows; ++row) {
     targets[static_cast<size_t>(row)] = static_cast<int32_t>((row * 7 + 3) % kColumns);
