@@ -15,6 +15,7 @@
 #include "server/base/errors.h"
 #include "server/base/head_info.h"
 #include "server/base/log.h"
+#include "server/engine/cuda_equal_sums.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_shard.h"
@@ -403,6 +404,9 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
   const int32_t num_shards = plan.num_shards();
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
                             PartitionTiles(info.vocab_size, num_shards));
+  for (const int32_t gpu : GpusOf(plan.layout)) {
+    LOGPROBD_RETURN_IF_ERROR(CheckEqualSums(info, options, gpu));
+  }
   std::vector<Replica> replicas(static_cast<size_t>(plan.num_replicas()));
   for (size_t i = 0; i < replicas.size(); ++i) {
     Replica& replica = replicas[i];

@@ -56,6 +56,8 @@ struct EngineOptions {
   absl::Duration batch_time_max = absl::InfiniteDuration();
   const Clock* clock = &Clock::Steady();  ///< Measures batch_time_max.
   FaultPoints faults = {};                ///< Used by tests only.
+  /// Folder for what the engine remembers across starts, or empty. See CheckUnlessKnown.
+  std::string state_dir = {};
   /// Called while the weight is read, with the bytes read so far and in total. May be empty.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};
   /// Metrics of the server; may be null. Must outlive the engine.

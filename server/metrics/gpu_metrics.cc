@@ -54,6 +54,11 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
       AddCounters(registry, "logprobd_gpu_errors_total",
                   "Number of errors of the GPU, by kind: cuda (a call failed), out_of_memory "
                   "or other.");
+  auto& unequal_sums =
+      AddGauges(registry, "logprobd_gpu_unequal_sums",
+                "1 if a check when an engine was created found that the GPU sums products in "
+                "another order on another path, so that the last bits of a row's scores may depend "
+                "on its batch or on the requested outputs; otherwise 0.");
   auto& memory =
       AddGauges(registry, "logprobd_gpu_memory_bytes",
                 "GPU memory by use, in bytes. The kind other is memory that the driver counts as "
@@ -71,6 +76,7 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
     for (size_t kind = 0; kind < kNumErrors; ++kind) {
       series.errors[kind] = &errors.Add({{"gpu", label}, {"kind", kErrorNames[kind]}});
     }
+    series.unequal_sums = &unequal_sums.Add({{"gpu", label}});
     for (size_t kind = 0; kind < kNumKinds; ++kind) {
       const prometheus::Labels labels = {{"gpu", label}, {"kind", kKindNames[kind]}};
       series.memory[kind] = &memory.Add(labels);
@@ -152,6 +158,12 @@ void GpuMetrics::RecordError(int gpu, absl::string_view kind) {
 void GpuMetrics::RecordCollectiveError(int gpu, absl::string_view kind) {
   if (const auto found = gpus_.find(gpu); found != gpus_.end() && gpus_.size() > 1) {
     found->second.collective_errors[IndexOf(kind, kCollectiveErrorNames)]->Increment();
+  }
+}
+
+void GpuMetrics::SetUnequalSums(int gpu) {
+  if (const auto found = gpus_.find(gpu); found != gpus_.end()) {
+    found->second.unequal_sums->Set(1);
   }
 }
 

@@ -28,6 +28,7 @@ class GpuMetrics {
   void RecordFlops(int gpu, double flops, double busy_seconds);
   void RecordError(int gpu, absl::string_view kind);
   void RecordCollectiveError(int gpu, absl::string_view kind);
+  void SetUnequalSums(int gpu);
   /// Publishes the entries of `plan` for these GPUs and for pinned host memory.
   void SetMemory(const MemoryPlan& plan);
   /// Updates the series from the driver; call it before each scrape. If another thread is already
@@ -48,6 +49,7 @@ class GpuMetrics {
     std::array<prometheus::Counter*, kNumErrors> errors{};
     std::array<prometheus::Counter*, kNumCollectiveErrors>
         collective_errors{};  ///< Null with one GPU.
+    prometheus::Gauge* unequal_sums = nullptr;
     std::array<prometheus::Gauge*, kNumKinds> memory{};
     std::array<prometheus::Gauge*, kNumKinds> memory_peak{};
     prometheus::Gauge* utilization = nullptr;

@@ -345,6 +345,12 @@ void Metrics::RecordCollectiveError(int gpu, absl::string_view kind) {
   }
 }
 
+void Metrics::SetUnequalSums(int gpu) {
+  if (impl_->gpus != nullptr) {
+    impl_->gpus->SetUnequalSums(gpu);
+  }
+}
+
 void Metrics::SetQueue(absl::string_view head, Priority priority, const QueueState& state) {
   if (HeadSeries* const series = impl_->heads.Configured(head); series != nullptr) {
     const auto index = static_cast<size_t>(priority);

@@ -63,6 +63,9 @@ class Metrics {
   /// timeout; any other kind counts as "other".
   void RecordCollectiveError(int gpu, absl::string_view kind);
 
+  /// Marks a GPU whose sums differ between the paths of the engine (server/engine/equal_sums.h).
+  void SetUnequalSums(int gpu);
+
   struct QueueState {
     int64_t rows = 0;
     int64_t bytes = 0;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ constexpr int kNvmlClockSm = 1;
 constexpr int kNvmlEccCorrected = 0;
 constexpr int kNvmlEccUncorrected = 1;
 constexpr int kNvmlEccSinceDriverLoad = 0;
+constexpr unsigned int kNvmlVersionBytes = 80;
 // Bits of the reasons for which the clocks are lowered.
 constexpr unsigned long long kNvmlPowerCap = 0x04;
 constexpr unsigned long long kNvmlHwSlowdown = 0x08;
@@ -64,6 +66,7 @@ struct Nvml::Impl {
   int (*clock)(NvmlDevice, int, unsigned int*) = nullptr;
   int (*memory)(NvmlDevice, NvmlMemory*) = nullptr;
   // These are null if the driver does not provide them.
+  int (*driver_version)(char*, unsigned int) = nullptr;
   int (*throttle)(NvmlDevice, unsigned long long*) = nullptr;
   int (*ecc)(NvmlDevice, int, int, unsigned long long*) = nullptr;
 
@@ -129,6 +132,7 @@ Nvml::Nvml() : impl_(std::make_unique<Impl>()) {
     (void)impl.Load("nvmlDeviceGetCurrentClocksThrottleReasons", impl.throttle);
   }
   (void)impl.Load("nvmlDeviceGetTotalEccErrors", impl.ecc);
+  (void)impl.Load("nvmlSystemGetDriverVersion", impl.driver_version);
   impl.started = complete && impl.init() == kNvmlSuccess;
 }
 
@@ -172,6 +176,13 @@ GpuReadings Nvml::Read(int gpu, const std::string& pci_bus_id) const {
   readings.ecc_corrected = impl_->EccErrors(device, kNvmlEccCorrected);
   readings.ecc_uncorrected = impl_->EccErrors(device, kNvmlEccUncorrected);
   return readings;
+}
+
+std::string Nvml::DriverVersion() const {
+  std::array<char, kNvmlVersionBytes> version{};
+  const bool is_read = impl_->started && impl_->driver_version != nullptr &&
+                       impl_->driver_version(version.data(), kNvmlVersionBytes) == kNvmlSuccess;
+  return is_read ? version.data() : "";
 }
 
 }  // namespace logprobd

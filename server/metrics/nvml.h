@@ -45,6 +45,9 @@ class Nvml {
   /// reliably than the ordinal.
   GpuReadings Read(int gpu, const std::string& pci_bus_id) const;
 
+  /// Returns the version of the driver, such as "580.159.04", or an empty string if it is unknown.
+  std::string DriverVersion() const;
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

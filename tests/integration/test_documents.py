@@ -186,6 +186,7 @@ REQUIRED_FAULTS = {
     *(f"G{i}" for i in range(103, 109)),
     "C109",  # several heads
     "F110",  # the control socket
+    "E111",  # equal sums
 }
 FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 

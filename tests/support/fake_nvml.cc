@@ -65,6 +65,11 @@ struct FakeMemory {
 int nvmlInit_v2() { return kSuccess; }
 int nvmlShutdown() { return kSuccess; }
 
+int nvmlSystemGetDriverVersion(char* version, unsigned int length) {
+  std::strncpy(version, "580.12.3", length);
+  return kSuccess;
+}
+
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device) {
   return Find(device, [index](const Gpu& gpu) { return &gpu == kGpus + index; });
 }

@@ -156,6 +156,10 @@ std::vector<Flag> MakeFlags() {
       Reloadable({"grace-s", "Process", Kind::kNumber, &O::grace_s, "SECONDS",
                   "Time that work in flight may take after SIGTERM before it is cancelled.", 0,
                   86'400}),
+      {"state-dir", "Process", Kind::kAddress, &O::state_dir, "DIR",
+       "Folder in which the server remembers for which GPU models and drivers it has checked that "
+       "all paths sum alike; otherwise it checks at each start. auto takes $STATE_DIRECTORY, which "
+       "systemd sets, if there is one; none turns it off."},
       Reloadable(Choice({"log-level", "Process", Kind::kChoice, &O::log_level, "LEVEL",
                          "Lowest level of log lines that are written."},
                         {"debug", "info", "warning", "error"})),

@@ -1,15 +1,28 @@
 #include "server/app/options/part_options.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_split.h"
 #include "server/base/errors.h"
 #include "server/base/scoring_engine.h"
 
 namespace logprobd {
+namespace {
+
+/// Returns the first folder of $STATE_DIRECTORY, which systemd sets for services with
+/// StateDirectory=, or an empty string.
+std::string ServiceStateDir() {
+  const char* const folders = std::getenv("STATE_DIRECTORY");
+  return folders == nullptr ? "" : std::vector<std::string>(absl::StrSplit(folders, ':')).front();
+}
+
+}  // namespace
 
 ModelFolderOptions ModelOptionsOf(const ServerOptions& options) {
   ModelFolderOptions result;
@@ -40,6 +53,7 @@ EngineOptions EngineOptionsOf(const ServerOptions& options) {
   result.exchange = options.exchange == "peer"   ? Exchange::kPeer
                     : options.exchange == "nccl" ? Exchange::kNccl
                                                  : Exchange::kAuto;
+  result.state_dir = options.state_dir == "auto" ? ServiceStateDir() : options.state_dir;
   return result;
 }
 

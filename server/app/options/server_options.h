@@ -79,6 +79,7 @@ struct ServerOptions {
   int64_t copy_threads = Batcher::Options().copy_threads;
 
   double grace_s = 30;
+  std::string state_dir = "auto";  ///< See EngineOptionsOf.
   std::string log_level = "info";
   std::string log_format = "text";
 

@@ -254,6 +254,13 @@ StatusPage StatusBoard::Page(const ServerStatus& status) {
   }
   for (const std::string& gpu : now.LabelValues("logprobd_gpu_memory_bytes", "gpu")) {
     page.gpus.push_back(GpuOf(gpu, window));
+    if (now.Sum("logprobd_gpu_unequal_sums", {{"gpu", gpu}}) > 0) {
+      page.warnings.push_back(
+          absl::StrCat("GPU ", gpu,
+                       " sums products in another order on another path: the last bits of a row's "
+                       "scores may depend on its batch and on the requested outputs. The log says "
+                       "which scores are affected."));
+    }
   }
   absl::c_sort(page.gpus, [](const GpuStatus& a, const GpuStatus& b) { return a.gpu < b.gpu; });
   page.memory = OtherMemoryOf(status.memory);

@@ -10,6 +10,8 @@
 #include "kernels/fused_sm90/fused_choice.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
+#include "server/engine/cuda_equal_sums.h"
+#include "server/engine/equal_sums.h"
 #include "tests/gpu/gpu_engine.h"
 #include "tests/support/engine_suite.h"
 
@@ -284,6 +286,47 @@ TEST(CudaEngineTest, CorrectsTheTruncationOnce) {
       }
       EXPECT_NEAR(mean, 0, 1e-6) << "scale " << scale;
     }
+  }
+}
+
+// The check of a start. Other tests compare the scores of whole engines.
+TEST(CudaEngineTest, ComputesEqualSumsOnEveryPath) {
+  if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const int64_t hidden_size : {33, 71, 1'024, 4'096}) {
+      SCOPED_TRACE(::testing::Message()
+                   << DtypeName(dtype) << " head, hidden size " << hidden_size);
+
+      const auto results = ComputeSums(dtype, hidden_size);
+
+      ASSERT_TRUE(results.ok()) << results.status();
+      EXPECT_EQ(DescribeUnequalSums(*results), "");
+      // Three ways use cuBLASLt. A bf16 head also multiplies the splits of fp32 rows.
+      const bool has_fused = IsHopper() && dtype != Dtype::kF32;
+      EXPECT_EQ(results->size(),
+                static_cast<size_t>(has_fused ? 12 : 3) * (dtype == Dtype::kBf16 ? 2 : 1));
+    }
+  }
+}
+
+TEST(CudaEngineTest, NoticesOneChangedBitOfASumOnAnyPath) {
+  if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
+  const auto results = ComputeSums(Dtype::kBf16, 1'024);
+  ASSERT_TRUE(results.ok()) << results.status();
+  for (size_t i = 0; i < results->size(); ++i) {
+    if ((*results)[i].reference == i) continue;
+    SCOPED_TRACE((*results)[i].way);
+    std::vector<SumResults> changed = *results;
+    if (!changed[i].target_logits.empty()) {
+      changed[i].target_logits.back() ^= 1;
+    } else {
+      changed[i].max_keys.back() ^= uint64_t{1} << 32;
+    }
+
+    const std::string difference = DescribeUnequalSums(changed);
+
+    EXPECT_THAT(difference, ::testing::HasSubstr(changed[i].way + " differs from "));
+    EXPECT_THAT(difference, ::testing::HasSubstr(changed[i].consequence));
   }
 }
 

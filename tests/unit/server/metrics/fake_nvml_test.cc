@@ -33,6 +33,8 @@ TEST_F(FakeNvmlTest, ReadsEveryValueInItsUnit) {
   EXPECT_EQ(readings.ecc_uncorrected, 0);
 }
 
+TEST_F(FakeNvmlTest, ReadsTheVersionOfTheDriver) { EXPECT_EQ(nvml_.DriverVersion(), "580.12.3"); }
+
 TEST_F(FakeNvmlTest, ReportsWhyTheClocksAreLowered) {
   const GpuThrottle capped = nvml_.Read(0, "0000:3b:00.0").throttle;
   const GpuThrottle hot = nvml_.Read(0, "0000:1a:00.0").throttle;

@@ -108,7 +108,8 @@ TEST(MetricsTest, AddsTheGpuFamiliesWhenThereIsAGpu) {
                   "logprobd_gpu_memory_bytes gauge", "logprobd_gpu_memory_peak_bytes gauge",
                   "logprobd_gpu_nvml_up gauge", "logprobd_gpu_power_watts gauge",
                   "logprobd_gpu_sm_clock_hertz gauge", "logprobd_gpu_throttled gauge",
-                  "logprobd_gpu_utilization_ratio gauge", "logprobd_host_pinned_bytes gauge"));
+                  "logprobd_gpu_unequal_sums gauge", "logprobd_gpu_utilization_ratio gauge",
+                  "logprobd_host_pinned_bytes gauge"));
 }
 
 TEST(MetricsTest, AddsCollectiveErrorsWhenThereAreSeveralGpus) {
@@ -298,6 +299,7 @@ TEST(MetricsTest, CountsOnlyForTheGpusItKnows) {
   metrics.RecordFlops(1, 1e12, 0.5);
   metrics.RecordGpuError(0, "cuda");
   metrics.RecordGpuError(0, "a kind that nobody knows");
+  metrics.SetUnequalSums(1);
   metrics.SetMemory({{"gpu0", "weights", 300}, {"gpu0", "workspace", 40}, {"host", "staging", 5}});
   metrics.SetMemory({{"gpu0", "weights", 200},
                      {"gpu0", "workspace", 40},
@@ -310,6 +312,7 @@ TEST(MetricsTest, CountsOnlyForTheGpusItKnows) {
                              R"(logprobd_gpu_busy_seconds_total{gpu="0"} 0.5)",
                              R"(logprobd_gpu_errors_total{gpu="0",kind="cuda"} 1)",
                              R"(logprobd_gpu_errors_total{gpu="0",kind="other"} 1)",
+                             R"(logprobd_gpu_unequal_sums{gpu="0"} 0)",
                              R"(logprobd_gpu_memory_bytes{gpu="0",kind="weights"} 200)",
                              R"(logprobd_gpu_memory_peak_bytes{gpu="0",kind="weights"} 300)",
                              R"(logprobd_gpu_memory_bytes{gpu="0",kind="workspace"} 40)",
@@ -324,6 +327,7 @@ TEST(MetricsTest, CountsEachGpuSeparately) {
   metrics.RecordFlops(0, 100, 1);
   metrics.RecordFlops(2, 300, 3);
   metrics.RecordGpuError(2, "out_of_memory");
+  metrics.SetUnequalSums(2);
   metrics.RecordCollectiveError(0, "nccl");
   metrics.RecordCollectiveError(2, "timeout");
   metrics.RecordCollectiveError(2, "a kind that nobody knows");
@@ -338,6 +342,7 @@ TEST(MetricsTest, CountsEachGpuSeparately) {
        {R"(logprobd_flops_total{gpu="0"} 100)", R"(logprobd_flops_total{gpu="2"} 300)",
         R"(logprobd_gpu_errors_total{gpu="0",kind="out_of_memory"} 0)",
         R"(logprobd_gpu_errors_total{gpu="2",kind="out_of_memory"} 1)",
+        R"(logprobd_gpu_unequal_sums{gpu="0"} 0)", R"(logprobd_gpu_unequal_sums{gpu="2"} 1)",
         R"(logprobd_collective_errors_total{gpu="0",kind="nccl"} 1)",
         R"(logprobd_collective_errors_total{gpu="2",kind="nccl"} 0)",
         R"(logprobd_collective_errors_total{gpu="2",kind="timeout"} 1)",

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "tests/support/model_folder.h"
@@ -59,6 +60,20 @@ TEST(PartOptionsTest, TranslatesSettingsIntoTheOptionsOfTheParts) {
   EXPECT_EQ(EngineOptionsOf(ServerOptions()).exchange, Exchange::kAuto);
   EXPECT_EQ(BatchTimeMaxOf(ServerOptions(), Device::kCuda), absl::Seconds(120));
   EXPECT_EQ(BatchTimeMaxOf(ServerOptions(), Device::kCpu), absl::InfiniteDuration());
+}
+
+TEST(PartOptionsTest, TakesTheStateFolderFromTheFlagOrFromSystemd) {
+  ServerOptions options;
+  unsetenv("STATE_DIRECTORY");
+  EXPECT_EQ(EngineOptionsOf(options).state_dir, "");
+
+  setenv("STATE_DIRECTORY", "/var/lib/logprobd:/var/lib/other", 1);
+  EXPECT_EQ(EngineOptionsOf(options).state_dir, "/var/lib/logprobd");
+  options.state_dir = "/srv/state";
+  EXPECT_EQ(EngineOptionsOf(options).state_dir, "/srv/state");
+  options.state_dir = "";  // --state-dir none
+  EXPECT_EQ(EngineOptionsOf(options).state_dir, "");
+  unsetenv("STATE_DIRECTORY");
 }
 
 TEST(WeightsRootsTest, AreTheParentOfTheModelUnlessItIsTheRoot) {

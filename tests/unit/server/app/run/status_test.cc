@@ -11,6 +11,7 @@ namespace logprobd {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::StartsWith;
 
 ServerStatus StatusOf(const std::vector<std::string>& heads) {
   ServerStatus status;
@@ -183,6 +184,17 @@ TEST_F(StatusBoardTest, ShowsTheWorkOfEachGpu) {
   EXPECT_EQ(page.gpus[1].gpu, 1);
   EXPECT_DOUBLE_EQ(page.gpus[1].tflops_per_second, 1);
   EXPECT_DOUBLE_EQ(page.gpus[1].busy_ratio, 0.25);
+}
+
+TEST_F(StatusBoardTest, WarnsOfAGpuWhoseSumsDiffer) {
+  ServerStatus status = StatusOf({"a"});
+  status.warnings = {"a warning of the plan"};
+  metrics_.SetUnequalSums(1);
+
+  const StatusPage page = board_.Page(status);
+
+  EXPECT_THAT(page.warnings, ElementsAre("a warning of the plan",
+                                         StartsWith("GPU 1 sums products in another order")));
 }
 
 TEST_F(StatusBoardTest, FindsAHeadWhoseNameIsNotSafeAsALabel) {
