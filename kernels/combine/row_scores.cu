@@ -15,6 +15,7 @@
 
 #include "kernels/combine/row_scores.cuh"
 #include "kernels/combine/row_scores.h"
+#include "kernels/common/overlapped_launch.cuh"
 
 namespace logprobd::kernels {
 namespace {
@@ -37,10 +38,8 @@ __device__ RowSums JoinTiles(const TileSums* sums, const RowScoresParams& params
 
 template <int kRows>
 __global__ void __launch_bounds__(kJoinThreads) RowScoresKernel(const RowScoresParams params) {
-  __shared__ int64_t scratch[internal::kJoinWarps * kRows];
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();  // returns at once unless follows_partials is set
-#endif
+  __shared__ int64_t scratch[internal::kJoinScratch<kRows>];
+  WaitForPreviousKernel();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x % kRows;
   const int64_t some_row = row < params.num_rows ? row : params.num_rows - 1;
   internal::JoinedSums joined;
@@ -57,16 +56,8 @@ __global__ void __launch_bounds__(kJoinThreads) RowScoresKernel(const RowScoresP
 
 template <int kRows>
 cudaError_t Launch(const RowScoresParams& params, cudaStream_t stream) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<uint32_t>((params.num_rows + kRows - 1) / kRows);
-  config.blockDim = kJoinThreads;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = params.follows_partials ? 1 : 0;
-  return cudaLaunchKernelEx(&config, RowScoresKernel<kRows>, params);
+  const auto blocks = static_cast<unsigned>((params.num_rows + kRows - 1) / kRows);
+  return LaunchOverlapped(RowScoresKernel<kRows>, blocks, kJoinThreads, params, stream);
 }
 
 }  // namespace

@@ -34,25 +34,37 @@ struct Larger {
   }
 };
 
-/// Reduces the values of the threads of each row; all of them get the result. Thread t belongs to
-/// row t % kRows. `scratch` holds kJoinWarps * kRows values and may be reused immediately.
-template <int kRows, typename T, typename Operation>
-__device__ T RowReduce(T value, const Operation& join, T* scratch) {
-#pragma unroll
-  for (int mask = kJoinWarpThreads / 2; mask >= kRows; mask /= 2) {
-    value = join(value, __shfl_xor_sync(0xFFFFFFFFU, value, mask));
-  }
+/// Number of elements of the scratch memory of a block with kRows rows.
+template <int kRows>
+inline constexpr int kJoinScratch = 3 * kJoinWarps* kRows;
+
+/// Reduces kCount values of the threads of each row; all of them get the results. Thread t belongs
+/// to row t % kRows. `scratch` holds kCount * kJoinWarps * kRows values and may be reused
+/// immediately.
+template <int kRows, int kCount, typename T, typename Operation>
+__device__ void RowReduce(T (&values)[kCount], const Operation& join, T* scratch) {
   const int warp = static_cast<int>(threadIdx.x) / kJoinWarpThreads;
   const int row = static_cast<int>(threadIdx.x) % kRows;
-  if (threadIdx.x % kJoinWarpThreads < kRows) scratch[warp * kRows + row] = value;
-  __syncthreads();
-  value = scratch[row];
 #pragma unroll
-  for (int other = 1; other < kJoinWarps; ++other) {
-    value = join(value, scratch[other * kRows + row]);
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int mask = kJoinWarpThreads / 2; mask >= kRows; mask /= 2) {
+      values[i] = join(values[i], __shfl_xor_sync(0xFFFFFFFFU, values[i], mask));
+    }
+    if (threadIdx.x % kJoinWarpThreads < kRows) {
+      scratch[(i * kJoinWarps + warp) * kRows + row] = values[i];
+    }
   }
   __syncthreads();
-  return value;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] = scratch[i * kJoinWarps * kRows + row];
+#pragma unroll
+    for (int other = 1; other < kJoinWarps; ++other) {
+      values[i] = join(values[i], scratch[(i * kJoinWarps + other) * kRows + row]);
+    }
+  }
+  __syncthreads();
 }
 
 /// The tiles of one row.
@@ -65,6 +77,31 @@ struct TilesOfRow {
 __device__ __forceinline__ TileSums LoadTileSums(const TileSums* sums) {
   const float4 words = *reinterpret_cast<const float4*>(sums);
   return {__float_as_int(words.x), words.y, words.z, words.w};
+}
+
+/// Returns the largest of the values of the threads of each row.
+template <int kRows>
+__device__ int32_t RowMaximum(int32_t value, int64_t* scratch) {
+  int32_t values[] = {value};
+  RowReduce<kRows>(values, Larger(), reinterpret_cast<int32_t*>(scratch));
+  return values[0];
+}
+
+/// Adds the sums of the threads of each row, the squares only if `wants_sum_squares` is set.
+template <int kRows>
+__device__ void AddSums(RowSums& row, bool wants_sum_squares, int64_t* scratch) {
+  if (wants_sum_squares) {
+    int64_t sums[] = {row.sum, row.weighted, row.sum_squares};
+    RowReduce<kRows>(sums, Add(), scratch);
+    row.sum_squares = sums[2];
+    row.weighted = sums[1];
+    row.sum = sums[0];
+    return;
+  }
+  int64_t sums[] = {row.sum, row.weighted};
+  RowReduce<kRows>(sums, Add(), scratch);
+  row.weighted = sums[1];
+  row.sum = sums[0];
 }
 
 /// Returns the largest exponent of this thread's row. All threads of the block must call it.
@@ -84,7 +121,7 @@ __device__ int32_t LargestExponent(const TilesOfRow& tiles, int64_t* scratch) {
 #pragma unroll
     for (int i = 0; i < kJoinBatch; ++i) exponent = Larger()(exponent, exponents[i]);
   }
-  return RowReduce<kRows>(exponent, Larger(), reinterpret_cast<int32_t*>(scratch));
+  return RowMaximum<kRows>(exponent, scratch);
 }
 
 /// Returns the sums of this thread's row relative to `exponent`, with the squares only if
@@ -108,9 +145,7 @@ __device__ RowSums SumTiles(const TilesOfRow& tiles, int32_t exponent, bool want
 #pragma unroll
     for (int i = 0; i < kJoinBatch; ++i) AddTile(row, batch[i]);
   }
-  row.sum = RowReduce<kRows>(row.sum, Add(), scratch);
-  row.weighted = RowReduce<kRows>(row.weighted, Add(), scratch);
-  if (wants_sum_squares) row.sum_squares = RowReduce<kRows>(row.sum_squares, Add(), scratch);
+  AddSums<kRows>(row, wants_sum_squares, scratch);
   return row;
 }
 
@@ -131,12 +166,10 @@ __device__ RowSums SumHeldTiles(const TilesOfRow& tiles, bool wants_sum_squares,
   RowSums row;
 #pragma unroll
   for (int i = 0; i < kHeldTiles; ++i) row.exponent = Larger()(row.exponent, held[i].exponent);
-  row.exponent = RowReduce<kRows>(row.exponent, Larger(), reinterpret_cast<int32_t*>(scratch));
+  row.exponent = RowMaximum<kRows>(row.exponent, scratch);
 #pragma unroll
   for (int i = 0; i < kHeldTiles; ++i) AddTile(row, held[i]);
-  row.sum = RowReduce<kRows>(row.sum, Add(), scratch);
-  row.weighted = RowReduce<kRows>(row.weighted, Add(), scratch);
-  if (wants_sum_squares) row.sum_squares = RowReduce<kRows>(row.sum_squares, Add(), scratch);
+  AddSums<kRows>(row, wants_sum_squares, scratch);
   return row;
 }
 

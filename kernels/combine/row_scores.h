@@ -27,9 +27,6 @@ struct RowScoresParams {
   const float* target_logits = nullptr;  ///< [num_rows]
   /// [num_rows], number of logits that rank above the target's (RanksAbove), or null.
   const int32_t* rank_counts = nullptr;
-  /// True lets this kernel start while the preceding kernel on the stream ends. Set it only if that
-  /// kernel is the one that writes the partials.
-  bool follows_partials = false;
 
   RowNormalizer* normalizers = nullptr;  ///< [num_rows], always written; input of list_scores.h.
   uint8_t* nonfinite = nullptr;          ///< [num_rows], always written.

@@ -31,7 +31,7 @@ __device__ __forceinline__ internal::TilesOfRow TilesOf(const ShardSumsParams& p
 
 template <int kRows>
 __global__ void __launch_bounds__(kJoinThreads) ShardExponentsKernel(const ShardSumsParams params) {
-  __shared__ int64_t scratch[internal::kJoinWarps * kRows];
+  __shared__ int64_t scratch[internal::kJoinScratch<kRows>];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x % kRows;
   const int64_t some_row = row < params.num_rows ? row : params.num_rows - 1;
   const int32_t exponent = internal::LargestExponent<kRows>(TilesOf(params, some_row), scratch);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kJoinThreads) ShardExponentsKernel(const Shard
 
 template <int kRows>
 __global__ void __launch_bounds__(kJoinThreads) ShardSumsKernel(const ShardSumsParams params) {
-  __shared__ int64_t scratch[internal::kJoinWarps * kRows];
+  __shared__ int64_t scratch[internal::kJoinScratch<kRows>];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x % kRows;
   const int64_t some_row = row < params.num_rows ? row : params.num_rows - 1;
   const bool has_squares = params.wants_sum_squares && blockIdx.y == 0;

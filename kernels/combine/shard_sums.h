@@ -44,8 +44,7 @@ struct ShardSumsParams {
 
 /// Inputs and outputs of the last step. Pointers refer to device memory that the caller owns.
 struct ShardScoresParams {
-  /// Parameters of LaunchRowScores, of which num_tiles, layout, sums, entropy_sums and
-  /// follows_partials are not read.
+  /// Parameters of LaunchRowScores, of which num_tiles, layout, sums and entropy_sums are not read.
   RowScoresParams scores;
   bool has_sum_squares = false;   ///< row_sums contains squares; scores.sum_p_squared requires it.
   bool has_entropy_sums = false;  ///< exponents and row_sums contain the entropy's own set.

@@ -35,11 +35,11 @@ LOGPROBD_HOST_DEVICE inline int64_t ToFixedPoint(double value) {
 }
 
 /// Returns 2^shift for -1022 <= shift <= 0.
-LOGPROBD_HOST_DEVICE inline double PowerOfTwo(int64_t shift) {
+LOGPROBD_HOST_DEVICE inline double PowerOfTwo(int32_t shift) {
 #ifdef __CUDA_ARCH__
-  return __hiloint2double(static_cast<int32_t>(1023 + shift) << 20, 0);
+  return __hiloint2double((1023 + shift) << 20, 0);
 #else
-  return ldexp(1.0, static_cast<int>(shift));
+  return ldexp(1.0, shift);
 #endif
 }
 
@@ -47,8 +47,9 @@ LOGPROBD_HOST_DEVICE inline double PowerOfTwo(int64_t shift) {
 /// at least 100 below the row's has sums of less than half a quantum and adds nothing.
 LOGPROBD_HOST_DEVICE inline void AddTile(RowSums& row, const TileSums& tile) {
   if (tile.exponent == kEmptyExponent || row.exponent == kNonfiniteExponent) return;
-  const int64_t shift = static_cast<int64_t>(tile.exponent) - row.exponent;
-  if (shift <= -100) return;
+  const int64_t distance = static_cast<int64_t>(tile.exponent) - row.exponent;
+  if (distance <= -100) return;
+  const auto shift = static_cast<int32_t>(distance);
   // Rebase the tile to the row's exponent: S' = S 2^shift, W' = (W + shift S) 2^shift, Q' = Q 2^(2
   // shift).
   const double factor = PowerOfTwo(shift);

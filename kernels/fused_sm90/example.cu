@@ -47,7 +47,6 @@ int main() {
   scores.sums = partials.sums;
   scores.log2_scales = partials.log2_scales;
   scores.target_logits = partials.target_logits;
-  scores.follows_partials = true;
   scores.normalizers = OnDevice(std::vector<k::RowNormalizer>(kRows));
   scores.nonfinite = OnDevice(std::vector<uint8_t>(kRows));
   scores.logprob = OnDevice(std::vector<float>(kRows));

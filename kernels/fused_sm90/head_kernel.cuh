@@ -13,6 +13,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/half.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/overlapped_launch.cuh"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/fused_sm90/head_mainloop.cuh"
@@ -128,7 +129,8 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
       error != cudaSuccess) {
     return error;
   }
-  cudaLaunchAttribute cluster;
+  cudaLaunchAttribute attributes[] = {{}, OverlapAttribute()};
+  cudaLaunchAttribute& cluster = attributes[0];
   cluster.id = cudaLaunchAttributeClusterDimension;
   constexpr auto kBlocks = static_cast<unsigned>(ClusterBlocks(kTile));
   cluster.val.clusterDim = {Instance::kSwapped ? 1 : kBlocks, Instance::kSwapped ? kBlocks : 1, 1};
@@ -137,8 +139,8 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
   config.blockDim = Kernel::get_block_shape();
   config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, kernel_params);
 }
 

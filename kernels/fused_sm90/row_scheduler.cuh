@@ -17,6 +17,7 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/kernel/sm90_tile_scheduler.hpp"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
+#include "kernels/common/overlapped_launch.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -51,6 +52,8 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 
   CUTLASS_DEVICE explicit RowScheduler(const Params& params) : params_(params) {
 #if defined(__CUDA_ARCH__)
+    // No thread of the kernel reads global memory before it has made its scheduler.
+    WaitForPreviousKernel();
     block_ = params.raster_order_ == Base::RasterOrder::AlongM
                  ? blockIdx.x * gridDim.y + blockIdx.y
                  : blockIdx.x + blockIdx.y * gridDim.x;

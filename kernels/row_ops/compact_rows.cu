@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/overlapped_launch.cuh"
 #include "kernels/row_ops/compact_rows.h"
 
 namespace logprobd::kernels {
@@ -95,6 +96,8 @@ __global__ void __launch_bounds__(kThreads) CompactRowsKernel(const CompactRowsP
   __shared__ unsigned long long target_checksum;
   __shared__ long long min_target;
   __shared__ long long max_target;
+  StartNextKernel();
+  WaitForPreviousKernel();
   if (threadIdx.x == 0) {
     first_out_of_vocab = ~0ULL;
     num_out_of_vocab = 0;
@@ -176,8 +179,7 @@ cudaError_t LaunchCompactRows(const CompactRowsParams& params, cudaStream_t stre
       (params.num_rows > 0 && (params.targets == nullptr || params.row_indices == nullptr))) {
     return cudaErrorInvalidValue;
   }
-  CompactRowsKernel<<<1, kThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return LaunchOverlapped(CompactRowsKernel, 1, kThreads, params, stream);
 }
 
 }  // namespace logprobd::kernels

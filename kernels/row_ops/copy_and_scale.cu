@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/overlapped_launch.cuh"
 #include "kernels/row_ops/copy_and_scale.h"
 
 namespace logprobd::kernels {
@@ -63,11 +64,15 @@ __device__ void CopyRow(const CopyRowsParams& params, const Change& change) {
 }
 
 __global__ void __launch_bounds__(kCopyThreads) CopyRowsKernel(const CopyRowsParams params) {
+  StartNextKernel();
+  WaitForPreviousKernel();
   CopyRow(params, Copied{});
 }
 
 template <class Element>
 __global__ void __launch_bounds__(kCopyThreads) MultiplyRowsKernel(const CopyRowsParams params) {
+  StartNextKernel();
+  WaitForPreviousKernel();
   CopyRow(params, Multiplied<Element>{params.factors[blockIdx.x]});
 }
 
@@ -124,21 +129,18 @@ cudaError_t LaunchCopyRows(const CopyRowsParams& params, cudaStream_t stream) {
   }
   const auto blocks = static_cast<uint32_t>(params.num_rows);
   if (params.factors == nullptr) {
-    CopyRowsKernel<<<blocks, kCopyThreads, 0, stream>>>(params);
-    return cudaGetLastError();
+    return LaunchOverlapped(CopyRowsKernel, blocks, kCopyThreads, params, stream);
   }
   switch (params.dtype) {
     case Dtype::kBf16:
-      MultiplyRowsKernel<__nv_bfloat16><<<blocks, kCopyThreads, 0, stream>>>(params);
-      break;
+      return LaunchOverlapped(MultiplyRowsKernel<__nv_bfloat16>, blocks, kCopyThreads, params,
+                              stream);
     case Dtype::kF16:
-      MultiplyRowsKernel<__half><<<blocks, kCopyThreads, 0, stream>>>(params);
-      break;
+      return LaunchOverlapped(MultiplyRowsKernel<__half>, blocks, kCopyThreads, params, stream);
     case Dtype::kF32:
-      MultiplyRowsKernel<float><<<blocks, kCopyThreads, 0, stream>>>(params);
-      break;
+      return LaunchOverlapped(MultiplyRowsKernel<float>, blocks, kCopyThreads, params, stream);
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t LaunchScaleUnlessOne(void* values, Dtype dtype, int64_t count, const float* factor,

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "kernels/common/logit_key.h"
+#include "kernels/common/overlapped_launch.cuh"
 #include "kernels/row_ops/row_constants.h"
 
 namespace logprobd::kernels {
@@ -28,6 +29,8 @@ namespace {
 constexpr int kBlockThreads = 128;
 
 __global__ void __launch_bounds__(kBlockThreads) RowOperandsKernel(const RowOperandsParams params) {
+  StartNextKernel();
+  WaitForPreviousKernel();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
   if (i >= params.num_rows) return;
   const int64_t row_index = params.source.RowIndexOf(i);
@@ -68,6 +71,8 @@ __device__ RowGradient NoGradient() {
 
 __global__ void __launch_bounds__(kBlockThreads)
     RowGradientsKernel(const RowGradientsParams params) {
+  StartNextKernel();
+  WaitForPreviousKernel();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
   if (i >= params.num_rows) return;
   const int64_t row_index = params.source.RowIndexOf(i);
@@ -109,8 +114,7 @@ cudaError_t LaunchRowOperands(const RowOperandsParams& params, cudaStream_t stre
     return cudaErrorInvalidValue;
   }
   const auto blocks = static_cast<uint32_t>((params.num_rows + kBlockThreads - 1) / kBlockThreads);
-  RowOperandsKernel<<<blocks, kBlockThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return LaunchOverlapped(RowOperandsKernel, blocks, kBlockThreads, params, stream);
 }
 
 cudaError_t LaunchRowGradients(const RowGradientsParams& params, cudaStream_t stream) {
@@ -122,8 +126,7 @@ cudaError_t LaunchRowGradients(const RowGradientsParams& params, cudaStream_t st
     return cudaErrorInvalidValue;
   }
   const auto blocks = static_cast<uint32_t>((params.num_rows + kBlockThreads - 1) / kBlockThreads);
-  RowGradientsKernel<<<blocks, kBlockThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return LaunchOverlapped(RowGradientsKernel, blocks, kBlockThreads, params, stream);
 }
 
 }  // namespace logprobd::kernels

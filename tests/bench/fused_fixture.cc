@@ -188,7 +188,6 @@ absl::Status FusedFixture::ScoreBlock(int64_t row, int64_t num_rows, const Ask& 
   scores.entropy_sums = params.entropy_sums;
   scores.log2_scales = params.log2_scales;
   scores.target_logits = params.target_logits;
-  scores.follows_partials = true;
   scores.normalizers = reinterpret_cast<kernels::RowNormalizer*>(normalizers_.get()) + row;
   scores.nonfinite = reinterpret_cast<uint8_t*>(nonfinite_.get()) + row;
   scores.logprob = Floats(kLogprob) + row;

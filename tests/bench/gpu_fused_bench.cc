@@ -220,37 +220,54 @@ absl::Status MeasureRows(const Flags& flags, Stopwatch& watch, std::vector<Bench
 absl::Status MeasureChoicesForManyRows(const Flags& flags, Stopwatch& watch) {
   using kernels::FusedRaster;
   using kernels::FusedTile;
-  constexpr int64_t kRows = 8'192;
-  constexpr std::pair<int64_t, int64_t> kHeads[] = {{1'024, 151'936}, {2'048, 151'936},
-                                                    {3'072, 128'256}, {4'096, 151'936},
-                                                    {5'120, 151'936}, {7'168, 129'280}};
+  struct Shape {
+    int64_t hidden_size;
+    int64_t vocab_size;
+    int64_t rows;
+    int32_t num_splits;  // of fp32 rows; 1: bf16 rows
+  };
+  constexpr Shape kShapes[] = {
+      {1'024, 151'936, 8'192, 1}, {2'048, 151'936, 8'192, 1}, {4'096, 151'936, 8'192, 1},
+      {5'120, 151'936, 8'192, 1}, {7'168, 129'280, 8'192, 1}, {5'376, 262'208, 6'144, 1},
+      {2'048, 151'936, 8'192, 2}, {4'096, 151'936, 4'096, 2}, {4'096, 151'936, 8'192, 2}};
+  constexpr FusedRaster kRows = FusedRaster::kAlongRows;
+  constexpr FusedRaster kVocab = FusedRaster::kAlongVocab;
   const std::map<std::string, kernels::FusedChoice> choices = {
-      {"128 rows 4", {FusedTile::k128PingPong, FusedRaster::kAlongRows, 4}},
-      {"128 rows 8", {FusedTile::k128PingPong, FusedRaster::kAlongRows, 8}},
-      {"128 vocabulary 8", {FusedTile::k128PingPong, FusedRaster::kAlongVocab, 8}},
-      {"256 vocabulary 4", {FusedTile::k256Cooperative, FusedRaster::kAlongVocab, 4}},
-      {"s112 rows 4", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 4}}};
-  for (const auto& [hidden_size, vocab_size] : kHeads) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto fixture, FusedFixture::Create({.hidden_size = hidden_size,
-                                                                        .vocab_size = vocab_size,
-                                                                        .rows_max = kRows}));
+      {"128 rows 2", {FusedTile::k128PingPong, kRows, 2}},
+      {"128 rows 4", {FusedTile::k128PingPong, kRows, 4}},
+      {"128 rows 8", {FusedTile::k128PingPong, kRows, 8}},
+      {"128 vocabulary 8", {FusedTile::k128PingPong, kVocab, 8}},
+      {"256 rows 1", {FusedTile::k256Cooperative, kRows, 1}},
+      {"256 rows 2", {FusedTile::k256Cooperative, kRows, 2}},
+      {"256 rows 4", {FusedTile::k256Cooperative, kRows, 4}},
+      {"256 vocabulary 4", {FusedTile::k256Cooperative, kVocab, 4}},
+      {"256 vocabulary 8", {FusedTile::k256Cooperative, kVocab, 8}}};
+  for (const Shape& shape : kShapes) {
+    LOGPROBD_ASSIGN_OR_RETURN(const auto fixture,
+                              FusedFixture::Create({.hidden_size = shape.hidden_size,
+                                                    .vocab_size = shape.vocab_size,
+                                                    .rows_max = shape.rows}));
     LOGPROBD_ASSIGN_OR_RETURN(
         const auto gemm,
-        StoringGemm::Create({.rows = kRows, .columns = vocab_size, .depth = hidden_size},
-                            fixture->NextWeight(), fixture->Rows(kernels::Dtype::kBf16),
-                            watch.timer()));
+        StoringGemm::Create(
+            {.rows = shape.rows, .columns = shape.vocab_size, .depth = shape.hidden_size},
+            fixture->NextWeight(), fixture->Rows(kernels::Dtype::kBf16), watch.timer()));
     std::map<std::string, Work> works = {{"gemm", [&](cudaStream_t s) { return gemm->Run(s); }}};
     for (const auto& [name, choice] : choices) {
-      works[name] = [&fixture, choice = choice](cudaStream_t s) {
-        FusedFixture::Ask ask;
-        ask.choice = choice;
-        return fixture->Score(kRows, ask, s);
+      FusedFixture::Ask ask;
+      ask.choice = choice;
+      if (shape.num_splits > 1) ask.dtype = kernels::Dtype::kF32;
+      ask.num_splits = shape.num_splits;
+      works[name] = [&fixture, &shape, ask](cudaStream_t s) {
+        return fixture->Score(shape.rows, ask, s);
       };
     }
     LOGPROBD_ASSIGN_OR_RETURN(const auto times, watch.Measure(works, flags.common.rounds));
     const Times& baseline = times.at("gemm");
-    std::printf("H=%ld T=%ld gemm %.3f / %.3f ms;", static_cast<long>(hidden_size),
-                static_cast<long>(kRows), Median(baseline.settled), Median(baseline.burst));
+    std::printf("H=%ld T=%ld, %d splits, gemm %.3f / %.3f ms;",
+                static_cast<long>(shape.hidden_size), static_cast<long>(shape.rows),
+                static_cast<int>(shape.num_splits), Median(baseline.settled),
+                Median(baseline.burst));
     for (const auto& [name, choice] : choices) {
       std::printf(" %s %.3f / %.3f;", name.c_str(),
                   Median(times.at(name).settled) / Median(baseline.settled),

@@ -574,7 +574,6 @@ class FusedScores : public PendingScores {
     if (problem.group.is_alone() && num_tiles_ > 0) {
       params.num_tiles = num_tiles_;
       params.sums = memory_.partials;
-      params.follows_partials = !has_cache_;
       CheckLaunch(LaunchRowScores(params, stream), "the score kernel");
       if (found.num_out_of_vocab > 0 || found.is_unchecked) {
         const double without_target =

@@ -379,7 +379,6 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
   scores.entropy_sums = params.entropy_sums;
   scores.log2_scales = m.scales.data();
   scores.target_logits = m.target_logits.data();
-  scores.follows_partials = true;
   scores.normalizers = m.normalizers.data();
   scores.nonfinite = m.nonfinite.data();
   scores.logprob = m.floats.data();
