@@ -55,6 +55,17 @@ __global__ void __launch_bounds__(kJoinThreads) RowScoresKernel(const RowScoresP
   internal::WriteScores(params, row, joined);
 }
 
+/// Returns true if the code that the current device runs waits for the launch before it. Otherwise
+/// the kernel must not start early: the device has compute capability below 9.0, or this build has
+/// only code for such devices.
+template <int kRows>
+bool WaitsForPartials() {
+  constexpr int kHopper = 90;
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, RowScoresKernel<kRows>) == cudaSuccess &&
+         attributes.ptxVersion >= kHopper;
+}
+
 template <int kRows>
 cudaError_t Launch(const RowScoresParams& params, cudaStream_t stream) {
   cudaLaunchAttribute overlap;
@@ -65,7 +76,7 @@ cudaError_t Launch(const RowScoresParams& params, cudaStream_t stream) {
   config.blockDim = kJoinThreads;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = params.follows_partials ? 1 : 0;
+  config.numAttrs = params.follows_partials && WaitsForPartials<kRows>() ? 1 : 0;
   return cudaLaunchKernelEx(&config, RowScoresKernel<kRows>, params);
 }
 

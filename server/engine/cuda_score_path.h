@@ -135,7 +135,8 @@ class ScorePath {
   virtual absl::Status EnqueueTopK(const CudaBlock& block, cudaStream_t stream) = 0;
 };
 
-/// Creates the path through kernels/fused_sm90, which keeps logits in registers.
+/// Creates the path through kernels/fused_sm90 or kernels/fused_sm80, which keep logits in
+/// registers, on the current device.
 std::unique_ptr<ScorePath> CreateFusedPath(const CudaWorkspace& workspace);
 
 /// The path through cuBLASLt and kernels/chunked, which writes chunks of logits to memory.
