@@ -157,5 +157,14 @@ TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
   }
 }
 
+TEST(FusedChoiceTest, OtherGpusUseTheLargeTileUnlessItLeavesMoreRowsEmpty) {
+  for (const int64_t rows : {1, 64, 129, 192, 320, 448}) {
+    EXPECT_EQ(ChooseMma(rows).tile, FusedTile::kMma64) << rows << " rows";
+  }
+  for (const int64_t rows : {65, 128, 193, 256, 1'000, 1'089, 8'192}) {
+    EXPECT_EQ(ChooseMma(rows).tile, FusedTile::kMma128) << rows << " rows";
+  }
+}
+
 }  // namespace
 }  // namespace logprobd::kernels
