@@ -115,6 +115,10 @@ FusedChoice ChooseMma(int64_t num_rows) {
   return {is_small ? FusedTile::kMma64 : FusedTile::kMma128, FusedRaster::kAlongRows, 1};
 }
 
+FusedChoice ChooseFor(FusedArch arch, const FusedShape& shape) {
+  return arch == FusedArch::kSm90 ? ChooseFused(shape) : ChooseMma(shape.num_rows);
+}
+
 FusedChoice ChooseGradient(const FusedShape& shape) {
   const FusedTile tile = Cheapest(shape, kGradientCosts);
   return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
@@ -139,6 +143,10 @@ int64_t FusedRowStep(const FusedShape& shape) {
   const int64_t cluster_rows = ClusterRows(choice.tile);
   // With an odd number of clusters no swizzle is possible, which gives the slowest order of tiles.
   return shape.num_rows <= kFewRowsMax ? cluster_rows : 2 * cluster_rows;
+}
+
+int64_t RowStepFor(FusedArch arch, const FusedShape& shape) {
+  return arch == FusedArch::kSm90 ? FusedRowStep(shape) : TileRows(ChooseMma(shape.num_rows).tile);
 }
 
 }  // namespace logprobd::kernels

@@ -4,6 +4,13 @@
 
 namespace logprobd::kernels {
 
+/// The fused kernels that a GPU runs.
+enum class FusedArch : int32_t {
+  kNone,  ///< None, because the compute capability is below 8.0.
+  kSm80,  ///< Those of kernels/fused_sm80, which every build contains.
+  kSm90,  ///< Those of this folder, for compute capability 9.0 and builds with CUTLASS.
+};
+
 /// Block tiles that the kernels are built for: rows x 192 columns. On one GPU all give
 /// bit-identical results. In swapped tiles the weight is the tensor cores' operand A, so their
 /// number of rows need not be a multiple of 64. Except for k64PingPong and the kMma tiles, tiles
@@ -83,6 +90,9 @@ FusedChoice ChooseFused(const FusedShape& shape);
 /// and the operand traffic of the tiles; it was not measured. The order of tiles is fixed.
 FusedChoice ChooseMma(int64_t num_rows);
 
+/// Returns ChooseFused or ChooseMma, depending on the kernels of a GPU.
+FusedChoice ChooseFor(FusedArch arch, const FusedShape& shape);
+
 /// Returns the fastest choice among tiles of 128 rows. A launch that caches exponentials requires
 /// it, because its instances exist for that tile only.
 FusedChoice ChoosePingPong(const FusedShape& shape);
@@ -93,5 +103,8 @@ FusedChoice ChooseGradient(const FusedShape& shape);
 /// Returns the number of rows whose multiples are efficient batch sizes near `shape` on Hopper:
 /// those that leave few rows of a cluster, or of two where the swizzle matters, empty.
 int64_t FusedRowStep(const FusedShape& shape);
+
+/// Returns FusedRowStep or, on other GPUs than Hopper, the number of rows of the chosen tile.
+int64_t RowStepFor(FusedArch arch, const FusedShape& shape);
 
 }  // namespace logprobd::kernels

@@ -43,18 +43,17 @@ FusedArch FusedArchOfCurrentDevice() {
 }
 
 cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t stream) {
-  if (FusedArchOfCurrentDevice() != FusedArch::kSm90) {
-    const FusedChoice choice = params.exponentials.values != nullptr
-                                   ? FusedChoice{FusedTile::kMma128, FusedRaster::kAlongRows, 1}
-                                   : ChooseMma(params.num_rows);
-    return LaunchFusedPartialsAs(params, choice, stream);
-  }
+  const FusedArch arch = FusedArchOfCurrentDevice();
   const FusedShape shape = {.num_rows = params.num_rows,
                             .num_tiles = params.tile_end - params.tile_begin,
                             .depth = params.hidden_size * params.num_splits};
-  const bool caches_exponentials = params.exponentials.values != nullptr;
-  return LaunchFusedPartialsAs(
-      params, caches_exponentials ? ChoosePingPong(shape) : ChooseFused(shape), stream);
+  if (params.exponentials.values == nullptr) {
+    return LaunchFusedPartialsAs(params, ChooseFor(arch, shape), stream);
+  }
+  const FusedChoice choice = arch == FusedArch::kSm90
+                                 ? ChoosePingPong(shape)
+                                 : FusedChoice{FusedTile::kMma128, FusedRaster::kAlongRows, 1};
+  return LaunchFusedPartialsAs(params, choice, stream);
 }
 
 cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params, const FusedChoice& choice,

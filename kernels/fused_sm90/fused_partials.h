@@ -96,13 +96,6 @@ struct FusedPartialsParams {
   CachedExponentials exponentials;
 };
 
-/// The kernels that a GPU runs.
-enum class FusedArch : int32_t {
-  kNone,  ///< None, because the compute capability is below 8.0.
-  kSm80,  ///< Those of kernels/fused_sm80, which every build contains.
-  kSm90,  ///< Those of this folder, for compute capability 9.0 and builds with CUTLASS.
-};
-
 /// Returns the kernels that the launches choose on a GPU. FusedArchOfCurrentDevice does the same
 /// for the calling thread's current device.
 [[nodiscard]] FusedArch FusedArchOf(int device);

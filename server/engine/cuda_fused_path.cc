@@ -27,12 +27,9 @@ class FusedPath final : public ScorePath {
   int64_t RowStep(int64_t num_rows) const override {
     const int64_t block_rows =
         BlockRows(plan_.head_dtype, /*has_entropy_scales=*/false, /*top_k=*/0);
-    const int64_t launch_rows = std::min(num_rows, block_rows);
-    if (arch_ != kernels::FusedArch::kSm90) {
-      return kernels::TileRows(kernels::ChooseMma(launch_rows).tile);
-    }
-    return kernels::FusedRowStep(
-        {.num_rows = launch_rows, .num_tiles = plan_.num_tiles, .depth = plan_.padded_hidden});
+    return kernels::RowStepFor(arch_, {.num_rows = std::min(num_rows, block_rows),
+                                       .num_tiles = plan_.num_tiles,
+                                       .depth = plan_.padded_hidden});
   }
 
   kernels::TileSums* Sums(const CudaBlock& block) const override {

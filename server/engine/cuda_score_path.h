@@ -101,8 +101,9 @@ struct CudaWorkspace {
   double DotCorrection(kernels::Dtype hidden_dtype) const;
 };
 
-/// A path from hidden rows to tile partials. The results of both paths are bit-identical. An object
-/// may be used on one stream at a time.
+/// A path from hidden rows to tile partials. On Hopper the results of both paths are bit-identical;
+/// on other GPUs the order in which cuBLASLt adds products is not known. An object may be used on
+/// one stream at a time.
 class ScorePath {
  public:
   virtual ~ScorePath() = default;
