@@ -93,7 +93,7 @@ build() {
   # tests/run.sh has configured keeps its tests.
   wanted="cuda=$cuda architectures=$architectures nvcc=$(toolkit_version)"
   if [ "$cuda" = AUTO ] && $has_nvcc && [[ -z "$architectures" || "$architectures" == *90* ]]; then
-    bash deploy/fetch_cutlass.sh  # for the fused kernel, which requires compute capability 9.0
+    bash deploy/fetch_cutlass.sh  # for the fused kernels of compute capability 9.0
   fi
   if [ ! -f build/release/build.ninja ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     cmake --preset release -DLOGPROBD_CUDA="$cuda" ${options[@]+"${options[@]}"}

@@ -60,8 +60,8 @@ if(NOT LOGPROBD_CUDA STREQUAL "OFF")
   if(LOGPROBD_NVCC)
     set(CMAKE_CUDA_COMPILER ${LOGPROBD_NVCC})
     if(NOT CMAKE_CUDA_ARCHITECTURES)
-      # A100, A10 and RTX 30, L4 and RTX 40, Hopper, and PTX for later GPUs. The fused kernels, which take most of the
-      # build's time, are built for Hopper alone. Tests run on 9.0 only.
+      # A100, A10 and RTX 30, L4 and RTX 40, Hopper, and PTX for later GPUs. The kernels with wgmma, which take most
+      # of the build's time, are built for Hopper alone. Tests run on 9.0 only.
       set(CMAKE_CUDA_ARCHITECTURES "80-real;86-real;89-real;90" CACHE STRING "GPU architectures of the CUDA code")
     endif()
     enable_language(CUDA)
@@ -88,7 +88,7 @@ if(NOT LOGPROBD_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# The fused kernel needs CUTLASS's headers, which deploy/fetch_cutlass.sh downloads.
+# The fused kernels for Hopper need CUTLASS's headers, which deploy/fetch_cutlass.sh downloads.
 set(LOGPROBD_CUTLASS_INCLUDE ${PROJECT_SOURCE_DIR}/build/cutlass/cutlass_library/source/include
     CACHE PATH "Folder that contains cutlass/cutlass.h (4.2)")
 set(LOGPROBD_HAVE_FUSED OFF)

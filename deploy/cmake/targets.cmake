@@ -29,10 +29,11 @@ function(logprobd_executable name)
   target_link_libraries(${name} PRIVATE ${ARG_LIBS})
 endfunction()
 
-# logprobd_test(name SOURCES ... LIBS ... [LABELS unit|gpu|integration|slow]) adds a GoogleTest binary
-# and registers each of its tests with CTest. Without LABELS, the label is unit.
+# logprobd_test(name SOURCES ... LIBS ... [LABELS unit|gpu|integration|slow] [PREFIX prefix]) adds a
+# GoogleTest binary and registers each of its tests with CTest. Without LABELS, the label is unit. A
+# prefix distinguishes the tests of binaries that are built from the same sources.
 function(logprobd_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "PREFIX" "SOURCES;LIBS;LABELS" ${ARGN})
   logprobd_executable(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS} GTest::gmock_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   # Test code compiles a quarter faster at -O1. The tested code keeps its own flags.
@@ -41,7 +42,7 @@ function(logprobd_test name)
     set(ARG_LABELS unit)
   endif()
   list(GET ARG_LABELS 0 label)
-  gtest_discover_tests(${name} PROPERTIES LABELS "${label}" TIMEOUT 120 DISCOVERY_TIMEOUT 60)
+  gtest_discover_tests(${name} TEST_PREFIX "${ARG_PREFIX}" PROPERTIES LABELS "${label}" TIMEOUT 120 DISCOVERY_TIMEOUT 60)
   list(LENGTH ARG_LABELS count)
   if(count GREATER 1)
     # gtest_discover_tests accepts no list as the value of a property; the second label and TIMEOUT

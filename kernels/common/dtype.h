@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/host_device.h"
+
 namespace logprobd::kernels {
 
 /// Element type of hidden states, weights and gradients.
@@ -27,7 +29,7 @@ inline constexpr int32_t kHiddenSplits = 2;
 inline constexpr int64_t kSplitAlignment = 64;
 
 /// Returns the number of elements from the start of one split of a row to the start of the next.
-constexpr int64_t SplitPitch(int64_t hidden_size) {
+LOGPROBD_HOST_DEVICE constexpr int64_t SplitPitch(int64_t hidden_size) {
   return (hidden_size + kSplitAlignment - 1) / kSplitAlignment * kSplitAlignment;
 }
 

@@ -22,6 +22,10 @@ struct LogitTransform {
 /// has the errors with and without it).
 inline constexpr double kTruncationPerProduct = 9.35e-10;
 
+/// Major compute capability of the GPUs on which this loss was measured. The dot products of other
+/// GPUs are not corrected.
+inline constexpr int kTruncationMajor = 9;
+
 /// Returns the factor that corrects logits for the truncation of dot products of `hidden_size`
 /// terms. The true loss depends on the order of the products' magnitudes: if the large products
 /// come last, less is truncated and the factor adds as much error as it would otherwise remove; if

@@ -19,27 +19,24 @@ inline cudaLaunchAttribute OverlapAttribute() {
 }
 
 /// Launches a kernel that may start while the previous kernel on the stream ends, whatever that
-/// kernel is. Before it accesses memory, each of its threads must call WaitForPreviousKernel. On
-/// GPUs before compute capability 9.0, it starts when the previous kernel has ended.
+/// kernel is. Before it accesses memory, each of its threads must call WaitForPreviousKernel. If
+/// the code that the device runs was compiled for GPUs before compute capability 9.0, it cannot
+/// wait and starts when the previous kernel has ended.
 template <class Params>
 cudaError_t LaunchOverlapped(void (*kernel)(Params), unsigned blocks, unsigned threads,
                              const std::type_identity_t<Params>& params, cudaStream_t stream) {
-  int device = 0;
-  int capability = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
-      error != cudaSuccess) {
+  cudaFuncAttributes attributes{};
+  if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) {
     return error;
   }
-  constexpr int kHopper = 9;
+  constexpr int kHopper = 90;
   cudaLaunchAttribute overlap = OverlapAttribute();
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = capability >= kHopper ? 1 : 0;
+  config.numAttrs = attributes.ptxVersion >= kHopper ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 

@@ -1,38 +1,25 @@
-// The entry points of this folder in a build without CUTLASS: each returns cudaErrorNotSupported.
+// The launches of the kernels for Hopper in a build without CUTLASS: each returns
+// cudaErrorNotSupported.
 
-#include "kernels/fused_sm90/fused_gradient.h"
-#include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/fused_sm90/fused_top_k.h"
-#include "kernels/fused_sm90/listed_logits.h"
+#include "kernels/fused_sm90/fused_launch.h"
+#include "kernels/fused_sm90/tile_logits.h"
 
-namespace logprobd::kernels {
+namespace logprobd::kernels::internal {
 
-bool HasFusedKernel() { return false; }
+bool HasWgmmaKernels() { return false; }
 
-cudaError_t LaunchFusedPartials(const FusedPartialsParams& /*params*/, cudaStream_t /*stream*/) {
+cudaError_t LaunchWgmmaPartials(const FusedPartialsParams& /*params*/,
+                                const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
   return cudaErrorNotSupported;
 }
 
-cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& /*params*/,
-                                  const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
+cudaError_t LaunchWgmmaGradient(const FusedGradientParams& /*params*/,
+                                const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
   return cudaErrorNotSupported;
 }
 
-cudaError_t LaunchFusedGradient(const FusedGradientParams& /*params*/, cudaStream_t /*stream*/) {
+cudaError_t LaunchTileLogits(const TileLogitsParams& /*params*/, cudaStream_t /*stream*/) {
   return cudaErrorNotSupported;
 }
 
-cudaError_t LaunchFusedGradientAs(const FusedGradientParams& /*params*/,
-                                  const FusedChoice& /*choice*/, cudaStream_t /*stream*/) {
-  return cudaErrorNotSupported;
-}
-
-cudaError_t LaunchFusedTopK(const FusedTopKParams& /*params*/, cudaStream_t /*stream*/) {
-  return cudaErrorNotSupported;
-}
-
-cudaError_t LaunchListedLogits(const ListedLogitsParams& /*params*/, cudaStream_t /*stream*/) {
-  return cudaErrorNotSupported;
-}
-
-}  // namespace logprobd::kernels
+}  // namespace logprobd::kernels::internal

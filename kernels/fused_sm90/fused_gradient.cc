@@ -1,5 +1,6 @@
 #include "kernels/fused_sm90/fused_gradient.h"
 
+#include "kernels/fused_sm80/mma_launch.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_launch.h"
 
@@ -15,28 +16,12 @@ bool IsValid(const FusedGradientParams& params) {
          params.gradient_stride >= columns && params.gradient_stride % kAlignmentElements == 0;
 }
 
-/// Launches the instance for a tile, a dtype and the transform of `params`.
-template <FusedTile kTile, Dtype kDtype>
-cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choice,
-                     cudaStream_t stream) {
-  const bool transforms = params.head.bias != nullptr || !params.head.transform.IsIdentity() ||
-                          params.mean_logit_weights != nullptr;
-  return transforms
-             ? internal::LaunchGradientInstance<kTile, kDtype, true>(params, choice, stream)
-             : internal::LaunchGradientInstance<kTile, kDtype, false>(params, choice, stream);
-}
-
-/// Launches the instance for a tile and the dtype of `params`.
-template <FusedTile kTile>
-cudaError_t LaunchOf(const FusedGradientParams& params, const FusedChoice& choice,
-                     cudaStream_t stream) {
-  return params.head.dtype == Dtype::kBf16 ? LaunchOf<kTile, Dtype::kBf16>(params, choice, stream)
-                                           : LaunchOf<kTile, Dtype::kF16>(params, choice, stream);
-}
-
 }  // namespace
 
 cudaError_t LaunchFusedGradient(const FusedGradientParams& params, cudaStream_t stream) {
+  if (FusedArchOfCurrentDevice() != FusedArch::kSm90) {
+    return LaunchFusedGradientAs(params, {FusedTile::kMma128, FusedRaster::kAlongRows, 1}, stream);
+  }
   const FusedPartialsParams& head = params.head;
   return LaunchFusedGradientAs(params,
                                ChooseGradient({.num_rows = head.num_rows,
@@ -49,18 +34,8 @@ cudaError_t LaunchFusedGradientAs(const FusedGradientParams& params, const Fused
                                   cudaStream_t stream) {
   if (params.head.num_rows == 0) return cudaSuccess;
   if (!IsValid(params)) return cudaErrorInvalidValue;
-  switch (choice.tile) {
-    case FusedTile::k64Pair:
-      return LaunchOf<FusedTile::k64Pair>(params, choice, stream);
-    case FusedTile::k128PingPong:
-      return LaunchOf<FusedTile::k128PingPong>(params, choice, stream);
-    case FusedTile::kSwapped80:
-      return LaunchOf<FusedTile::kSwapped80>(params, choice, stream);
-    case FusedTile::kSwapped96:
-      return LaunchOf<FusedTile::kSwapped96>(params, choice, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return IsMma(choice.tile) ? internal::LaunchMmaGradient(params, choice.tile, stream)
+                            : internal::LaunchWgmmaGradient(params, choice, stream);
 }
 
 }  // namespace logprobd::kernels

@@ -39,6 +39,25 @@ inline bool HasValidOperands(const FusedPartialsParams& params) {
          params.tile_begin < params.tile_end && params.tile_end <= NumTiles(params.vocab_size);
 }
 
+/// Returns true if logits differ from dot products, so that an instance with a transform is needed.
+inline bool HasTransform(const FusedPartialsParams& params) {
+  return params.bias != nullptr || !params.transform.IsIdentity();
+}
+inline bool HasTransform(const FusedGradientParams& params) {
+  return HasTransform(params.head) || params.mean_logit_weights != nullptr;
+}
+
+/// Returns true if this build contains the kernels for Hopper. Without them their launches return
+/// cudaErrorNotSupported.
+bool HasWgmmaKernels();
+
+/// Launches the instance of the Hopper kernel for `choice` and `params`, which must have been
+/// checked. Returns cudaErrorInvalidValue if there is no such instance.
+[[nodiscard]] cudaError_t LaunchWgmmaPartials(const FusedPartialsParams& params,
+                                              const FusedChoice& choice, cudaStream_t stream);
+[[nodiscard]] cudaError_t LaunchWgmmaGradient(const FusedGradientParams& params,
+                                              const FusedChoice& choice, cudaStream_t stream);
+
 /// Launches one instance of the kernel that computes partials. CMakeLists.txt lists the instances;
 /// each has its own generated source file, which takes half a minute to compile. `params` must have
 /// been checked; they may have a transform or a bias only if kTransforms is true, and exponentials

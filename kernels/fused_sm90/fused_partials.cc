@@ -1,14 +1,11 @@
 #include "kernels/fused_sm90/fused_partials.h"
 
+#include "kernels/fused_sm80/mma_launch.h"
 #include "kernels/fused_sm90/fused_choice.h"
 #include "kernels/fused_sm90/fused_launch.h"
 
 namespace logprobd::kernels {
 namespace {
-
-bool HasTransform(const FusedPartialsParams& params) {
-  return params.bias != nullptr || !params.transform.IsIdentity();
-}
 
 bool HasValidExponentials(const FusedPartialsParams& params) {
   const CachedExponentials& exponentials = params.exponentials;
@@ -27,71 +24,44 @@ bool IsValid(const FusedPartialsParams& params) {
          params.sums != nullptr && params.target_logits != nullptr && HasValidExponentials(params);
 }
 
-/// Launches the instance for a tile, a dtype and the transform of `params`.
-template <FusedTile kTile, Dtype kDtype, bool kCachesExponentials = false>
-cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
-                     cudaStream_t stream) {
-  return HasTransform(params)
-             ? internal::LaunchFusedInstance<kTile, kDtype, true, kCachesExponentials>(
-                   params, choice, stream)
-             : internal::LaunchFusedInstance<kTile, kDtype, false, kCachesExponentials>(
-                   params, choice, stream);
-}
-
-/// Launches the instance for a dtype, the choice's tile and the outputs of `params`.
-template <Dtype kDtype>
-cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choice,
-                     cudaStream_t stream) {
-  if (params.exponentials.values != nullptr) {
-    switch (choice.tile) {
-      case FusedTile::k128PingPong:
-        return LaunchOf<FusedTile::k128PingPong, kDtype, true>(params, choice, stream);
-      case FusedTile::kSwapped80:
-        return LaunchOf<FusedTile::kSwapped80, kDtype, true>(params, choice, stream);
-      case FusedTile::kSwapped96:
-        return LaunchOf<FusedTile::kSwapped96, kDtype, true>(params, choice, stream);
-      default:
-        return cudaErrorInvalidValue;
-    }
-  }
-  switch (choice.tile) {
-    case FusedTile::k64PingPong:
-      return LaunchOf<FusedTile::k64PingPong, kDtype>(params, choice, stream);
-    case FusedTile::k64Pair:
-      return LaunchOf<FusedTile::k64Pair, kDtype>(params, choice, stream);
-    case FusedTile::k128PingPong:
-      return LaunchOf<FusedTile::k128PingPong, kDtype>(params, choice, stream);
-    case FusedTile::k256Cooperative:
-      return LaunchOf<FusedTile::k256Cooperative, kDtype>(params, choice, stream);
-    case FusedTile::kSwapped80:
-      return LaunchOf<FusedTile::kSwapped80, kDtype>(params, choice, stream);
-    case FusedTile::kSwapped96:
-      return LaunchOf<FusedTile::kSwapped96, kDtype>(params, choice, stream);
-    case FusedTile::kSwapped112:
-      return LaunchOf<FusedTile::kSwapped112, kDtype>(params, choice, stream);
-  }
-  return cudaErrorInvalidValue;
-}
-
 }  // namespace
 
-bool HasFusedKernel() { return true; }
+FusedArch FusedArchOf(int device) {
+  int major = 0;
+  int minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    return FusedArch::kNone;
+  }
+  if (major == 9 && minor == 0 && internal::HasWgmmaKernels()) return FusedArch::kSm90;
+  return major >= 8 ? FusedArch::kSm80 : FusedArch::kNone;
+}
+
+FusedArch FusedArchOfCurrentDevice() {
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess ? FusedArchOf(device) : FusedArch::kNone;
+}
 
 cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t stream) {
+  const FusedArch arch = FusedArchOfCurrentDevice();
   const FusedShape shape = {.num_rows = params.num_rows,
                             .num_tiles = params.tile_end - params.tile_begin,
                             .depth = params.hidden_size * params.num_splits};
-  const bool caches_exponentials = params.exponentials.values != nullptr;
-  return LaunchFusedPartialsAs(
-      params, caches_exponentials ? ChooseCaching(shape) : ChooseFused(shape), stream);
+  if (params.exponentials.values == nullptr) {
+    return LaunchFusedPartialsAs(params, ChooseFor(arch, shape), stream);
+  }
+  const FusedChoice choice = arch == FusedArch::kSm90
+                                 ? ChooseCaching(shape)
+                                 : FusedChoice{FusedTile::kMma128, FusedRaster::kAlongRows, 1};
+  return LaunchFusedPartialsAs(params, choice, stream);
 }
 
 cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params, const FusedChoice& choice,
                                   cudaStream_t stream) {
   if (params.num_rows == 0) return cudaSuccess;
   if (!IsValid(params)) return cudaErrorInvalidValue;
-  return params.dtype == Dtype::kBf16 ? LaunchOf<Dtype::kBf16>(params, choice, stream)
-                                      : LaunchOf<Dtype::kF16>(params, choice, stream);
+  return IsMma(choice.tile) ? internal::LaunchMmaPartials(params, choice.tile, stream)
+                            : internal::LaunchWgmmaPartials(params, choice, stream);
 }
 
 }  // namespace logprobd::kernels

@@ -91,27 +91,30 @@ struct FusedPartialsParams {
   /// launch, wherever the target's tile is; LaunchListedLogits computes them with the same bits.
   int32_t* rank_counts = nullptr;
   float* tile_max = nullptr;  ///< [num_rows, tile_end - tile_begin]: largest logit of each tile.
-  /// Output that is not written if `values` is null. Only the tiles of ChooseCaching support it,
-  /// and wants_sum_squares must be false.
+  /// Output that is not written if `values` is null. Only kMma128 and the tiles of ChooseCaching
+  /// support it, and wants_sum_squares must be false.
   CachedExponentials exponentials;
 };
 
+/// Returns the kernels that the launches choose on a GPU. FusedArchOfCurrentDevice does the same
+/// for the calling thread's current device.
+[[nodiscard]] FusedArch FusedArchOf(int device);
+[[nodiscard]] FusedArch FusedArchOfCurrentDevice();
+
 /// Enqueues the partials of every row and tile on `stream` and returns without waiting. Logits
-/// exist in registers only. The partials of a row and tile have the same bits whatever num_rows is
-/// and whatever else is requested, and LaunchTileStats computes the same bits from the same logits.
+/// exist in registers only. The partials of a row and tile have the same bits on one GPU whatever
+/// num_rows is and whatever else is requested, and LaunchTileStats computes the same bits from the
+/// same logits.
 ///
-/// Thread-safe. Requires compute capability 9.0 and a build with CUTLASS (HasFusedKernel). Returns
-/// cudaErrorInvalidValue if a parameter is out of range, otherwise the error of the launch.
+/// Thread-safe. Requires compute capability 8.0. Returns cudaErrorInvalidValue if a parameter is
+/// out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchFusedPartials(const FusedPartialsParams& params,
                                               cudaStream_t stream);
 
 /// Does the same as LaunchFusedPartials, with the same bits, but with `choice` instead of the
-/// fastest choice. It is meant for tests and measurements.
+/// fastest choice. It is meant for tests and measurements. kMma tiles run on every GPU; the others
+/// require FusedArch::kSm90.
 [[nodiscard]] cudaError_t LaunchFusedPartialsAs(const FusedPartialsParams& params,
                                                 const FusedChoice& choice, cudaStream_t stream);
-
-/// Returns true when this build contains the kernel. Without it every launch of this folder returns
-/// cudaErrorNotSupported.
-[[nodiscard]] bool HasFusedKernel();
 
 }  // namespace logprobd::kernels

@@ -3,8 +3,9 @@
 // SelectTilesKernel, SelectLogitsKernel: select k tiles of each row, then k logits in these tiles.
 //
 // Idea      At least k logits, the maxima of the k tiles with the largest maxima, are as large as any
-//           logit outside these tiles. The logits of the k tiles are recomputed (tile_logits.cu)
-//           and searched. The smallest of the k maxima is a floor that few logits exceed.
+//           logit outside these tiles. The logits of the k tiles are recomputed (tile_logits.cu,
+//           mma_tile_logits.cu) and searched. The smallest of the k maxima is a floor that few
+//           logits exceed.
 // Work      One block per row.
 // Traffic   Reads 4 bytes per tile, then 768 bytes per selected tile.
 // Numerics  Exact.
@@ -25,6 +26,7 @@
 #include <algorithm>
 
 #include "kernels/common/top_k.cuh"
+#include "kernels/fused_sm80/mma_launch.h"
 #include "kernels/fused_sm90/fused_launch.h"
 #include "kernels/fused_sm90/fused_top_k.h"
 #include "kernels/fused_sm90/tile_logits.h"
@@ -220,8 +222,8 @@ bool IsValid(const FusedTopKParams& params) {
 }
 
 /// Enqueues the search of some rows, whose selected tiles are in `keys`.
-cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t rows,
-                       cudaStream_t stream) {
+cudaError_t LaunchPart(const FusedTopKParams& params, FusedArch arch, int64_t row_begin,
+                       int64_t rows, cudaStream_t stream) {
   const int64_t num_tiles = NumShardTiles(params.partials);
   const TopKScratch scratch = TopKScratchOf(rows, params.top_k, num_tiles);
   const int64_t pairs = rows * params.top_k;
@@ -247,17 +249,19 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
       error != cudaSuccess) {
     return error;
   }
-  if (const cudaError_t error = internal::LaunchTileLogits(
-          {.partials = &params.partials,
-           .row_begin = row_begin,
-           .pairs_per_row = params.top_k,
-           .order = order,
-           .groups = groups,
-           .num_groups = num_groups,
-           .num_groups_max = MaxTileGroups(pairs, num_tiles, group_pairs),
-           .group_pairs = static_cast<int32_t>(group_pairs),
-           .logits = logits},
-          stream);
+  const auto launch_tile_logits =
+      arch == FusedArch::kSm90 ? internal::LaunchTileLogits : internal::LaunchMmaTileLogits;
+  if (const cudaError_t error =
+          launch_tile_logits({.partials = &params.partials,
+                              .row_begin = row_begin,
+                              .pairs_per_row = params.top_k,
+                              .order = order,
+                              .groups = groups,
+                              .num_groups = num_groups,
+                              .num_groups_max = MaxTileGroups(pairs, num_tiles, group_pairs),
+                              .group_pairs = static_cast<int32_t>(group_pairs),
+                              .logits = logits},
+                             stream);
       error != cudaSuccess) {
     return error;
   }
@@ -272,6 +276,10 @@ cudaError_t LaunchPart(const FusedTopKParams& params, int64_t row_begin, int64_t
 }  // namespace
 
 cudaError_t LaunchFusedTopK(const FusedTopKParams& params, cudaStream_t stream) {
+  return LaunchFusedTopKAs(params, FusedArchOfCurrentDevice(), stream);
+}
+
+cudaError_t LaunchFusedTopKAs(const FusedTopKParams& params, FusedArch arch, cudaStream_t stream) {
   const int64_t num_rows = params.partials.num_rows;
   if (num_rows == 0) return cudaSuccess;
   if (!IsValid(params)) return cudaErrorInvalidValue;
@@ -282,7 +290,8 @@ cudaError_t LaunchFusedTopK(const FusedTopKParams& params, cudaStream_t stream) 
   const int64_t rows_at_once = RowsAtOnce(params, num_tiles);
   for (int64_t row = 0; row < num_rows; row += rows_at_once) {
     const int64_t rows = std::min(rows_at_once, num_rows - row);
-    if (const cudaError_t error = LaunchPart(params, row, rows, stream); error != cudaSuccess) {
+    if (const cudaError_t error = LaunchPart(params, arch, row, rows, stream);
+        error != cudaSuccess) {
       return error;
     }
   }

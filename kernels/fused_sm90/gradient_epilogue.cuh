@@ -5,7 +5,8 @@
 // Idea      Given the row's sum, a probability takes one 2^x of the logit, and the gradient takes
 //           two more fused multiply-adds. The row's constants are computed beforehand
 //           (kernels/common/row_gradient.h).
-// Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
+// Work      A warp holds 16 rows, or 16 rows of every 64 of its warpgroup; a lane processes two of
+//           them, eight apart.
 // Traffic   Reads 32 bytes of constants per row and writes 2 bytes per column in whole sectors.
 // Numerics  fp32, rounded once to the element type. A logit of -inf has the gradient 0; NaN stays
 //           NaN.
@@ -14,9 +15,11 @@
 
 #include <cstdint>
 
+#include "kernels/common/host_device.h"
 #include "kernels/common/row_gradient.h"
 #include "kernels/common/tile_sums.cuh"
-#include "kernels/fused_sm90/tile_epilogue.cuh"
+#include "kernels/fused_sm90/fused_gradient.h"
+#include "kernels/fused_sm90/lane_logits.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -35,6 +38,26 @@ struct GradientEpilogueParams {
   Element* gradients;
   int64_t stride;
 };
+
+/// Returns checked parameters as the device reads them.
+template <class Element>
+GradientEpilogueParams<Element> GradientEpilogueParamsOf(const FusedGradientParams& params) {
+  const FusedPartialsParams& head = params.head;
+  const int64_t first_column = head.tile_begin * kTileColumns;
+  const auto from_first_column = [&](const float* columns) {
+    return columns == nullptr ? nullptr : columns + first_column;
+  };
+  return {static_cast<int32_t>(head.num_rows),
+          static_cast<int32_t>(head.vocab_size - first_column),
+          static_cast<int32_t>(head.tile_end - head.tile_begin),
+          static_cast<int32_t>(first_column),
+          head.transform,
+          from_first_column(head.bias),
+          from_first_column(params.mean_logit_weights),
+          params.rows,
+          static_cast<Element*>(params.gradients),
+          params.gradient_stride};
+}
 
 /// Computes the gradients of one row's dot products.
 template <class Element, bool kTransforms>
@@ -89,14 +112,11 @@ class LogitGradient {
 };
 
 template <class Element, bool kTransforms>
-class GradientEpilogue
-    : public TileEpilogue<GradientEpilogue<Element, kTransforms>, GradientEpilogueParams<Element>> {
-  using Base =
-      TileEpilogue<GradientEpilogue<Element, kTransforms>, GradientEpilogueParams<Element>>;
-  using Base::params_;
-
+class GradientEpilogue {
  public:
-  using Base::Base;
+  using Params = GradientEpilogueParams<Element>;
+
+  LOGPROBD_HOST_DEVICE explicit GradientEpilogue(const Params& params) : params_(params) {}
 
   /// Processes a lane's logits of one row; `tile` counts from the launch's first tile.
   template <class Logits>
@@ -132,6 +152,9 @@ class GradientEpilogue
       store.Write(i, make_float4(logits.z(i), logits.z(i + 1), logits.z(i + 2), logits.z(i + 3)));
     }
   }
+
+ protected:
+  const Params& params_;
 };
 
 }  // namespace logprobd::kernels::internal

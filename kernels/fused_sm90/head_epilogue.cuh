@@ -4,7 +4,8 @@
 //
 // Idea      A quad of lanes holds the 192 accumulators of a row of a tile, 48 per lane. The
 //           maximum, and then the sums, need two butterfly steps each and no shared memory.
-// Work      A thread processes two rows, eight apart, of every 64 rows of its warpgroup.
+// Work      A warp holds 16 rows, or 16 rows of every 64 of its warpgroup; a lane processes two of
+//           them, eight apart.
 // Traffic   Writes 16 bytes per row and tile, and 384 bytes more when exponentials are cached. A
 //           warp writes eight rows at once.
 // Numerics  See kernels/common/tile_sums.cuh. A logit of -inf (or a masked column) multiplies 0
@@ -15,10 +16,11 @@
 
 #include <cstdint>
 
+#include "kernels/common/host_device.h"
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/fused_sm90/tile_epilogue.cuh"
+#include "kernels/fused_sm90/lane_logits.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -75,14 +77,49 @@ __device__ __forceinline__ ExponentialScale ExponentialScaleOf(const TileOrigin&
   return scale;
 }
 
-template <bool kTransforms, bool kCachesExponentials>
-class HeadEpilogue
-    : public TileEpilogue<HeadEpilogue<kTransforms, kCachesExponentials>, HeadEpilogueParams> {
-  using Base = TileEpilogue<HeadEpilogue<kTransforms, kCachesExponentials>, HeadEpilogueParams>;
-  using Base::params_;
+/// Returns `exponentials` with pointers that are offset for indices that count tiles of the whole
+/// vocabulary.
+inline CachedExponentials CacheIndexedByVocabularyTile(CachedExponentials exponentials,
+                                                       int64_t tile_begin) {
+  exponentials.values =
+      IndexedByVocabularyTile(exponentials.values, tile_begin, int64_t{kTileColumns});
+  exponentials.exponents = IndexedByVocabularyTile(exponentials.exponents, tile_begin, int64_t{1});
+  if (exponentials.exponent_stride == 0) exponentials.exponent_stride = exponentials.row_tiles;
+  return exponentials;
+}
 
+/// Returns checked parameters as the device reads them.
+inline HeadEpilogueParams HeadEpilogueParamsOf(const FusedPartialsParams& params) {
+  const auto num_tiles = static_cast<int32_t>(params.tile_end - params.tile_begin);
+  const int64_t tile_stride = params.layout.tile_stride;
+  return {static_cast<int32_t>(params.num_rows),
+          static_cast<int32_t>(params.vocab_size),
+          static_cast<int32_t>(params.tile_begin),
+          num_tiles,
+          params.transform,
+          params.bias,
+          params.log2_scales,
+          params.entropy_log2_scales,
+          params.targets,
+          params.layout,
+          IndexedByVocabularyTile(params.sums, params.tile_begin, tile_stride),
+          IndexedByVocabularyTile(params.entropy_sums, params.tile_begin, tile_stride),
+          params.target_logits,
+          params.max_keys,
+          params.min_keys,
+          params.rank_counts,
+          IndexedByVocabularyTile(params.tile_max, params.tile_begin, 1),
+          num_tiles,
+          params.wants_sum_squares,
+          CacheIndexedByVocabularyTile(params.exponentials, params.tile_begin)};
+}
+
+template <bool kTransforms, bool kCachesExponentials>
+class HeadEpilogue {
  public:
-  using Base::Base;
+  using Params = HeadEpilogueParams;
+
+  LOGPROBD_HOST_DEVICE explicit HeadEpilogue(const Params& params) : params_(params) {}
 
   /// Processes a lane's logits of one row; `tile_of_launch` counts from the launch's first tile.
   template <class Logits>
@@ -270,6 +307,9 @@ class HeadEpilogue
       atomicMax(params_.min_keys + row, key);
     }
   }
+
+ protected:
+  const Params& params_;
 };
 
 }  // namespace logprobd::kernels::internal

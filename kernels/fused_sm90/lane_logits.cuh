@@ -1,30 +1,25 @@
 #pragma once
 
-// How the lanes of a warpgroup share the accumulators of a block tile, and how a lane reads, sums
-// and writes its share of a row.
+// A lane's share of a row of a tile, and how it is read, summed and written. The accumulators of
+// wgmma and of mma.sync have the same layout, so the kernels of every architecture use this code.
 
 #include <cstdint>
 
-#include "cute/tensor.hpp"
-#include "cutlass/cutlass.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/tile_sums.cuh"
 
 namespace logprobd::kernels::internal {
 
 /// A lane's share of a row: columns 8 j + 2 lane + {0, 1} of a tile, j = 0..23. This is a view of
-/// the accumulators because there are not enough registers for a copy. Its indices are constants
-/// once loops are unrolled.
-template <class Dots>
+/// the accumulators because there are not enough registers for a copy: dot(i) returns a reference
+/// to the accumulator of column 8 (i / 2) + 2 lane + i % 2. Its indices are constants once loops
+/// are unrolled.
+template <class Dot>
 struct LaneLogits {
   static constexpr int kCount = kTileColumns / 4;
-  Dots& dots;
-  int m;
-  int half;
+  Dot dot;
 
-  __device__ __forceinline__ float& z(int i) const {
-    return dots(cute::make_coord(i % 2, half, i / 2), m, 0);
-  }
+  __device__ __forceinline__ float& z(int i) const { return dot(i); }
 
   /// Returns the column of z(i) relative to the lane's first column.
   static constexpr __device__ int Column(int i) { return i / 2 * kTileChains + i % 2; }
@@ -66,36 +61,6 @@ struct LaneLogits {
     return sums;
   }
 };
-
-/// Calls visit(logits, row, lane_column) for each row of the block tile of which the thread owns a
-/// share. All lanes of a warp call it together. A row at or beyond num_rows is visited only if the
-/// warp also holds a row below num_rows.
-template <class BlockShape, class Coordinate, class Engine, class Layout, class Mma, class Visit>
-__device__ __forceinline__ void ForEachRow(BlockShape, const Coordinate& coordinate,
-                                           cute::Tensor<Engine, Layout>& dots, const Mma& mma,
-                                           int thread, int32_t num_rows, const Visit& visit) {
-  using namespace cute;
-  constexpr int kRows = size<0>(BlockShape{});
-  static_assert(size<1>(BlockShape{}) == kTileColumns);
-  static_assert(rank<0>(Layout{}) == 3 && size<0, 0>(Layout{}) == 2 && size<0, 1>(Layout{}) == 2 &&
-                size<0, 2>(Layout{}) == kTileColumns / kTileChains && size<2>(Layout{}) == 1);
-  const int32_t block_row = get<0>(coordinate) * kRows;
-  if (block_row >= num_rows) return;  // outside the problem
-  const Tensor coordinates =
-      mma.get_thread_slice(thread).partition_C(make_identity_tensor(Shape<Int<kRows>, Int<192>>{}));
-  const int32_t lane_column = get<1>(coordinates(0));
-#pragma unroll
-  for (int m = 0; m < size<1>(Layout{}); ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t row = block_row + get<0>(coordinates(make_coord(0, half, 0), m, 0));
-      const int32_t warp_row = __shfl_sync(0xFFFFFFFFU, row, 0);
-      if (warp_row >= num_rows) continue;  // true for the whole warp
-      const LaneLogits<Tensor<Engine, Layout>> logits{dots, m, half};
-      visit(logits, row, lane_column);
-    }
-  }
-}
 
 /// Writes a lane's share of a row of a tile as 16-bit elements to `tile_row`, 8-byte aligned. A
 /// lane owns two columns of every eight. Neighbouring lanes exchange pairs, so that each holds four

@@ -18,6 +18,7 @@
 #include "cutlass/bfloat16.h"
 #include "cutlass/half.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/tensor_core.cuh"
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused_sm90/tile_logits.h"
 
@@ -69,11 +70,6 @@ struct TileProduct {
       cute::Layout<cute::Shape<cute::Int<kRows / 64>, cute::_1, cute::_1>>{}));
 };
 
-/// Copies the first `bytes` of a 16-byte chunk and fills the rest with zeros.
-__device__ __forceinline__ void CopyChunk(uint32_t to, const std::byte* from, int32_t bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-
 template <int kRows, class Element>
 __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams params) {
   using namespace cute;
@@ -123,16 +119,16 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       for (int i = 0; i < kHiddenCopies; ++i) {
         if (hidden_from[i] == nullptr) continue;  // sums of rows that do not exist are not used
         const int64_t offset = bytes > 0 ? int64_t{step} * kRowBytes : -chunk * kChunkBytes;
-        CopyChunk(hidden_to + stage * Product::kHiddenBytes + i * kRowStride * kRowBytes,
-                  hidden_from[i] + offset, bytes);
+        CopyPartOfChunk(hidden_to + stage * Product::kHiddenBytes + i * kRowStride * kRowBytes,
+                        hidden_from[i] + offset, bytes);
       }
 #pragma unroll
       for (int i = 0; i < kWeightCopies; ++i) {
         const bool exists = bytes > 0 && first_column + i * kRowStride < params.weight_columns;
         const std::byte* const from =
             weight_from + i * kRowStride * params.weight_pitch + int64_t{weight_step} * kRowBytes;
-        CopyChunk(weight_to + stage * Product::kWeightBytes + i * kRowStride * kRowBytes,
-                  exists ? from : params.weight, exists ? bytes : 0);
+        CopyPartOfChunk(weight_to + stage * Product::kWeightBytes + i * kRowStride * kRowBytes,
+                        exists ? from : params.weight, exists ? bytes : 0);
       }
       if (++weight_step == weight_steps) weight_step = 0;
     }

@@ -33,8 +33,8 @@ struct TileLogitsParams {
   float* logits = nullptr;  ///< [pairs, 192]; columns beyond the vocabulary are unspecified.
 };
 
-/// Enqueues the logits of listed (row, tile) pairs. They are bit-identical to the logits of the
-/// fused kernel.
+/// Enqueues the logits of listed (row, tile) pairs on a Hopper GPU. They are bit-identical to the
+/// logits of the fused kernel. Returns cudaErrorNotSupported in a build without CUTLASS.
 [[nodiscard]] cudaError_t LaunchTileLogits(const TileLogitsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels::internal

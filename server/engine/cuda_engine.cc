@@ -193,14 +193,10 @@ absl::StatusOr<ExchangeChoice> ChooseExchange(const EngineOptions& options,
 /// Returns the reason why the fused kernel cannot be used, as a clause; empty if it can be used.
 std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options, int32_t gpu) {
   if (options.kernel == GpuKernel::kChunked) return "the chunked path was requested";
-  if (!kernels::HasFusedKernel())
-    return "this build has no fused kernel (it needs CUTLASS and architecture 90)";
   if (head.dtype == Dtype::kF32) return "the fused kernel does not support fp32 heads";
-  int major = 0;
-  int minor = 0;
-  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu);
-  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu);
-  return major == 9 && minor == 0 ? "" : "the fused kernel needs compute capability 9.0";
+  return kernels::FusedArchOf(gpu) != kernels::FusedArch::kNone
+             ? ""
+             : "the fused kernel needs compute capability 8.0";
 }
 
 /// Returns the buffer sizes of the shard of `tiles` on GPU `gpu`, which must exist.

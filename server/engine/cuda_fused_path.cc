@@ -10,9 +10,10 @@
 namespace logprobd {
 namespace {
 
-/// Implements the fused path. The arena holds the top-k keys, the partials, the partials at the
-/// entropy's temperature, and the largest logit of each tile, in this order. After the combine, the
-/// search for the top-k overwrites everything after the keys.
+/// Implements the fused path on the GPU that is current when it is created. The arena holds the
+/// top-k keys, the partials, the partials at the entropy's temperature, and the largest logit of
+/// each tile, in this order. After the combine, the search for the top-k overwrites everything
+/// after the keys.
 class FusedPath final : public ScorePath {
  public:
   explicit FusedPath(const CudaWorkspace& workspace)
@@ -26,9 +27,9 @@ class FusedPath final : public ScorePath {
   int64_t RowStep(int64_t num_rows) const override {
     const int64_t block_rows =
         BlockRows(plan_.head_dtype, /*has_entropy_scales=*/false, /*top_k=*/0);
-    return kernels::FusedRowStep({.num_rows = std::min(num_rows, block_rows),
-                                  .num_tiles = plan_.num_tiles,
-                                  .depth = plan_.padded_hidden});
+    return kernels::RowStepFor(arch_, {.num_rows = std::min(num_rows, block_rows),
+                                       .num_tiles = plan_.num_tiles,
+                                       .depth = plan_.padded_hidden});
   }
 
   kernels::TileSums* Sums(const CudaBlock& block) const override {
@@ -117,6 +118,7 @@ class FusedPath final : public ScorePath {
 
   const CudaWorkspace& workspace_;
   const WorkspacePlan& plan_;
+  const kernels::FusedArch arch_ = kernels::FusedArchOfCurrentDevice();
 };
 
 }  // namespace

@@ -5,13 +5,6 @@
 #include "server/base/errors.h"
 
 namespace logprobd {
-namespace {
-
-/// Major compute capability of the GPUs on which the truncation of the tensor cores was measured.
-constexpr int kMeasuredTruncation = 9;
-
-}  // namespace
-
 CudaWorkspace::CudaWorkspace(const WorkspacePlan& workspace_plan,
                              std::shared_ptr<const CudaHead> shared_head)
     : plan(workspace_plan), head(std::move(shared_head)) {}
@@ -24,7 +17,7 @@ absl::StatusOr<std::unique_ptr<CudaWorkspace>> CudaWorkspace::Create(
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  workspace->truncates = major == kMeasuredTruncation;
+  workspace->truncates = major == kernels::kTruncationMajor;
   LOGPROBD_ASSIGN_OR_RETURN(workspace->arena,
                             AllocateDevice(plan.arena_bytes, "partials and logits"));
   LOGPROBD_ASSIGN_OR_RETURN(workspace->row_state,

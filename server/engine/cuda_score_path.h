@@ -101,8 +101,9 @@ struct CudaWorkspace {
   double DotCorrection(kernels::Dtype hidden_dtype) const;
 };
 
-/// A path from hidden rows to tile partials. The results of both paths are bit-identical. An object
-/// may be used on one stream at a time.
+/// A path from hidden rows to tile partials. On Hopper the results of both paths are bit-identical;
+/// on other GPUs the order in which cuBLASLt adds products is not known. An object may be used on
+/// one stream at a time.
 class ScorePath {
  public:
   virtual ~ScorePath() = default;
@@ -135,7 +136,8 @@ class ScorePath {
   virtual absl::Status EnqueueTopK(const CudaBlock& block, cudaStream_t stream) = 0;
 };
 
-/// Creates the path through kernels/fused_sm90, which keeps logits in registers.
+/// Creates the path through kernels/fused_sm90 or kernels/fused_sm80, which keep logits in
+/// registers, on the current device.
 std::unique_ptr<ScorePath> CreateFusedPath(const CudaWorkspace& workspace);
 
 /// The path through cuBLASLt and kernels/chunked, which writes chunks of logits to memory.

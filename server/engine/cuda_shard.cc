@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dtype.h"
 #include "kernels/fused_sm90/fused_choice.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_resources.h"
@@ -28,7 +29,8 @@ constexpr int64_t kWarmUpCandidates = 16'384;
 
 /// Returns numbers of rows that together use every block tile of the fused kernel that batches of
 /// this dtype use, the largest number of rows of a block last.
-std::vector<int64_t> RowsOfEveryTile(const WorkspacePlan& plan, kernels::Dtype dtype) {
+std::vector<int64_t> RowsOfEveryTile(kernels::FusedArch arch, const WorkspacePlan& plan,
+                                     kernels::Dtype dtype) {
   const int64_t rows_max = plan.FusedRows(dtype, 1, 0);
   const int64_t depth =
       plan.padded_hidden *
@@ -38,7 +40,7 @@ std::vector<int64_t> RowsOfEveryTile(const WorkspacePlan& plan, kernels::Dtype d
   for (int64_t rows = 1; rows <= rows_max; ++rows) {
     const kernels::FusedShape shape = {
         .num_rows = rows, .num_tiles = plan.num_tiles, .depth = depth};
-    if (tiles.insert(kernels::ChooseFused(shape).tile).second) row_counts.push_back(rows);
+    if (tiles.insert(kernels::ChooseFor(arch, shape).tile).second) row_counts.push_back(rows);
   }
   if (row_counts.back() != rows_max) row_counts.push_back(rows_max);
   return row_counts;
@@ -157,7 +159,8 @@ absl::Status CudaShard::WarmUp(const HeadInfo& head) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     // The chunked path runs the same kernels for any number of rows.
     const bool is_fused = scorer_->IsFused(KernelDtype(dtype));
-    for (const int64_t num_rows : RowsOfEveryTile(options_.plan, KernelDtype(dtype))) {
+    const kernels::FusedArch arch = kernels::FusedArchOf(options_.gpu);
+    for (const int64_t num_rows : RowsOfEveryTile(arch, options_.plan, KernelDtype(dtype))) {
       LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, 0));
       if (dtype == head.dtype && options_.plan.top_k_max > 0) {
         LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, options_.plan.top_k_max));

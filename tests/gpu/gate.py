@@ -43,6 +43,7 @@ GPU_TESTS = (
     "divergence_gpu_test",
     "fault_gpu_test",
     "fused_kernel_gpu_test",
+    "fused_sm80_gpu_test",
     "invariance_gpu_test",
     "local_memory_gpu_test",
     "row_ops_gpu_test",
@@ -59,6 +60,7 @@ SANITIZED = {
     "combine_gpu_test": "-PeerExchangeTest.*:PeerScoresTest.*",
     "chunk_kernels_gpu_test": "*",
     "fused_kernel_gpu_test": "FusedScoresTest.*:ListedLogitsTest.*",
+    "fused_sm80_gpu_test": "FusedScoresTest.*:ListedLogitsTest.*",
 }
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # A test may be skipped for want of a second GPU, or of a package that the operator is compared with.

@@ -9,7 +9,7 @@
 
 namespace logprobd::torch_ops {
 
-/// Computes scores and gradients with the fused kernels for Hopper GPUs. It supports the inputs
+/// Computes scores and gradients with the fused kernels. It supports the inputs
 /// that DeviceOps::FusedPath accepts; the tensor path computes the gradients that the kernels do
 /// not support. Defined only in builds with CUDA.
 class FusedPath : public ScoringPath {

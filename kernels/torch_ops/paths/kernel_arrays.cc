@@ -12,6 +12,7 @@
 
 #include "kernels/chunked/convert_elements.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/logit_transform.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_partials.h"
 #include "kernels/torch_ops/paths/logits.h"
@@ -154,13 +155,25 @@ std::vector<at::Tensor> FusedRows::Terms() const {
   return terms;
 }
 
+namespace {
+
+/// Returns the factor that corrects dot products for the truncation of the tensor cores.
+double DotCorrection(const Problem& problem) {
+  const auto* const properties =
+      at::cuda::getDeviceProperties(problem.inputs.weight.device().index());
+  return properties->major == kernels::kTruncationMajor
+             ? kernels::TruncationCorrection(problem.hidden_size())
+             : 1.0;
+}
+
+}  // namespace
+
 FusedHead::FusedHead(const Problem& problem)
     : scale_(problem.options.scale),
       columns_(problem.shard.columns),
       corrected_(kernels::Corrected({.scale = static_cast<float>(scale_),
                                      .softcap = static_cast<float>(problem.options.softcap)},
-                                    problem.inputs.bias.has_value(),
-                                    kernels::TruncationCorrection(problem.hidden_size()))),
+                                    problem.inputs.bias.has_value(), DotCorrection(problem))),
       weight_(SliceRows(problem.inputs.weight, 0, columns_)) {
   if (problem.inputs.bias.has_value()) bias_ = PaddedToTiles(*problem.inputs.bias, columns_);
 }

@@ -8,6 +8,7 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
@@ -165,11 +166,10 @@ std::optional<kernels::Dtype> KernelDtype(const at::Tensor& tensor) {
   }
 }
 
-/// Returns whether this build has fused kernels for the device.
+/// Returns whether the device runs fused kernels.
 bool HasFusedKernels(at::Device device) {
-  if (!kernels::HasFusedKernel()) return false;
-  const auto* const properties = at::cuda::getDeviceProperties(device.index());
-  return properties->major == 9 && properties->minor == 0;
+  const int index = device.has_index() ? device.index() : c10::cuda::current_device();
+  return kernels::FusedArchOf(index) != kernels::FusedArch::kNone;
 }
 
 /// Returns why the fused kernels do not support these inputs, and a remedy, or an empty string if

@@ -17,11 +17,6 @@ using kernels::FusedChoice;
 using kernels::FusedRaster;
 using kernels::FusedTile;
 
-constexpr FusedTile kTiles[] = {FusedTile::k64PingPong,  FusedTile::k64Pair,
-                                FusedTile::k128PingPong, FusedTile::k256Cooperative,
-                                FusedTile::kSwapped80,   FusedTile::kSwapped96,
-                                FusedTile::kSwapped112};
-
 std::vector<int64_t> Range(int64_t begin, int64_t end) {
   std::vector<int64_t> rows(static_cast<size_t>(end - begin));
   std::iota(rows.begin(), rows.end(), begin);
@@ -45,7 +40,7 @@ FusedScores Select(const FusedScores& all, const std::vector<int64_t>& rows) {
   return some;
 }
 
-class FusedBitsTest : public HopperTest {};
+class FusedBitsTest : public FusedTest {};
 
 TEST_F(FusedBitsTest, ARowHasTheSameBitsForAnyNumberAndOrderOfRows) {
   FusedCase all = MakeFusedCase({.rows = 8'192, .hidden = 896, .vocab = 2'000});
@@ -71,7 +66,7 @@ TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSameBits) {
         c.bias.assign(1'500, 0.25F);
       }
       const FusedScores truth = RunFused(c);
-      for (const FusedTile tile : kTiles) {
+      for (const FusedTile tile : TilesToTest()) {
         for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
           for (const int32_t swizzle : {1, 8}) {
             ExpectSameBits(RunFused(c, {.choice = FusedChoice{tile, raster, swizzle}}), truth);
@@ -104,7 +99,7 @@ TEST_F(FusedBitsTest, EveryInstanceGivesTheSameBitsOfHardRows) {
     const FusedScores truth = RunFused(c);
     EXPECT_EQ(truth.nonfinite[3], 1);
     EXPECT_EQ(truth.nonfinite[31], 0);
-    for (const FusedTile tile : kTiles) {
+    for (const FusedTile tile : TilesToTest()) {
       ExpectSameBits(RunFused(c, {.choice = FusedChoice{tile, FusedRaster::kAlongRows, 1}}), truth);
     }
   }
@@ -115,7 +110,7 @@ TEST_F(FusedBitsTest, ARowCountInDeviceMemoryDoesNotChangeTheFirstRows) {
   const FusedCase all = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
   const FusedScores truth = RunFused(all);
   FusedRun run(all);
-  for (const FusedTile tile : kTiles) {
+  for (const FusedTile tile : TilesToTest()) {
     for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
       for (const int32_t swizzle : {1, 4, 8}) {
         for (const int64_t count : {1, 64, 65, 300, 513, 1'024, 1'300, 2'300}) {
@@ -132,7 +127,7 @@ TEST_F(FusedBitsTest, RowsBeyondTheRowCountAreNotComputed) {
   constexpr int64_t kRows = 2'048;
   const FusedCase c = MakeFusedCase({.rows = kRows, .hidden = 320, .vocab = 1'500});
   FusedRun run(c);
-  for (const FusedTile tile : kTiles) {
+  for (const FusedTile tile : TilesToTest()) {
     for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
       for (const int64_t count : {0, 512, 1'536}) {
         const DeviceArray<int64_t> count_array(std::vector<int64_t>{count});
@@ -161,7 +156,7 @@ TEST_F(FusedBitsTest, RowsAfterTheLastOneDoNotAffectTheResult) {
     const FusedCase c = MakeFusedCase({.rows = rows, .hidden = 320, .vocab = 1'500});
     const FusedScores truth = RunFused(c);
     FusedRun run(c, 2'048);
-    for (const FusedTile tile : kTiles) {
+    for (const FusedTile tile : TilesToTest()) {
       run.Enqueue({.choice = FusedChoice{tile, FusedRaster::kAlongRows, 1}});
       ExpectSameBits(run.Read(), truth);
     }

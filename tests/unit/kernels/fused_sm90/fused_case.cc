@@ -19,7 +19,11 @@ namespace logprobd::testing {
 namespace {
 
 using kernels::Dtype;
+using kernels::FusedTile;
 using kernels::kTileColumns;
+
+constexpr kernels::FusedChoice kMmaOf128 = {FusedTile::kMma128, kernels::FusedRaster::kAlongRows,
+                                            1};
 
 int64_t Pitch(int64_t hidden_size) { return (hidden_size + 7) / 8 * 8; }
 
@@ -75,13 +79,67 @@ double LogitOf(const FusedCase& c, double dot, int64_t column) {
   return cap > 0 ? cap * std::tanh(z / cap) : z;
 }
 
-void HopperTest::SetUp() {
-  int major = 0;
-  const bool has_hopper =
-      HasGpu() && kernels::HasFusedKernel() &&
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-      major == 9;
-  if (!has_hopper) GTEST_SKIP() << "no GPU of compute capability 9.0, or no fused kernel";
+void FusedTest::SetUp() {
+  const kernels::FusedArch arch =
+      HasGpu() ? kernels::FusedArchOfCurrentDevice() : kernels::FusedArch::kNone;
+  if (arch == kernels::FusedArch::kNone) {
+    GTEST_SKIP() << "no GPU of compute capability 8.0 or later";
+  }
+  if (kTestedArch == kernels::FusedArch::kSm90 && arch != kTestedArch) {
+    GTEST_SKIP() << "no GPU of compute capability 9.0, or a build without its kernels";
+  }
+}
+
+std::vector<FusedTile> TilesToTest() {
+  std::vector<FusedTile> tiles = {FusedTile::kMma64, FusedTile::kMma128};
+  if (kernels::FusedArchOfCurrentDevice() == kernels::FusedArch::kSm90) {
+    tiles.insert(tiles.end(), {FusedTile::k64PingPong, FusedTile::k64Pair, FusedTile::k128PingPong,
+                               FusedTile::k256Cooperative, FusedTile::kSwapped80,
+                               FusedTile::kSwapped96, FusedTile::kSwapped112});
+  }
+  return tiles;
+}
+
+std::vector<FusedTile> CachingTilesToTest() {
+  std::vector<FusedTile> tiles = {FusedTile::kMma128};
+  if (kernels::FusedArchOfCurrentDevice() == kernels::FusedArch::kSm90) {
+    tiles.insert(tiles.end(),
+                 {FusedTile::k128PingPong, FusedTile::kSwapped80, FusedTile::kSwapped96});
+  }
+  return tiles;
+}
+
+std::vector<FusedTile> GradientTilesToTest() {
+  std::vector<FusedTile> tiles = CachingTilesToTest();
+  if (kernels::FusedArchOfCurrentDevice() == kernels::FusedArch::kSm90) {
+    tiles.push_back(FusedTile::k64Pair);
+  }
+  return tiles;
+}
+
+cudaError_t LaunchPartials(const kernels::FusedPartialsParams& params, cudaStream_t stream,
+                           std::optional<kernels::FusedChoice> choice) {
+  if (kTestedArch == kernels::FusedArch::kSm80 && !choice.has_value()) {
+    choice =
+        params.exponentials.values == nullptr ? kernels::ChooseMma(params.num_rows) : kMmaOf128;
+  }
+  return choice.has_value() ? kernels::LaunchFusedPartialsAs(params, *choice, stream)
+                            : kernels::LaunchFusedPartials(params, stream);
+}
+
+cudaError_t LaunchGradient(const kernels::FusedGradientParams& params, cudaStream_t stream,
+                           std::optional<kernels::FusedChoice> choice) {
+  if (kTestedArch == kernels::FusedArch::kSm80 && !choice.has_value()) choice = kMmaOf128;
+  return choice.has_value() ? kernels::LaunchFusedGradientAs(params, *choice, stream)
+                            : kernels::LaunchFusedGradient(params, stream);
+}
+
+cudaError_t LaunchTopK(const kernels::FusedTopKParams& params, cudaStream_t stream) {
+  return kernels::LaunchFusedTopKAs(params, kTestedArch, stream);
+}
+
+cudaError_t LaunchListed(const kernels::ListedLogitsParams& params, cudaStream_t stream) {
+  return kernels::LaunchListedLogitsAs(params, kTestedArch, stream);
 }
 
 FusedCase MakeFusedCase(const FusedCaseSizes& sizes) {
@@ -254,13 +312,13 @@ std::vector<uint64_t> FusedRun::TopK(int32_t top_k, int64_t workspace_bytes,
   const DeviceArray<uint64_t> keys(Poisoned<uint64_t>(inputs_.num_rows * top_k, ~uint64_t{0}));
   const DeviceArray<uint8_t> workspace(Poisoned<uint8_t>(workspace_bytes, 0xA5));
   params.tile_max = tile_max.data();
-  EXPECT_EQ(kernels::LaunchFusedPartials(params, stream_), cudaSuccess);
-  EXPECT_EQ(kernels::LaunchFusedTopK({.partials = params,
-                                      .top_k = top_k,
-                                      .keys = keys.data(),
-                                      .workspace = reinterpret_cast<std::byte*>(workspace.data()),
-                                      .workspace_bytes = workspace_bytes},
-                                     stream_),
+  EXPECT_EQ(LaunchPartials(params, stream_), cudaSuccess);
+  EXPECT_EQ(LaunchTopK({.partials = params,
+                        .top_k = top_k,
+                        .keys = keys.data(),
+                        .workspace = reinterpret_cast<std::byte*>(workspace.data()),
+                        .workspace_bytes = workspace_bytes},
+                       stream_),
             cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   return keys.Read();
@@ -287,9 +345,7 @@ ShardPartials FusedRun::PartialsOf(const ShardTiles& tiles,
   params.target_logits = target_logits.data();
   params.max_keys = max_keys.data();
   params.min_keys = min_keys.data();
-  EXPECT_EQ(choice ? kernels::LaunchFusedPartialsAs(params, *choice, stream_)
-                   : kernels::LaunchFusedPartials(params, stream_),
-            cudaSuccess);
+  EXPECT_EQ(LaunchPartials(params, stream_, choice), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   return {.layout = params.layout,
           .sums = sums.Read(),
@@ -305,13 +361,13 @@ std::vector<float> FusedRun::ListedLogits(const Listed& listed) {
   const DeviceArray<int32_t> rows(listed.rows);
   const DeviceArray<int32_t> ids(listed.ids);
   const DeviceArray<float> logits(Poisoned(count, kPoison));
-  EXPECT_EQ(kernels::LaunchListedLogits({.partials = Partials(listed.tiles),
-                                         .rows = rows.data(),
-                                         .ids = ids.data(),
-                                         .row_begin = listed.row_begin,
-                                         .count = count,
-                                         .logits = logits.data()},
-                                        stream_),
+  EXPECT_EQ(LaunchListed({.partials = Partials(listed.tiles),
+                          .rows = rows.data(),
+                          .ids = ids.data(),
+                          .row_begin = listed.row_begin,
+                          .count = count,
+                          .logits = logits.data()},
+                         stream_),
             cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   return logits.Read();
@@ -320,23 +376,21 @@ std::vector<float> FusedRun::ListedLogits(const Listed& listed) {
 std::vector<int32_t> FusedRun::RankCounts(const ShardTiles& tiles,
                                           std::optional<kernels::FusedChoice> choice) {
   const DeviceArray<int32_t> counts(Poisoned<int32_t>(inputs_.num_rows, 0));
-  EXPECT_EQ(kernels::LaunchListedLogits({.partials = Partials(),
-                                         .ids = memory_->targets.data(),
-                                         .count = inputs_.num_rows,
-                                         .logits = memory_->target_logits.data()},
-                                        stream_),
+  EXPECT_EQ(LaunchListed({.partials = Partials(),
+                          .ids = memory_->targets.data(),
+                          .count = inputs_.num_rows,
+                          .logits = memory_->target_logits.data()},
+                         stream_),
             cudaSuccess);
   kernels::FusedPartialsParams params = Partials(tiles);
   params.rank_counts = counts.data();
-  EXPECT_EQ(choice.has_value() ? kernels::LaunchFusedPartialsAs(params, *choice, stream_)
-                               : kernels::LaunchFusedPartials(params, stream_),
-            cudaSuccess);
+  EXPECT_EQ(LaunchPartials(params, stream_, choice), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   return counts.Read();
 }
 
 std::vector<float> FusedRun::TargetLogits() {
-  EXPECT_EQ(kernels::LaunchFusedPartials(Partials(), stream_), cudaSuccess);
+  EXPECT_EQ(LaunchPartials(Partials(), stream_), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   return memory_->target_logits.Read();
 }
@@ -367,9 +421,7 @@ void FusedRun::Enqueue(const FusedAsk& ask) {
               cudaSuccess);
     params.row_count = m.row_count.data();
   }
-  ASSERT_EQ(ask.choice.has_value() ? kernels::LaunchFusedPartialsAs(params, *ask.choice, stream_)
-                                   : kernels::LaunchFusedPartials(params, stream_),
-            cudaSuccess);
+  ASSERT_EQ(LaunchPartials(params, stream_, ask.choice), cudaSuccess);
   kernels::RowScoresParams scores;
   scores.num_rows = c.num_rows;
   scores.num_tiles = num_tiles;

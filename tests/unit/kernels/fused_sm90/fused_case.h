@@ -12,7 +12,10 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
 #include "kernels/fused_sm90/fused_choice.h"
+#include "kernels/fused_sm90/fused_gradient.h"
 #include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused_sm90/fused_top_k.h"
+#include "kernels/fused_sm90/listed_logits.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 
 namespace logprobd::testing {
@@ -20,12 +23,40 @@ namespace logprobd::testing {
 /// Initial content of outputs.
 inline constexpr float kPoison = -12345.5F;
 
+/// The kernels that the tests launch where they do not choose a tile. The tests of this folder are
+/// built twice, once for each kind of kernel.
+#ifdef LOGPROBD_TEST_SM80
+inline constexpr kernels::FusedArch kTestedArch = kernels::FusedArch::kSm80;
+#else
+inline constexpr kernels::FusedArch kTestedArch = kernels::FusedArch::kSm90;
+#endif
+
 /// Base class of the tests of the fused kernels. It skips them on devices that cannot run the
-/// kernels.
-class HopperTest : public ::testing::Test {
+/// tested kernels.
+class FusedTest : public ::testing::Test {
  protected:
   void SetUp() override;
 };
+
+/// Returns the block tiles of all kernels that the device runs, whatever kernels are tested: on
+/// Hopper those of both kinds, whose bits must be equal.
+std::vector<kernels::FusedTile> TilesToTest();
+/// Returns those of them that can cache exponentials.
+std::vector<kernels::FusedTile> CachingTilesToTest();
+/// Returns those of them for which the gradient kernel has instances.
+std::vector<kernels::FusedTile> GradientTilesToTest();
+
+/// Call the launches of kernels/fused_sm90 for the tested kernels; a choice replaces the fastest
+/// one.
+[[nodiscard]] cudaError_t LaunchPartials(const kernels::FusedPartialsParams& params,
+                                         cudaStream_t stream,
+                                         std::optional<kernels::FusedChoice> choice = {});
+[[nodiscard]] cudaError_t LaunchGradient(const kernels::FusedGradientParams& params,
+                                         cudaStream_t stream,
+                                         std::optional<kernels::FusedChoice> choice = {});
+[[nodiscard]] cudaError_t LaunchTopK(const kernels::FusedTopKParams& params, cudaStream_t stream);
+[[nodiscard]] cudaError_t LaunchListed(const kernels::ListedLogitsParams& params,
+                                       cudaStream_t stream);
 
 /// Rows and a head on the host. Values are exactly representable in their dtype.
 struct FusedCase {

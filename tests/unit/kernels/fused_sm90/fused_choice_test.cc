@@ -163,5 +163,15 @@ TEST(FusedChoiceTest, TheSwizzleAddsHardlyAnyEmptyTiles) {
   }
 }
 
+TEST(FusedChoiceTest, OtherGpusUseTheLargeTileUnlessItLeavesMoreRowsEmpty) {
+  for (const int64_t rows : {1, 64, 129, 192, 320, 448}) {
+    EXPECT_EQ(ChooseMma(rows).tile, FusedTile::kMma64) << rows << " rows";
+  }
+  for (const int64_t rows : {65, 128, 193, 256, 1'000, 1'089, 8'192}) {
+    EXPECT_EQ(ChooseMma(rows).tile, FusedTile::kMma128) << rows << " rows";
+  }
+  EXPECT_EQ(RowStepFor(FusedArch::kSm80, {.num_rows = 8'192, .num_tiles = 5, .depth = 64}), 128);
+}
+
 }  // namespace
 }  // namespace logprobd::kernels

@@ -37,7 +37,7 @@ class LargeMemory {
   void* data_ = nullptr;
 };
 
-class FusedEdgesTest : public HopperTest {};
+class FusedEdgesTest : public FusedTest {};
 
 // V * H and T * V exceed 2^31: with 32-bit offsets, the kernels would read or write elsewhere.
 TEST_F(FusedEdgesTest, TheLastLogitOfTheLargestProblemIsFound) {
@@ -90,7 +90,7 @@ TEST_F(FusedEdgesTest, TheLastLogitOfTheLargestProblemIsFound) {
   scores.entropy = entropy.data();
   scores.argmax_id = argmax_id.data();
 
-  ASSERT_EQ(kernels::LaunchFusedPartials(params, nullptr), cudaSuccess);
+  ASSERT_EQ(LaunchPartials(params, nullptr), cudaSuccess);
   ASSERT_EQ(kernels::LaunchRowScores(scores, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 

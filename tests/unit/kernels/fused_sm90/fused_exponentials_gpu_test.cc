@@ -142,7 +142,7 @@ void ExpectExponentialsOfTheLogits(const FusedCase& c) {
   }
 }
 
-class FusedExponentialsTest : public HopperTest {};
+class FusedExponentialsTest : public FusedTest {};
 
 TEST_F(FusedExponentialsTest, MatchTheLogitsForAnyNumberOfRows) {
   for (const int64_t rows : {1, 64, 127, 128, 129, 300, 1'100}) {
@@ -245,8 +245,8 @@ TEST_F(FusedExponentialsTest, EveryInstanceCachesTheSameBits) {
             const kernels::FusedChoice choice = {tile, kernels::FusedRaster::kAlongRows, 1};
             return Cache(c, run, {}, 1, references, choice);
           };
-          const CachedRun truth = cached(FusedTile::k128PingPong);
-          for (const FusedTile tile : {FusedTile::kSwapped80, FusedTile::kSwapped96}) {
+          const CachedRun truth = cached(FusedTile::kMma128);
+          for (const FusedTile tile : CachingTilesToTest()) {
             SCOPED_TRACE(::testing::Message()
                          << rows << " rows, transforms " << transforms << ", references "
                          << has_references << ", tile " << static_cast<int>(tile));
@@ -430,7 +430,7 @@ TEST_F(FusedExponentialsTest, RefusesWhatItCannotServe) {
   const auto launch_with = [&](const auto& change) {
     kernels::FusedPartialsParams params = good;
     change(params);
-    return kernels::LaunchFusedPartials(params, run.stream());
+    return LaunchPartials(params, run.stream());
   };
   using Params = kernels::FusedPartialsParams;
   EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
@@ -439,9 +439,9 @@ TEST_F(FusedExponentialsTest, RefusesWhatItCannotServe) {
   EXPECT_EQ(launch_with([](Params& p) { p.exponentials.values += 1; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.exponentials.row_tiles = 2; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.wants_sum_squares = true; }), cudaErrorInvalidValue);
-  for (const kernels::FusedTile tile :
-       {kernels::FusedTile::k64PingPong, kernels::FusedTile::k64Pair,
-        kernels::FusedTile::k256Cooperative, kernels::FusedTile::kSwapped112}) {
+  for (const kernels::FusedTile tile : TilesToTest()) {
+    const std::vector<kernels::FusedTile> able = CachingTilesToTest();
+    if (std::find(able.begin(), able.end(), tile) != able.end()) continue;
     EXPECT_EQ(kernels::LaunchFusedPartialsAs(good, {tile, kernels::FusedRaster::kAlongRows, 1},
                                              run.stream()),
               cudaErrorInvalidValue);

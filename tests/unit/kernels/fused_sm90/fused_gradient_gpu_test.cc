@@ -47,10 +47,7 @@ std::vector<uint16_t> RowOf(const std::vector<uint16_t>& gradients, const Gradie
   return {begin, begin + columns};
 }
 
-constexpr FusedTile kTiles[] = {FusedTile::k64Pair, FusedTile::k128PingPong, FusedTile::kSwapped80,
-                                FusedTile::kSwapped96};
-
-class FusedGradientTest : public HopperTest {};
+class FusedGradientTest : public FusedTest {};
 
 TEST_F(FusedGradientTest, MatchesTheTruthForAnyNumberOfRows) {
   for (const int64_t rows : {1, 64, 127, 128, 129, 300}) {
@@ -183,7 +180,7 @@ TEST_F(FusedGradientTest, EveryInstanceAndOrderGivesTheSameBits) {
       }
       const GradientRun run(c);
       const std::vector<uint16_t> truth = run.Run();
-      for (const FusedTile tile : kTiles) {
+      for (const FusedTile tile : GradientTilesToTest()) {
         for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
           for (const int32_t swizzle : {1, 8}) {
             EXPECT_EQ(run.Run({}, {.choice = FusedChoice{tile, raster, swizzle}}), truth);
@@ -211,7 +208,7 @@ TEST_F(FusedGradientTest, ARowCountInDeviceMemoryDoesNotChangeTheFirstRows) {
                             [](uint16_t bits) { return bits == kGradientPoison; }))
         << count << " rows";
   };
-  for (const FusedTile tile : kTiles) {
+  for (const FusedTile tile : GradientTilesToTest()) {
     for (const FusedRaster raster : {FusedRaster::kAlongRows, FusedRaster::kAlongVocab}) {
       for (const int32_t swizzle : {1, 8}) {
         for (const int64_t count : {0, 1, 128, 300, 600, 1'100, 1'200}) {
@@ -302,11 +299,11 @@ TEST_F(FusedGradientTest, RefusesBrokenBounds) {
   const auto launch_with = [&](const auto& change) {
     kernels::FusedGradientParams params = good;
     change(params);
-    return kernels::LaunchFusedGradient(params, run.stream());
+    return LaunchGradient(params, run.stream());
   };
   using Params = kernels::FusedGradientParams;
   EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);
-  EXPECT_EQ(kernels::LaunchFusedGradient({}, run.stream()), cudaSuccess);  // no rows
+  EXPECT_EQ(LaunchGradient({}, run.stream()), cudaSuccess);  // no rows
   EXPECT_EQ(launch_with([](Params& p) { p.head.num_rows = -1; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.head.readable_rows = 1; }), cudaErrorInvalidValue);
   EXPECT_EQ(launch_with([](Params& p) { p.head.dtype = Dtype::kF32; }), cudaErrorInvalidValue);

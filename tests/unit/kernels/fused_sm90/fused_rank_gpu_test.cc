@@ -12,7 +12,7 @@ namespace {
 using kernels::FusedRaster;
 using kernels::FusedTile;
 
-class FusedRankTest : public HopperTest {};
+class FusedRankTest : public FusedTest {};
 
 /// Makes a case whose targets include the best id of every third row. The cap makes many logits
 /// equal to each other.
@@ -63,9 +63,7 @@ TEST_F(FusedRankTest, EveryInstanceCountsTheLogitsAboveTheTarget) {
         const FusedCase c = MakeRankCase(rows, transforms, dtype);
         FusedRun run(c);
         const std::vector<int32_t> expected = CountsOf(c, run, {});
-        for (const FusedTile tile :
-             {FusedTile::k64PingPong, FusedTile::k64Pair, FusedTile::k128PingPong,
-              FusedTile::k256Cooperative, FusedTile::kSwapped80, FusedTile::kSwapped112}) {
+        for (const FusedTile tile : TilesToTest()) {
           EXPECT_EQ(run.RankCounts({}, kernels::FusedChoice{tile, FusedRaster::kAlongVocab, 1}),
                     expected)
               << rows << " rows, transforms " << transforms;
@@ -107,7 +105,7 @@ TEST_F(FusedRankTest, CachingExponentialsDoesNotChangeTheCounts) {
     params.exponentials = {
         .values = values.data(), .exponents = exponents.data(), .row_tiles = num_tiles};
 
-    ASSERT_EQ(kernels::LaunchFusedPartials(params, run.stream()), cudaSuccess);
+    ASSERT_EQ(LaunchPartials(params, run.stream()), cudaSuccess);
 
     ASSERT_EQ(cudaStreamSynchronize(run.stream()), cudaSuccess);
     EXPECT_EQ(counts.Read(), expected);

@@ -12,7 +12,7 @@ namespace {
 
 using kernels::Dtype;
 
-class FusedScoresTest : public HopperTest {};
+class FusedScoresTest : public FusedTest {};
 
 TEST_F(FusedScoresTest, MatchTheTruthAtVocabularyEdges) {
   for (const int64_t vocab : {1, 2, 7, 64, 128, 191, 192, 193, 256, 320, 383, 384, 385, 769}) {
@@ -179,7 +179,7 @@ TEST_F(FusedScoresTest, NanAndInfinityAffectOnlyTheirRow) {
 TEST_F(FusedScoresTest, RefuseBrokenBounds) {
   kernels::FusedPartialsParams params;
   params.num_rows = 1;
-  EXPECT_EQ(kernels::LaunchFusedPartials(params, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(LaunchPartials(params, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ void ExpectSameSums(const kernels::TileSums& a, const kernels::TileSums& b) {
   ASSERT_EQ(a.sum_squares, b.sum_squares);
 }
 
-class FusedShardsTest : public HopperTest {};
+class FusedShardsTest : public FusedTest {};
 
 TEST_F(FusedShardsTest, AShardHasThePartialsOfTheWholeHead) {
   for (const int64_t rows : {1, 70, 300, 600}) {

@@ -52,7 +52,7 @@ void ExpectBest(const FusedCase& c, int32_t top_k, int64_t workspace_rows = 1 <<
   }
 }
 
-class FusedTopKTest : public HopperTest {};
+class FusedTopKTest : public FusedTest {};
 
 TEST_F(FusedTopKTest, FindsTheBestForAnyNumberOfRowsAndAnyK) {
   for (const int64_t rows : {1, 7, 64, 65, 129, 600, 1'300}) {
@@ -171,7 +171,7 @@ TEST_F(FusedTopKTest, RefusesBrokenBounds) {
   const auto launch_with = [&](const auto& change) {
     kernels::FusedTopKParams params = good;
     change(params);
-    return kernels::LaunchFusedTopK(params, run.stream());
+    return LaunchTopK(params, run.stream());
   };
   using Params = kernels::FusedTopKParams;
   EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);

@@ -129,9 +129,7 @@ std::vector<uint16_t> GradientRun::Run(const TileCuts& cuts, const FusedAsk& ask
     params.gradients = memory.data() + kGuard + borders[i] * kTileColumns;
     params.gradient_stride = stride;
     if (ask.row_count.has_value()) params.head.row_count = row_count.data();
-    EXPECT_EQ(ask.choice.has_value() ? kernels::LaunchFusedGradientAs(params, *ask.choice, stream())
-                                     : kernels::LaunchFusedGradient(params, stream()),
-              cudaSuccess);
+    EXPECT_EQ(LaunchGradient(params, stream(), ask.choice), cudaSuccess);
   }
   EXPECT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
   const std::vector<uint16_t> all = memory.Read();

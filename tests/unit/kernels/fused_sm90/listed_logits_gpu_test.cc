@@ -8,7 +8,7 @@
 namespace logprobd::testing {
 namespace {
 
-class ListedLogitsTest : public HopperTest {};
+class ListedLogitsTest : public FusedTest {};
 
 /// Lists each row with its own target.
 FusedRun::Listed Targets(const FusedCase& c) {
@@ -88,7 +88,7 @@ TEST_F(ListedLogitsTest, RefusesBrokenBounds) {
   const auto launch_with = [&](const auto& change) {
     kernels::ListedLogitsParams params = good;
     change(params);
-    return kernels::LaunchListedLogits(params, run.stream());
+    return LaunchListed(params, run.stream());
   };
   using Params = kernels::ListedLogitsParams;
   EXPECT_EQ(launch_with([](Params&) {}), cudaSuccess);

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused_sm90/fused_choice.h"
+#include "kernels/fused_sm90/fused_partials.h"
 #include "server/base/errors.h"
 #include "server/engine/cuda_engine.h"
 #include "server/engine/cuda_equal_sums.h"
@@ -176,7 +177,7 @@ TEST(CudaEngineTest, BothPathsGiveTheSameBits) {
     auto chunked = CreateWith(GpuKernel::kChunked, *head, 1'200);
     ASSERT_TRUE(any.ok() && chunked.ok()) << any.status() << chunked.status();
     // Makes sure that the test does not compare the chunked path with itself.
-    if (IsHopper() && options.dtype != Dtype::kF32) {
+    if (options.dtype != Dtype::kF32) {
       EXPECT_EQ((*any)->info().engine, "cuda/fused");
     }
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
@@ -222,7 +223,6 @@ TEST(CudaEngineTest, EightThousandRowsHaveTheSameBitsOnBothPaths) {
 
 TEST(CudaEngineTest, RowStepIsTheClusterHeightOfTheFusedKernelAndOneOnTheChunkedPath) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
-  if (!IsHopper()) GTEST_SKIP() << "the fused kernel is for compute capability 9.0";
   constexpr int64_t kBatchRowsMax = 8'192;
   // All tiles of the first vocabulary fit on the GPU at once, so small tiles are fastest. The
   // second vocabulary is larger.
@@ -237,9 +237,10 @@ TEST(CudaEngineTest, RowStepIsTheClusterHeightOfTheFusedKernelAndOneOnTheChunked
         SCOPED_TRACE(::testing::Message() << "vocabulary " << vocab_size << ", hidden "
                                           << hidden_size << ", " << num_rows << " rows");
         EXPECT_EQ((*fused)->row_step(num_rows),
-                  kernels::FusedRowStep({.num_rows = num_rows,
-                                         .num_tiles = kernels::NumTiles(vocab_size),
-                                         .depth = hidden_size}));
+                  kernels::RowStepFor(kernels::FusedArchOf(0),
+                                      {.num_rows = num_rows,
+                                       .num_tiles = kernels::NumTiles(vocab_size),
+                                       .depth = hidden_size}));
         EXPECT_EQ((*chunked)->row_step(num_rows), 1);
       }
     }
