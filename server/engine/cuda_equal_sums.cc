@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "kernels/chunked/logit_chunk.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/tile.h"
@@ -54,14 +55,18 @@ struct NamedTile {
   kernels::FusedTile tile;
   const char* way;
 };
-/// The block tiles other than the reference.
-constexpr NamedTile kFusedTiles[] = {
+/// The block tiles of the kernels of a GPU; the first one is the reference.
+constexpr NamedTile kHopperTiles[] = {
+    {kernels::FusedTile::k64PingPong, "the fused kernel with 64 rows"},
     {kernels::FusedTile::k64Pair, "the fused kernel with pairs of 64 rows"},
     {kernels::FusedTile::k128PingPong, "the fused kernel with pairs of 128 rows"},
     {kernels::FusedTile::k256Cooperative, "the fused kernel with pairs of 256 rows"},
     {kernels::FusedTile::kSwapped80, "the fused kernel with swapped tiles of 80 rows"},
     {kernels::FusedTile::kSwapped96, "the fused kernel with swapped tiles of 96 rows"},
     {kernels::FusedTile::kSwapped112, "the fused kernel with swapped tiles of 112 rows"}};
+constexpr NamedTile kOtherTiles[] = {
+    {kernels::FusedTile::kMma64, "the fused kernel with 64 rows"},
+    {kernels::FusedTile::kMma128, "the fused kernel with 128 rows"}};
 
 constexpr const char* kBatchConsequence =
     "the last bits of a row's scores may depend on the other rows of its batch";
@@ -166,7 +171,7 @@ class SyntheticProduct {
 
   /// Adds the results of the fused kernel's block tiles and of the kernels that compute single
   /// logits and tiles.
-  absl::Status AddFused(std::vector<SumResults>& results);
+  absl::Status AddFused(absl::Span<const NamedTile> tiles, std::vector<SumResults>& results);
 
   /// Adds the results of cuBLASLt in several shapes. The first ones must equal results[reference],
   /// which may be themselves.
@@ -255,7 +260,8 @@ absl::StatusOr<DeviceBuffer> AllocateOutputs() {
 
 Outputs* OnDevice(const DeviceBuffer& outputs) { return reinterpret_cast<Outputs*>(outputs.get()); }
 
-absl::Status SyntheticProduct::AddFused(std::vector<SumResults>& results) {
+absl::Status SyntheticProduct::AddFused(absl::Span<const NamedTile> tiles,
+                                        std::vector<SumResults>& results) {
   const size_t fused = results.size();
   const auto params_of = [&](Outputs* out) {
     kernels::FusedPartialsParams params;
@@ -284,10 +290,10 @@ absl::Status SyntheticProduct::AddFused(std::vector<SumResults>& results) {
     return AddAll(std::move(names), outputs, results);
   };
   LOGPROBD_ASSIGN_OR_RETURN(const DeviceBuffer reference, AllocateOutputs());
-  LOGPROBD_RETURN_IF_ERROR(add_tile(
-      kernels::FusedTile::k64PingPong,
-      {.way = "the fused kernel with 64 rows", .consequence = "", .reference = fused}, reference));
-  for (const NamedTile& named : kFusedTiles) {
+  LOGPROBD_RETURN_IF_ERROR(
+      add_tile(tiles.front().tile,
+               {.way = tiles.front().way, .consequence = "", .reference = fused}, reference));
+  for (const NamedTile& named : tiles.subspan(1)) {
     LOGPROBD_ASSIGN_OR_RETURN(const DeviceBuffer outputs, AllocateOutputs());
     LOGPROBD_RETURN_IF_ERROR(add_tile(
         named.tile, {.way = named.way, .consequence = kBatchConsequence, .reference = fused},
@@ -399,18 +405,10 @@ absl::Status SyntheticProduct::AddChunked(size_t reference, std::vector<SumResul
   return absl::OkStatus();
 }
 
-/// Returns true if the fused kernel runs on the current device with heads of this dtype.
-absl::StatusOr<bool> RunsFused(Dtype head_dtype) {
-  if (!kernels::HasFusedKernel() || head_dtype == Dtype::kF32) return false;
-  int gpu = 0;
-  int major = 0;
-  int minor = 0;
-  LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGetDevice(&gpu));
-  LOGPROBD_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu));
-  LOGPROBD_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu));
-  return major == 9 && minor == 0;
+/// Returns the fused kernels that score heads of this dtype on the current device.
+kernels::FusedArch FusedArchFor(Dtype head_dtype) {
+  return head_dtype == Dtype::kF32 ? kernels::FusedArch::kNone
+                                   : kernels::FusedArchOfCurrentDevice();
 }
 
 /// Everything on which the sums of a GPU depend, as one line.
@@ -428,16 +426,17 @@ absl::StatusOr<Environment> EnvironmentOf(const HeadInfo& head, int gpu) {
   return Environment{
       .text = absl::StrCat(properties.name, ", driver ", driver.empty() ? "unknown" : driver,
                            ", CUDA ", runtime_version, ", cuBLASLt ", cublasLtGetVersion(),
-                           ", logprobd ", LOGPROBD_VERSION,
-                           kernels::HasFusedKernel() ? "" : " without the fused kernel", ", ",
-                           DtypeName(head.dtype), " head, hidden size ", head.hidden_size),
+                           ", logprobd ", LOGPROBD_VERSION, ", fused kernels ",
+                           static_cast<int>(FusedArchFor(head.dtype)), ", ", DtypeName(head.dtype),
+                           " head, hidden size ", head.hidden_size),
       .is_complete = !driver.empty()};
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<SumResults>> ComputeSums(Dtype head_dtype, int64_t hidden_size) {
-  LOGPROBD_ASSIGN_OR_RETURN(const bool with_fused, RunsFused(head_dtype));
+  const kernels::FusedArch arch = FusedArchFor(head_dtype);
+  const bool is_hopper = arch == kernels::FusedArch::kSm90;
   const WorkspacePlan plan = PlanWorkspace(
       {.vocab_size = kColumns, .hidden_size = hidden_size, .head_dtype = KernelDtype(head_dtype)});
   ProductSizes sizes = {.dtype = plan.head_dtype,
@@ -455,8 +454,13 @@ absl::StatusOr<std::vector<SumResults>> ComputeSums(Dtype head_dtype, int64_t hi
   for (const ProductSizes& product_sizes : products) {
     LOGPROBD_ASSIGN_OR_RETURN(const auto product, SyntheticProduct::Create(product_sizes));
     const size_t first = results.size();
-    if (with_fused) LOGPROBD_RETURN_IF_ERROR(product->AddFused(results));
-    LOGPROBD_RETURN_IF_ERROR(product->AddChunked(first, results));
+    if (arch != kernels::FusedArch::kNone) {
+      LOGPROBD_RETURN_IF_ERROR(product->AddFused(
+          is_hopper ? absl::MakeConstSpan(kHopperTiles) : absl::MakeConstSpan(kOtherTiles),
+          results));
+    }
+    // Only on Hopper does cuBLASLt add in the order of the fused kernels.
+    LOGPROBD_RETURN_IF_ERROR(product->AddChunked(is_hopper ? first : results.size(), results));
     for (size_t i = first; i < results.size() && product_sizes.num_splits > 1; ++i) {
       absl::StrAppend(&results[i].way, " for fp32 rows");
     }
