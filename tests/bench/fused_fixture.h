@@ -13,8 +13,7 @@
 
 namespace logprobd::testing {
 
-/// A random bf16 head and hidden rows on the GPU, with the buffers that the fused kernel needs. The
-/// workspace is as large as in the engine.
+/// A random bf16 head and hidden rows on the GPU, with the buffers that the fused kernel needs.
 class FusedFixture {
  public:
   struct Sizes {
@@ -29,6 +28,7 @@ class FusedFixture {
     double logit_stddev = 3;
     double weight_mean = 0;  ///< Mean of the weight, in standard deviations of the weight.
     uint64_t seed = 1;
+    int64_t workspace_bytes = int64_t{64} << 20;  ///< By default as large as in the engine.
   };
   /// The outputs of a call in addition to logprob and entropy, and the type of its rows.
   struct Ask {
@@ -93,7 +93,8 @@ class FusedFixture {
       : sizes_(sizes),
         plan_(PlanWorkspace({.vocab_size = sizes.vocab_size,
                              .hidden_size = sizes.hidden_size,
-                             .with_fused = true})) {}
+                             .with_fused = true,
+                             .fused_workspace_bytes = sizes.workspace_bytes})) {}
   absl::Status Allocate();
   absl::Status Fill();
   int64_t AllRows() const;

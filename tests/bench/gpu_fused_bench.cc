@@ -241,7 +241,8 @@ absl::Status MeasureChoicesForManyRows(const Flags& flags, Stopwatch& watch) {
       {"256 rows 2", {FusedTile::k256Cooperative, kRows, 2}},
       {"256 rows 4", {FusedTile::k256Cooperative, kRows, 4}},
       {"256 vocabulary 4", {FusedTile::k256Cooperative, kVocab, 4}},
-      {"256 vocabulary 8", {FusedTile::k256Cooperative, kVocab, 8}}};
+      {"256 vocabulary 8", {FusedTile::k256Cooperative, kVocab, 8}},
+      {"mma 128", {FusedTile::kMma128, kRows, 1}}};
   for (const Shape& shape : kShapes) {
     LOGPROBD_ASSIGN_OR_RETURN(const auto fixture,
                               FusedFixture::Create({.hidden_size = shape.hidden_size,
@@ -291,7 +292,9 @@ absl::Status MeasureChoices(const Flags& flags, Stopwatch& watch, std::vector<Be
       {"s96", {FusedTile::kSwapped96, FusedRaster::kAlongRows, 1}},
       {"s112", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 1}},
       {"s96/4", {FusedTile::kSwapped96, FusedRaster::kAlongRows, 4}},
-      {"s112/4", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 4}}};
+      {"s112/4", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 4}},
+      {"m64", {FusedTile::kMma64, FusedRaster::kAlongRows, 1}},
+      {"m128", {FusedTile::kMma128, FusedRaster::kAlongRows, 1}}};
   std::map<std::string, FusedFixture::Ask> asks = {{"chosen", {}}};
   for (const auto& [name, choice] : choices) asks[name].choice = choice;
   constexpr int64_t kRows[] = {1,   32,  64,  96,  128, 160, 192,   224,   256,   320,  384,
@@ -358,6 +361,45 @@ absl::Status MeasureExtras(const Flags& flags, Stopwatch& watch,
   return absl::OkStatus();
 }
 
+absl::Status MeasureWorkspace(const Flags& flags, Stopwatch& watch,
+                              std::vector<BenchRecord>& records) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  constexpr int64_t kRows = 8'192;
+  for (const auto& [hidden_size, vocab_size] :
+       {std::pair<int64_t, int64_t>{2'048, 151'936}, {2'048, 262'208}, {5'376, 262'208}}) {
+    std::map<int64_t, std::unique_ptr<FusedFixture>> fixtures;
+    for (const int64_t mib : {64, 128}) {
+      LOGPROBD_ASSIGN_OR_RETURN(fixtures[mib],
+                                FusedFixture::Create({.hidden_size = hidden_size,
+                                                      .vocab_size = vocab_size,
+                                                      .rows_max = kRows,
+                                                      .workspace_bytes = mib * kMiB}));
+    }
+    for (const bool entropy_temperature : {false, true}) {
+      const FusedFixture::Ask ask = {.entropy_temperature = entropy_temperature};
+      std::map<std::string, Work> works;
+      for (const auto& [mib, fixture] : fixtures) {
+        works[absl::StrCat(mib)] = [&fixture = fixture, ask](cudaStream_t s) {
+          return fixture->Score(kRows, ask, s);
+        };
+      }
+      LOGPROBD_ASSIGN_OR_RETURN(const auto times, watch.Measure(works, flags.common.rounds));
+      const double usual = Median(times.at("64").settled);
+      const std::string shape = absl::StrCat("H=", hidden_size, ", V=", vocab_size, ", T=", kRows,
+                                             entropy_temperature ? ", entropy temperature" : "");
+      const std::string note =
+          absl::StrCat("launches of ", fixtures[128]->RowsOfLaunch(ask), " instead of ",
+                       fixtures[64]->RowsOfLaunch(ask), " rows");
+      std::printf("%s: %.3f times as long with 128 MiB; %s\n", shape.c_str(),
+                  Median(times.at("128").settled) / usual, note.c_str());
+      std::fflush(stdout);
+      records.push_back(Record(absl::StrCat("GPU fused, workspace of 128 MiB, ", shape),
+                               times.at("128").settled, "workspace of 64 MiB", usual, note));
+    }
+  }
+  return absl::OkStatus();
+}
+
 double SettleMilliseconds(const Flags& flags) {
   return flags.settle_milliseconds.value_or(flags.part == "large" ? kSettleMillisecondsOfLarge
                                                                   : kSettleMillisecondsOfOthers);
@@ -367,11 +409,9 @@ absl::Status Run(const Flags& flags) {
   LOGPROBD_ASSIGN_OR_RETURN(const auto watch, Stopwatch::Create(SettleMilliseconds(flags)));
   std::vector<BenchRecord> records;
   const std::map<std::string, absl::Status (*)(const Flags&, Stopwatch&, std::vector<BenchRecord>&)>
-      parts = {{"large", MeasureLarge},
-               {"small", MeasureSmall},
-               {"rows", MeasureRows},
-               {"extras", MeasureExtras},
-               {"choices", MeasureChoices}};
+      parts = {{"large", MeasureLarge},         {"small", MeasureSmall},
+               {"rows", MeasureRows},           {"extras", MeasureExtras},
+               {"workspace", MeasureWorkspace}, {"choices", MeasureChoices}};
   LOGPROBD_RETURN_IF_ERROR(parts.at(flags.part)(flags, *watch, records));
   return WriteRecords(flags.common, GpuMachineName(), records);
 }
@@ -386,8 +426,8 @@ int main(int argc, char** argv) {
   app.add_option(
          "--part", flags.part,
          "Part to measure: large (many rows), small (few rows), rows (any number of rows), extras"
-         " (further outputs) or choices (every block tile)")
-      ->check(CLI::IsMember({"large", "small", "rows", "extras", "choices"}))
+         " (further outputs), workspace (64 and 128 MiB) or choices (every block tile)")
+      ->check(CLI::IsMember({"large", "small", "rows", "extras", "workspace", "choices"}))
       ->capture_default_str();
   app.add_option("--settle-ms", flags.settle_milliseconds,
                  "Time of the same work before a settled time, which is measured for half as long,"
