@@ -6,8 +6,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <type_traits>
-
 namespace logprobd::kernels {
 
 /// Returns the attribute of an overlapped launch. It requires compute capability 9.0.
@@ -24,7 +22,7 @@ inline cudaLaunchAttribute OverlapAttribute() {
 /// wait and starts when the previous kernel has ended.
 template <class Params>
 cudaError_t LaunchOverlapped(void (*kernel)(Params), unsigned blocks, unsigned threads,
-                             const std::type_identity_t<Params>& params, cudaStream_t stream) {
+                             const Params& params, cudaStream_t stream) {
   cudaFuncAttributes attributes{};
   if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) {
     return error;
