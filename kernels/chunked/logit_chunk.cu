@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kTopKThreads)
     TopKKernel(const TopKParams params, const int32_t valid_columns) {
   const int64_t row = blockIdx.x;
   FindTopK(ChunkRow<kTransform>{params.chunk, row}, valid_columns, params.top_k,
-           {.from_best = true}, params.keys + row * params.top_k);
+           /*from_best=*/true, params.keys + row * params.top_k);
 }
 
 __global__ void __launch_bounds__(kBlockThreads)

@@ -34,9 +34,12 @@ struct Larger {
   }
 };
 
-/// Number of elements of the scratch memory of a block with kRows rows.
+/// Sums of a row that are reduced together: sum, weighted and sum_squares.
+inline constexpr int kJoinSums = 3;
+
+/// Number of int64_t of the scratch memory of a block with kRows rows.
 template <int kRows>
-inline constexpr int kJoinScratch = 3 * kJoinWarps* kRows;
+inline constexpr int kJoinScratch = (kJoinSums * kJoinWarps) * kRows;
 
 /// Reduces kCount values of the threads of each row; all of them get the results. Thread t belongs
 /// to row t % kRows. `scratch` holds kCount * kJoinWarps * kRows values and may be reused

@@ -85,27 +85,21 @@ __device__ inline uint64_t FloorOf(uint64_t own, int top_k) {
   return (static_cast<uint64_t>(low) << 32) - 1;
 }
 
-/// Initial state of a search.
-struct TopKStart {
-  bool from_best = false;  ///< True: start with the keys in `best`; false: start with none.
-  uint64_t floor = 0;      ///< Keys up to this value are known not to be among the k largest.
-};
-
 /// Writes the `top_k` largest keys source.Key(column, source.Load(column)), column in
 /// [0, num_columns), to best[0, top_k) in descending order. A key of 0 means that there is no key;
-/// missing keys are written as 0. `best` is written last, so the source may read it. All threads of
-/// a block of kTopKThreads must call it.
+/// missing keys are written as 0. If `from_best` is true, the keys in `best` take part. All threads
+/// of a block of kTopKThreads must call it.
 template <class Source>
-__device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
-                         const TopKStart& start, uint64_t* best) {
+__device__ void FindTopK(const Source& source, int32_t num_columns, int top_k, bool from_best,
+                         uint64_t* best) {
   __shared__ uint64_t keys[kTopKCapacity];  // [0, top_k): best so far; then pending keys
   __shared__ int num_keys;
-  const int num_initial = start.from_best ? top_k : 0;
+  const int num_initial = from_best ? top_k : 0;
   for (int i = static_cast<int>(threadIdx.x); i < num_initial; i += kTopKThreads) keys[i] = best[i];
   if (threadIdx.x == 0) num_keys = num_initial;
   __syncthreads();
-  uint64_t threshold = start.from_best ? keys[top_k - 1] : start.floor;
-  bool has_changed = !start.from_best;
+  uint64_t threshold = from_best ? keys[top_k - 1] : 0;
+  bool has_changed = !from_best;
 
   const auto merge = [&](int count) {
     int padded = 2;
@@ -119,7 +113,7 @@ __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
     __syncthreads();
   };
 
-  float values[4] = {};
+  decltype(source.Load(0)) values[4] = {};
   const auto load = [&](int32_t begin) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -155,7 +149,7 @@ __device__ void FindTopK(const Source& source, int32_t num_columns, int top_k,
   }
   const int count = num_keys;
   __syncthreads();
-  if (count > num_initial || !start.from_best) merge(count);
+  if (count > num_initial || !from_best) merge(count);
   if (!has_changed) return;
   for (int i = static_cast<int>(threadIdx.x); i < top_k; i += kTopKThreads) best[i] = keys[i];
 }

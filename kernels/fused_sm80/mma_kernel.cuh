@@ -4,9 +4,9 @@
 //
 // Idea      TileProduct, followed by an epilogue of the Hopper kernels, whose lanes hold the same
 //           columns of a row.
-// Work      One block per tile of kRows x 192. Blocks that run at the same time cover all rows of
-//           at most kGroupColumns column tiles, or as many rows as fit, so that the second-level
-//           cache serves most reads.
+// Work      One block per tile of kRows x 192. The blocks of kGroupColumns column tiles, all rows,
+//           follow each other, so that those that run at the same time read few weight tiles,
+//           mostly from the second-level cache.
 // Traffic   Reads each weight tile once per kRows rows and each hidden row once per column tile,
 //           mostly from the second-level cache; the epilogue writes.
 // Numerics  See TileProduct and the epilogue. The order of tiles does not affect any bit.
@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kSmBlocks)
               const __grid_constant__ typename Epilogue::Params epilogue_params,
               const int64_t* const row_count) {
   extern __shared__ __align__(128) std::byte shared[];
+  // Rows from *row_count to the end of the block are computed too, as by the Hopper kernels.
   const int32_t num_rows =
       row_count == nullptr ? epilogue_params.num_rows : static_cast<int32_t>(*row_count);
   const int32_t row_tiles = (num_rows + Product::kRows - 1) / Product::kRows;

@@ -1,59 +1,48 @@
-// MmaTileLogitsKernel: recomputes the logits of listed (row, tile) pairs.
+// MmaTileLogitsKernel: recomputes the logits of listed (row, tile) pairs and lists the largest.
 //
-// Idea      A block multiplies hidden rows that it gathers by the tile that they share.
+// Idea      A block multiplies hidden rows that it gathers by the tile that they share. The logits
+//           stay in registers; only those that can be among the row's k largest are written
+//           (tile_candidates.cuh).
 // Work      One block of kRows rows per part of a group. The parts of a group are adjacent blocks, so
 //           that they read the weight at the same time.
 // Traffic   A weight tile per part, mostly from the second-level cache, and the hidden rows; rows
-//           that do not exist are not read. Writes 768 bytes per pair.
+//           that do not exist are not read. Writes 8 (k - r) bytes per pair of rank r.
 // Numerics  The logits have the bits that they have in MmaKernel, which uses the same TileProduct.
 // Limits    The limits of LaunchFusedPartials apply.
 // Source    Our own.
 
 #include <cstdint>
 
-#include "kernels/common/device_math.cuh"
 #include "kernels/fused_sm80/mma_kernel.cuh"
 #include "kernels/fused_sm80/mma_launch.h"
+#include "kernels/fused_sm90/tile_candidates.cuh"
 
 namespace logprobd::kernels::internal {
 namespace {
 
 constexpr int kRows = 64;
 
-/// Parameters of the kernel. The bias starts with the shard's first column.
+/// Parameters of the kernel.
 struct DeviceParams {
   ProductOperands operands;  ///< `hidden` is the row of pair 0.
-  int32_t pairs_per_row;
-  int32_t parts;  ///< Blocks per group.
-  LogitTransform transform;
-  const float* bias;  // [weight_columns], or null
+  int32_t parts;             ///< Blocks per group.
   const int32_t* order;
   const TileGroup* groups;
   const int32_t* num_groups;
-  float* logits;
+  CandidateParams candidates;
 };
 
-/// An epilogue that writes the logits of the pairs of a group.
-struct LogitStore {
-  const DeviceParams& params;
+/// An epilogue that writes the candidates of the pairs of a group.
+struct CandidateStore {
+  const CandidateParams& params;
   const int32_t* order;  ///< Pairs of the group.
   int32_t num_pairs;     ///< Pairs of the group.
 
   template <class Logits>
   __device__ __forceinline__ void TakeRow(const Logits& logits, int32_t member, int32_t tile,
                                           int32_t lane_column) const {
-    if (member >= num_pairs) return;
-    float* const out = params.logits + int64_t{order[member]} * kTileColumns + lane_column;
-    const float* const bias =
-        params.bias == nullptr ? nullptr : params.bias + tile * kTileColumns + lane_column;
-#pragma unroll
-    for (int i = 0; i < Logits::kCount; i += 2) {
-      const int column = Logits::Column(i);
-      float2 z;
-      z.x = LogitOf(logits.z(i), bias == nullptr ? 0.0F : bias[column], params.transform);
-      z.y = LogitOf(logits.z(i + 1), bias == nullptr ? 0.0F : bias[column + 1], params.transform);
-      *reinterpret_cast<float2*>(out + column) = z;
-    }
+    const int32_t pair = member < num_pairs ? order[member] : -1;
+    WriteTileCandidates(params, logits, pair, tile, lane_column);
   }
 };
 
@@ -74,10 +63,10 @@ __global__ void __launch_bounds__(TileProduct<kRows, kDtype>::kThreads,
   product.Multiply(
       params.operands, group.tile * kTileColumns, group.count - first, [&](int32_t row) {
         return params.operands.hidden +
-               order[first + row] / params.pairs_per_row * params.operands.hidden_pitch;
+               order[first + row] / params.candidates.top_k * params.operands.hidden_pitch;
       });
   product.Exchange();
-  const LogitStore store{params, order, group.count};
+  const CandidateStore store{params.candidates, order, group.count};
   TakeRows(product, store, first, group.count, group.tile);
 }
 
@@ -102,15 +91,11 @@ cudaError_t LaunchMmaTileLogits(const TileLogitsParams& params, cudaStream_t str
   DeviceParams device;
   device.operands = ProductOperandsOf(partials);
   device.operands.hidden += params.row_begin * device.operands.hidden_pitch;
-  device.pairs_per_row = params.pairs_per_row;
   device.parts = (params.group_pairs + kRows - 1) / kRows;
-  device.transform = partials.transform;
-  device.bias =
-      partials.bias == nullptr ? nullptr : partials.bias + partials.tile_begin * kTileColumns;
   device.order = params.order;
   device.groups = params.groups;
   device.num_groups = params.num_groups;
-  device.logits = params.logits;
+  device.candidates = CandidateParamsOf(params);
   return partials.dtype == Dtype::kBf16
              ? LaunchAs<Dtype::kBf16>(device, params.num_groups_max, stream)
              : LaunchAs<Dtype::kF16>(device, params.num_groups_max, stream);

@@ -201,7 +201,7 @@ class TileProduct {
       WaitForCopies<kAhead - 1>();
       __syncthreads();
       read_stage = NextStage(read_stage);
-      load(fragments[0], read_stage, 0);  // after the last step, these values are not used
+      load(fragments[0], read_stage, 0);  // after the last step unused, perhaps not even written
       multiply(fragments[1]);
     }
   }
@@ -211,9 +211,15 @@ class TileProduct {
     WaitForCopies<0>();
     __syncthreads();  // all warps have read the stages
     if (column_half_ == 0) {
-      ExchangeWith(dots[1]);
+      Send(dots[1]);
     } else {
-      ExchangeWith(dots[0]);
+      Send(dots[0]);
+    }
+    __syncthreads();
+    if (column_half_ == 0) {
+      Receive(dots[1]);
+    } else {
+      Receive(dots[0]);
     }
   }
 
@@ -254,17 +260,22 @@ class TileProduct {
     return stage == kAhead * kStageBytes ? 0 : stage + kStageBytes;
   }
 
-  __device__ __forceinline__ void ExchangeWith(float (&half)[kHalfGroups][4]) {
-    float4* const memory = reinterpret_cast<float4*>(shared_) + thread_ % 32;
+  /// Returns the element j of what a warp sends, for this lane.
+  __device__ __forceinline__ float4& Sent(int warp, int j) const {
+    return reinterpret_cast<float4*>(shared_)[(warp * kHalfGroups + j) * 32 + thread_ % 32];
+  }
+
+  __device__ __forceinline__ void Send(const float (&half)[kHalfGroups][4]) const {
 #pragma unroll
     for (int j = 0; j < kHalfGroups; ++j) {
-      memory[(warp_ * kHalfGroups + j) * 32] =
-          make_float4(half[j][0], half[j][1], half[j][2], half[j][3]);
+      Sent(warp_, j) = make_float4(half[j][0], half[j][1], half[j][2], half[j][3]);
     }
-    __syncthreads();
+  }
+
+  __device__ __forceinline__ void Receive(float (&half)[kHalfGroups][4]) const {
 #pragma unroll
     for (int j = 0; j < kHalfGroups; ++j) {
-      const float4 received = memory[((warp_ ^ 1) * kHalfGroups + j) * 32];
+      const float4 received = Sent(warp_ ^ 1, j);
       half[j][0] = received.x;
       half[j][1] = received.y;
       half[j][2] = received.z;

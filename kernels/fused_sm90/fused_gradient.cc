@@ -19,7 +19,9 @@ bool IsValid(const FusedGradientParams& params) {
 }  // namespace
 
 cudaError_t LaunchFusedGradient(const FusedGradientParams& params, cudaStream_t stream) {
-  if (FusedArchOfCurrentDevice() != FusedArch::kSm90) {
+  const FusedArch arch = FusedArchOfCurrentDevice();
+  if (arch == FusedArch::kNone) return cudaErrorNotSupported;
+  if (arch != FusedArch::kSm90) {
     return LaunchFusedGradientAs(params, {FusedTile::kMma128, FusedRaster::kAlongRows, 1}, stream);
   }
   const FusedPartialsParams& head = params.head;

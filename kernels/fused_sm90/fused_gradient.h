@@ -30,14 +30,14 @@ struct FusedGradientParams {
 /// returns without waiting. The kernel recomputes the dot products and writes only their gradients.
 /// The gradient of a row and column has the same bits whatever the tiles and num_rows are.
 ///
-/// Thread-safe. Requires compute capability 8.0. Returns cudaErrorInvalidValue if a parameter is
-/// out of range, otherwise the error of the launch.
+/// Thread-safe. Returns cudaErrorNotSupported below compute capability 8.0, cudaErrorInvalidValue
+/// if a parameter is out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchFusedGradient(const FusedGradientParams& params,
                                               cudaStream_t stream);
 
 /// Does the same as LaunchFusedGradient, with the same bits, but with `choice` instead of the
-/// fastest choice. It is meant for tests and measurements. Instances exist for
-/// k64Pair, k128PingPong and kMma128.
+/// fastest choice. It is meant for tests and measurements. Instances exist for the tiles of
+/// ChooseGradient and for kMma128.
 [[nodiscard]] cudaError_t LaunchFusedGradientAs(const FusedGradientParams& params,
                                                 const FusedChoice& choice, cudaStream_t stream);
 

@@ -44,6 +44,7 @@ FusedArch FusedArchOfCurrentDevice() {
 
 cudaError_t LaunchFusedPartials(const FusedPartialsParams& params, cudaStream_t stream) {
   const FusedArch arch = FusedArchOfCurrentDevice();
+  if (arch == FusedArch::kNone) return cudaErrorNotSupported;
   const FusedShape shape = {.num_rows = params.num_rows,
                             .num_tiles = params.tile_end - params.tile_begin,
                             .depth = params.hidden_size * params.num_splits};

@@ -106,8 +106,8 @@ struct FusedPartialsParams {
 /// num_rows is and whatever else is requested, and LaunchTileStats computes the same bits from the
 /// same logits.
 ///
-/// Thread-safe. Requires compute capability 8.0. Returns cudaErrorInvalidValue if a parameter is
-/// out of range, otherwise the error of the launch.
+/// Thread-safe. Returns cudaErrorNotSupported below compute capability 8.0, cudaErrorInvalidValue
+/// if a parameter is out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchFusedPartials(const FusedPartialsParams& params,
                                               cudaStream_t stream);
 

@@ -1,13 +1,14 @@
 // Finds the k largest logits of each row in the k tiles of the row that have the largest maxima.
 //
-// SelectTilesKernel, SelectLogitsKernel: select k tiles of each row, then k logits in these tiles.
+// SelectTilesKernel, SelectCandidatesKernel: select k tiles of each row, then k logits in these
+// tiles.
 //
 // Idea      At least k logits, the maxima of the k tiles with the largest maxima, are as large as any
 //           logit outside these tiles. The logits of the k tiles are recomputed (tile_logits.cu,
-//           mma_tile_logits.cu) and searched. The smallest of the k maxima is a floor that few
-//           logits exceed.
+//           mma_tile_logits.cu), which lists the few that can be among the k largest
+//           (tile_candidates.cuh). The k largest of the list remain.
 // Work      One block per row.
-// Traffic   Reads 4 bytes per tile, then 768 bytes per selected tile.
+// Traffic   Reads 4 bytes per tile, then 4 k (k + 1) bytes per row.
 // Numerics  Exact.
 // Limits    k <= kTopKMax.
 // Source    Our own.
@@ -25,6 +26,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/overlapped_launch.cuh"
 #include "kernels/common/top_k.cuh"
 #include "kernels/fused_sm80/mma_launch.h"
 #include "kernels/fused_sm90/fused_launch.h"
@@ -38,10 +40,6 @@ namespace {
 using internal::TileGroup;
 
 constexpr int64_t kAlignment = 256;
-/// Up to this average number of pairs per tile, a group has at most kTopKGroupPairsMin pairs.
-constexpr int64_t kFewPairs = 56;
-/// Maximum number of pairs in a group otherwise.
-constexpr int64_t kTopKGroupPairsMax = 192;
 
 /// The maxima of a row's tiles, as the input of FindTopK. Tile indices start at the shard's first
 /// tile.
@@ -54,49 +52,46 @@ struct RowTiles {
   }
 };
 
-__global__ void __launch_bounds__(kTopKThreads)
-    SelectTilesKernel(const float* tile_max, int32_t num_tiles, int top_k, uint64_t* keys) {
-  const int64_t row = blockIdx.x;
-  FindTopK(RowTiles{tile_max + row * num_tiles}, num_tiles, top_k, {}, keys + row * top_k);
-}
-
-/// Columns of the vocabulary that the shard holds.
-struct ShardColumns {
-  int32_t first_id;
-  int32_t count;
+struct SelectTilesParams {
+  const float* tile_max;  ///< [rows, num_tiles]
+  int32_t num_tiles;
+  int32_t top_k;
+  uint64_t* keys;  ///< [rows, top_k], written: LogitKeys whose ids are tiles; 0 is an empty slot.
 };
 
-/// The logits of a row's selected tiles, as the input of FindTopK. Index i is column i % 192 of the
-/// selected tile i / 192.
-struct SelectedLogits {
-  const uint64_t* tile_keys;
-  const float* logits;  // [top_k, 192]
-  ShardColumns columns;
-  uint64_t floor;
+__global__ void __launch_bounds__(kTopKThreads) SelectTilesKernel(const SelectTilesParams params) {
+  WaitForPreviousKernel();
+  const int64_t row = blockIdx.x;
+  FindTopK(RowTiles{params.tile_max + row * params.num_tiles}, params.num_tiles, params.top_k,
+           /*from_best=*/false, params.keys + row * params.top_k);
+}
 
-  __device__ __forceinline__ float Load(int32_t index) const { return logits[index]; }
-  __device__ __forceinline__ uint64_t Key(int32_t index, float logit) const {
-    if (LogitKey(logit, 0) <= floor) return 0;  // true for most logits
-    const uint64_t tile_key = tile_keys[index / kTileColumns];
-    if (tile_key == 0) return 0;
-    const int32_t column = LogitEntryOf(tile_key).id * kTileColumns + index % kTileColumns;
-    return column < columns.count ? LogitKey(logit, columns.first_id + column) : 0;
+/// The candidates of a row, as the input of FindTopK.
+struct RowCandidates {
+  const uint64_t* candidates;
+
+  __device__ __forceinline__ uint64_t Load(int32_t index) const { return candidates[index]; }
+  __device__ __forceinline__ uint64_t Key(int32_t /*index*/, uint64_t candidate) const {
+    return candidate;
   }
 };
 
-/// Replaces the LogitKeys of each row's selected tiles in `keys` by those of its largest logits.
+struct SelectCandidatesParams {
+  const uint64_t* candidates;  ///< [rows, CandidatesPerRow(top_k)]
+  int32_t num_tiles;
+  int32_t top_k;
+  uint64_t* keys;  ///< [rows, top_k], written.
+};
+
 __global__ void __launch_bounds__(kTopKThreads)
-    SelectLogitsKernel(const float* logits, ShardColumns columns, int top_k, uint64_t* keys) {
+    SelectCandidatesKernel(const SelectCandidatesParams params) {
+  WaitForPreviousKernel();
   const int64_t row = blockIdx.x;
-  uint64_t* const row_keys = keys + row * top_k;
-  const int32_t num_columns = top_k * kTileColumns;
-  // A logit's key exceeds the floor if the logit is at least the smallest of the selected maxima.
-  // The floor is 0 if a row has fewer than top_k tiles.
-  const uint64_t min_of_max = row_keys[top_k - 1] >> 32;
-  const uint64_t floor = min_of_max == 0 ? 0 : (min_of_max << 32) - 1;
-  __syncthreads();  // all threads have read the key before it is overwritten
-  FindTopK(SelectedLogits{row_keys, logits + row * num_columns, columns, floor}, num_columns, top_k,
-           {.floor = floor}, row_keys);
+  // If the row has fewer than top_k tiles, the entries of the empty slots were not written.
+  const int64_t count = CandidatesBefore(min(params.num_tiles, params.top_k), params.top_k);
+  FindTopK(RowCandidates{params.candidates + row * CandidatesPerRow(params.top_k)},
+           static_cast<int32_t>(count), params.top_k, /*from_best=*/false,
+           params.keys + row * params.top_k);
 }
 
 /// Inputs and outputs of the sort of (row, tile) pairs by tile. Tile indices start at the shard's
@@ -150,6 +145,7 @@ __device__ int2 SumBefore(int2 value) {
 /// Turns the number of pairs of each tile into the tile's first index in `order`, and cuts the
 /// pairs into groups. Each thread processes consecutive tiles.
 __global__ void __launch_bounds__(kCutThreads) CutGroupsKernel(const TileGroupsParams params) {
+  WaitForPreviousKernel();
   const int32_t thread_tiles = (params.num_tiles + kCutThreads - 1) / kCutThreads;
   const int32_t tile_begin =
       min(static_cast<int32_t>(threadIdx.x) * thread_tiles, params.num_tiles);
@@ -173,6 +169,7 @@ __global__ void __launch_bounds__(kCutThreads) CutGroupsKernel(const TileGroupsP
 }
 
 __global__ void __launch_bounds__(kPairThreads) OrderPairsKernel(const TileGroupsParams params) {
+  WaitForPreviousKernel();
   const int32_t pair = PairOfThread();
   if (pair >= params.num_pairs) return;
   const uint64_t key = params.tile_keys[pair];
@@ -188,9 +185,20 @@ cudaError_t LaunchTileGroups(const TileGroupsParams& params, cudaStream_t stream
     return error;
   }
   CountPairsKernel<<<blocks, kPairThreads, 0, stream>>>(params);
-  CutGroupsKernel<<<1, kCutThreads, 0, stream>>>(params);
-  OrderPairsKernel<<<blocks, kPairThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  if (const cudaError_t error = LaunchOverlapped(CutGroupsKernel, 1, kCutThreads, params, stream);
+      error != cudaSuccess) {
+    return error;
+  }
+  return LaunchOverlapped(OrderPairsKernel, blocks, kPairThreads, params, stream);
+}
+
+/// Returns the smallest group size that holds all pairs of most tiles, if the pairs spread evenly.
+int64_t GroupPairs(int64_t pairs, int64_t num_tiles) {
+  for (const int64_t size : kTopKGroupPairs) {
+    if (pairs <= size * 7 / 8 * num_tiles) return size;
+  }
+  return kTopKGroupPairs.back();
 }
 
 int64_t NumShardTiles(const FusedPartialsParams& params) {
@@ -227,15 +235,14 @@ cudaError_t LaunchPart(const FusedTopKParams& params, FusedArch arch, int64_t ro
   const int64_t num_tiles = NumShardTiles(params.partials);
   const TopKScratch scratch = TopKScratchOf(rows, params.top_k, num_tiles);
   const int64_t pairs = rows * params.top_k;
-  const int64_t group_pairs =
-      pairs <= kFewPairs * num_tiles ? kTopKGroupPairsMin : kTopKGroupPairsMax;
+  const int64_t group_pairs = GroupPairs(pairs, num_tiles);
   uint64_t* const keys = params.keys + row_begin * params.top_k;
   auto* const order = reinterpret_cast<int32_t*>(params.workspace + scratch.order_offset);
   auto* const groups = reinterpret_cast<TileGroup*>(params.workspace + scratch.groups_offset);
   auto* const num_groups = reinterpret_cast<int32_t*>(params.workspace + scratch.num_groups_offset);
   auto* const starts = reinterpret_cast<int32_t*>(params.workspace + scratch.starts_offset);
   auto* const ranks = reinterpret_cast<int32_t*>(params.workspace + scratch.ranks_offset);
-  auto* const logits = reinterpret_cast<float*>(params.workspace);
+  auto* const candidates = reinterpret_cast<uint64_t*>(params.workspace);
   if (const cudaError_t error = LaunchTileGroups({.tile_keys = keys,
                                                   .num_pairs = static_cast<int32_t>(pairs),
                                                   .num_tiles = static_cast<int32_t>(num_tiles),
@@ -254,23 +261,24 @@ cudaError_t LaunchPart(const FusedTopKParams& params, FusedArch arch, int64_t ro
   if (const cudaError_t error =
           launch_tile_logits({.partials = &params.partials,
                               .row_begin = row_begin,
-                              .pairs_per_row = params.top_k,
+                              .top_k = params.top_k,
+                              .tile_keys = keys,
                               .order = order,
                               .groups = groups,
                               .num_groups = num_groups,
                               .num_groups_max = MaxTileGroups(pairs, num_tiles, group_pairs),
                               .group_pairs = static_cast<int32_t>(group_pairs),
-                              .logits = logits},
+                              .candidates = candidates},
                              stream);
       error != cudaSuccess) {
     return error;
   }
-  const int64_t first_id = params.partials.tile_begin * kTileColumns;
-  const int64_t columns = std::min(num_tiles * kTileColumns, params.partials.vocab_size - first_id);
-  SelectLogitsKernel<<<static_cast<uint32_t>(rows), kTopKThreads, 0, stream>>>(
-      logits, ShardColumns{static_cast<int32_t>(first_id), static_cast<int32_t>(columns)},
-      params.top_k, keys);
-  return cudaGetLastError();
+  return LaunchOverlapped(SelectCandidatesKernel, static_cast<unsigned>(rows), kTopKThreads,
+                          {.candidates = candidates,
+                           .num_tiles = static_cast<int32_t>(num_tiles),
+                           .top_k = params.top_k,
+                           .keys = keys},
+                          stream);
 }
 
 }  // namespace
@@ -283,10 +291,18 @@ cudaError_t LaunchFusedTopKAs(const FusedTopKParams& params, FusedArch arch, cud
   const int64_t num_rows = params.partials.num_rows;
   if (num_rows == 0) return cudaSuccess;
   if (!IsValid(params)) return cudaErrorInvalidValue;
+  if (arch == FusedArch::kNone) return cudaErrorNotSupported;
   const int64_t num_tiles = NumShardTiles(params.partials);
-  SelectTilesKernel<<<static_cast<uint32_t>(num_rows), kTopKThreads, 0, stream>>>(
-      params.partials.tile_max, static_cast<int32_t>(num_tiles), params.top_k, params.keys);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  if (const cudaError_t error =
+          LaunchOverlapped(SelectTilesKernel, static_cast<unsigned>(num_rows), kTopKThreads,
+                           {.tile_max = params.partials.tile_max,
+                            .num_tiles = static_cast<int32_t>(num_tiles),
+                            .top_k = params.top_k,
+                            .keys = params.keys},
+                           stream);
+      error != cudaSuccess) {
+    return error;
+  }
   const int64_t rows_at_once = RowsAtOnce(params, num_tiles);
   for (int64_t row = 0; row < num_rows; row += rows_at_once) {
     const int64_t rows = std::min(rows_at_once, num_rows - row);

@@ -32,8 +32,8 @@ struct FusedTopKParams {
 /// precedes at a tie), so only the logits of those tiles are recomputed, with the same bits. The
 /// lists are the same as those that LaunchTopK computes.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
-/// of the launch.
+/// Thread-safe. Returns cudaErrorNotSupported below compute capability 8.0, cudaErrorInvalidValue
+/// if a parameter is out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchFusedTopK(const FusedTopKParams& params, cudaStream_t stream);
 
 /// Does the same with the kernels of `arch`, which the current device must run. It is meant for

@@ -20,6 +20,10 @@
 #include "kernels/fused_sm90/row_scheduler.cuh"
 #include "kernels/fused_sm90/swapped_mainloop.cuh"
 
+#ifdef CUTLASS_ENABLE_GDC_FOR_SM90
+#error "CUTLASS would start the next kernel early, see RowScheduler and overlapped_launch.cuh"
+#endif
+
 namespace logprobd::kernels::internal {
 
 /// Assembles the types of one kernel.

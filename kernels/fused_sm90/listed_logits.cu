@@ -179,6 +179,7 @@ cudaError_t LaunchListedLogitsAs(const ListedLogitsParams& params, FusedArch arc
       params.ids == nullptr || params.logits == nullptr) {
     return cudaErrorInvalidValue;
   }
+  if (arch == FusedArch::kNone) return cudaErrorNotSupported;
   return params.partials.dtype == Dtype::kBf16 ? LaunchOf<Dtype::kBf16>(params, arch, stream)
                                                : LaunchOf<Dtype::kF16>(params, arch, stream);
 }

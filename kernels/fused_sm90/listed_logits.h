@@ -24,8 +24,8 @@ struct ListedLogitsParams {
 /// Enqueues the logits of listed (row, id) pairs on `stream` and returns without waiting. They are
 /// bit-identical to the logits of the fused kernel.
 ///
-/// Thread-safe. Returns cudaErrorInvalidValue if a parameter is out of range, otherwise the error
-/// of the launch.
+/// Thread-safe. Returns cudaErrorNotSupported below compute capability 8.0, cudaErrorInvalidValue
+/// if a parameter is out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t stream);
 
 /// Does the same with the kernel for `arch`. It is meant for tests.

@@ -52,7 +52,8 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 
   CUTLASS_DEVICE explicit RowScheduler(const Params& params) : params_(params) {
 #if defined(__CUDA_ARCH__)
-    // No thread of the kernel reads global memory before it has made its scheduler.
+    // CUTLASS's kernels make the scheduler in every thread, before the warps take their roles; no
+    // thread reads global memory before that.
     WaitForPreviousKernel();
     block_ = params.raster_order_ == Base::RasterOrder::AlongM
                  ? blockIdx.x * gridDim.y + blockIdx.y

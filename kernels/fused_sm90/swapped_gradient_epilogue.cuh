@@ -42,7 +42,7 @@ class SwappedGradientEpilogue : public EpilogueInterface<GradientEpilogueParams<
     if (tile >= params_.num_tiles) return;
 #pragma unroll
     for (int pair = 0; pair < Logits::kPairs; ++pair) {
-      if (block_row + logits.RowOf(pair, 0) - 2 * logits.quad_lane >= params_.num_rows) return;
+      if (block_row + Logits::FirstRowOf(pair) >= params_.num_rows) return;  // the whole warp
       TakePair(logits, pair, block_row, tile * kTileColumns);
     }
   }

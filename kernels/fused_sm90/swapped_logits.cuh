@@ -33,8 +33,14 @@ struct SwappedLogits {
   /// Returns the column of a link, relative to the tile.
   CUTLASS_DEVICE int32_t Column(int link) const { return first_column + kTileChains * link; }
 
-  /// Returns a row of a pair, relative to the block.
-  CUTLASS_DEVICE int RowOf(int pair, int odd) const { return 8 * pair + 2 * quad_lane + odd; }
+  /// Returns the first of the eight rows of which the lanes of a warp hold the same pair, relative
+  /// to the block.
+  static constexpr CUTLASS_DEVICE int FirstRowOf(int pair) { return 8 * pair; }
+
+  /// Returns a row of the lane's pair, relative to the block.
+  CUTLASS_DEVICE int RowOf(int pair, int odd) const {
+    return FirstRowOf(pair) + 2 * quad_lane + odd;
+  }
 
   /// Returns the logit of a link of the chain in row RowOf(pair, odd).
   CUTLASS_DEVICE float& z(int pair, int odd, int link) const {
@@ -50,7 +56,7 @@ struct SwappedLogits {
 /// 2 (l % 4) + 1 of row l / 4, and gets those of the transposed matrix.
 CUTLASS_DEVICE uint32_t Transposed(uint32_t pair) {
   uint32_t transposed = 0;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
   return transposed;
 }
 
@@ -65,8 +71,8 @@ class SwappedRowStore {
   template <class Logits>
   CUTLASS_DEVICE SwappedRowStore(const Logits& logits, Element* rows, int64_t stride,
                                  int32_t block_row, int pair, int32_t tile_column, int32_t num_rows)
-      : SwappedRowStore(logits, rows + tile_column, stride, block_row + 8 * pair + logits.chain,
-                        num_rows) {}
+      : SwappedRowStore(logits, rows + tile_column, stride,
+                        block_row + Logits::FirstRowOf(pair) + logits.chain, num_rows) {}
 
   /// Writes the lane's columns of two successive links; each argument has the elements of both rows
   /// of the pair.

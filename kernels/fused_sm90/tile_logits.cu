@@ -1,11 +1,14 @@
-// TileLogitsKernel: recomputes the logits of listed (row, tile) pairs.
+// TileLogitsKernel: recomputes the logits of listed (row, tile) pairs and lists the largest.
 //
 // Idea      One block multiplies a group of rows by the tile that they share: the hidden rows are
-//           gathered, the tile's weight rows are contiguous.
+//           gathered, the tile's weight rows are contiguous. The logits stay in registers; only
+//           those that can be among the row's k largest are written (tile_candidates.cuh).
 // Work      One block per group: up to kRows rows x 192 columns, one warpgroup per 64 rows. It steps
-//           along the hidden dimension by 64, through a ring of stages that all threads fill.
+//           along the hidden dimension by 64, through a ring of stages that all threads fill. Two
+//           blocks of 64 or 128 rows share a multiprocessor, so that one loads while the other one
+//           starts or lists.
 // Traffic   24 KiB of weight per step and 128 bytes per row and step; rows that do not exist are not
-//           read.
+//           read. Writes 8 (k - r) bytes per pair of rank r.
 // Numerics  Adds the same products in the same order as the fused kernel (wgmma, 16 at a time), so
 //           the logits are bit-identical.
 // Limits    The limits of LaunchFusedPartials apply.
@@ -19,7 +22,8 @@
 #include "cutlass/half.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/tensor_core.cuh"
-#include "kernels/common/tile_sums.cuh"
+#include "kernels/fused_sm90/lane_logits.cuh"
+#include "kernels/fused_sm90/tile_candidates.cuh"
 #include "kernels/fused_sm90/tile_logits.h"
 
 namespace logprobd::kernels::internal {
@@ -41,20 +45,18 @@ struct DeviceParams {
   int32_t weight_columns;  // columns from the weight's first to the end of the vocabulary
   int32_t hidden_size;
   int32_t num_splits;
-  int32_t pairs_per_row;
-  LogitTransform transform;
-  const float* bias;  // [weight_columns], or null
   const int32_t* order;
   const TileGroup* groups;
   const int32_t* num_groups;
-  float* logits;
+  CandidateParams candidates;
 };
 
 /// Shared-memory layout and instructions of one block's product.
 template <int kRows, class Element>
 struct TileProduct {
   static constexpr int kThreads = kRows * 2;
-  static constexpr int kStages = kRows == 192 ? 4 : 6;
+  static constexpr int kStages = kRows == 64 ? 3 : kRows == 128 ? 2 : 4;
+  static constexpr int kSmBlocks = kRows == 256 ? 1 : 2;
   static constexpr int kAhead = kStages - 1;  // steps whose loads are in flight
   static constexpr int kHiddenBytes = kRows * kRowBytes;
   static constexpr int kWeightBytes = kTileColumns * kRowBytes;
@@ -71,7 +73,8 @@ struct TileProduct {
 };
 
 template <int kRows, class Element>
-__global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams params) {
+__global__ void __launch_bounds__(kRows * 2, TileProduct<kRows, Element>::kSmBlocks)
+    TileLogitsKernel(const __grid_constant__ DeviceParams params) {
   using namespace cute;
   using Product = TileProduct<kRows, Element>;
   constexpr int kStages = Product::kStages;
@@ -94,14 +97,12 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       first_row * kRowBytes + (chunk ^ (first_row % kRowChunks)) * kChunkBytes;
   const uint32_t hidden_to = cast_smem_ptr_to_uint(hidden_stages) + offset_in_stage;
   const uint32_t weight_to = cast_smem_ptr_to_uint(weight_stages) + offset_in_stage;
-  const std::byte* hidden_from[kHiddenCopies];
+  int32_t hidden_rows[kHiddenCopies];  // a row takes fewer registers than its address
 #pragma unroll
   for (int i = 0; i < kHiddenCopies; ++i) {
     const int32_t member = first_row + i * kRowStride;
-    hidden_from[i] = nullptr;
-    if (member >= group.count) continue;
-    const int32_t row = params.order[group.begin + member] / params.pairs_per_row;
-    hidden_from[i] = params.hidden + row * params.hidden_pitch + chunk * kChunkBytes;
+    hidden_rows[i] =
+        member < group.count ? params.order[group.begin + member] / params.candidates.top_k : -1;
   }
   const int32_t first_column = group.tile * kTileColumns + first_row;
   const std::byte* const weight_from =
@@ -117,10 +118,10 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
       const int stage = step % kStages;
 #pragma unroll
       for (int i = 0; i < kHiddenCopies; ++i) {
-        if (hidden_from[i] == nullptr) continue;  // sums of rows that do not exist are not used
-        const int64_t offset = bytes > 0 ? int64_t{step} * kRowBytes : -chunk * kChunkBytes;
+        if (hidden_rows[i] < 0) continue;  // sums of rows that do not exist are not used
+        const int64_t offset = bytes > 0 ? int64_t{step} * kRowBytes + chunk * kChunkBytes : 0;
         CopyPartOfChunk(hidden_to + stage * Product::kHiddenBytes + i * kRowStride * kRowBytes,
-                        hidden_from[i] + offset, bytes);
+                        params.hidden + hidden_rows[i] * params.hidden_pitch + offset, bytes);
       }
 #pragma unroll
       for (int i = 0; i < kWeightCopies; ++i) {
@@ -165,26 +166,17 @@ __global__ void __launch_bounds__(kRows * 2) TileLogitsKernel(const DeviceParams
   warpgroup_wait<0>();
   warpgroup_fence_operand(dots);
 
-  const int lane_row = thread / 32 * 16 + thread % 32 / 4;
-  const int lane_column = thread % 4 * 2;
+  const int warp_row = thread / 32 * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int32_t member = lane_row + half * 8;
-    if (member >= group.count) continue;
-    float* const out =
-        params.logits + int64_t{params.order[group.begin + member]} * kTileColumns + lane_column;
-#pragma unroll
-    for (int j = 0; j < kTileColumns / 8; ++j) {
-      float2 z;
-      const float* const bias = params.bias == nullptr
-                                    ? nullptr
-                                    : params.bias + group.tile * kTileColumns + lane_column + j * 8;
-      z.x = LogitOf(dots(make_coord(0, half, j), 0, 0), bias == nullptr ? 0.0F : bias[0],
-                    params.transform);
-      z.y = LogitOf(dots(make_coord(1, half, j), 0, 0), bias == nullptr ? 0.0F : bias[1],
-                    params.transform);
-      *reinterpret_cast<float2*>(out + j * 8) = z;
-    }
+    if (warp_row + half * 8 >= group.count) continue;  // true for the whole warp
+    const int32_t member = warp_row + half * 8 + thread % 32 / 4;
+    const int32_t pair = member < group.count ? params.order[group.begin + member] : -1;
+    const auto dot = [&dots, half](int i) -> float& {
+      return dots(make_coord(i % 2, half, i / 2), 0, 0);
+    };
+    WriteTileCandidates(params.candidates, LaneLogits<decltype(dot)>{dot}, pair, group.tile,
+                        thread % 4 * 2);
   }
 }
 
@@ -205,8 +197,9 @@ cudaError_t LaunchAs(const DeviceParams& params, int64_t blocks, cudaStream_t st
 template <class Element>
 cudaError_t LaunchAs(const DeviceParams& params, int32_t rows, int64_t blocks,
                      cudaStream_t stream) {
-  return rows == 64 ? LaunchAs<64, Element>(params, blocks, stream)
-                    : LaunchAs<192, Element>(params, blocks, stream);
+  return rows == 64    ? LaunchAs<64, Element>(params, blocks, stream)
+         : rows == 128 ? LaunchAs<128, Element>(params, blocks, stream)
+                       : LaunchAs<256, Element>(params, blocks, stream);
 }
 
 }  // namespace
@@ -223,13 +216,10 @@ cudaError_t LaunchTileLogits(const TileLogitsParams& params, cudaStream_t stream
       .weight_columns = static_cast<int32_t>(partials.vocab_size - first_column),
       .hidden_size = static_cast<int32_t>(partials.hidden_size),
       .num_splits = partials.num_splits,
-      .pairs_per_row = params.pairs_per_row,
-      .transform = partials.transform,
-      .bias = partials.bias == nullptr ? nullptr : partials.bias + first_column,
       .order = params.order,
       .groups = params.groups,
       .num_groups = params.num_groups,
-      .logits = params.logits,
+      .candidates = CandidateParamsOf(params),
   };
   return partials.dtype == Dtype::kBf16
              ? LaunchAs<cutlass::bfloat16_t>(device, params.group_pairs, params.num_groups_max,

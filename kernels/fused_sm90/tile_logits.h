@@ -18,23 +18,30 @@ struct TileGroup {
 };
 static_assert(sizeof(TileGroup) == kTopKGroupBytes);
 
-/// Inputs and outputs of LaunchTileLogits. All pointers except `partials` are device memory.
+/// Inputs and outputs of LaunchTileLogits. All pointers except `partials` are device memory. Pair
+/// r * top_k + i is row row_begin + r and its i-th tile.
 struct TileLogitsParams {
-  /// In host memory; only rows, weight and transform are read.
+  /// In host memory; only rows, weight, bias, transform and sizes are read.
   const FusedPartialsParams* partials = nullptr;
-  int64_t row_begin = 0;  ///< Row of pair 0.
-  int32_t pairs_per_row = 0;
+  int64_t row_begin = 0;
+  int32_t top_k = 0;
+  /// [rows, top_k], LogitKeys of the row's largest maxima, best first, whose ids are tiles; 0 is an
+  /// empty slot.
+  const uint64_t* tile_keys = nullptr;
   const int32_t* order = nullptr;       ///< [pairs], pairs sorted by tile.
   const TileGroup* groups = nullptr;    ///< [*num_groups]
   const int32_t* num_groups = nullptr;  ///< One number.
   int64_t num_groups_max = 0;           ///< Upper bound of *num_groups, known to the host.
-  /// Maximum number of pairs per group, 64 or 192; affects only the time.
+  /// Maximum number of pairs per group, one of kTopKGroupPairs; affects only the time.
   int32_t group_pairs = 0;
-  float* logits = nullptr;  ///< [pairs, 192]; columns beyond the vocabulary are unspecified.
+  /// [rows, CandidatesPerRow(top_k)], written: LogitKeys, among them the row's top_k largest, in an
+  /// unspecified order; 0 is an empty entry. The entries of empty slots are not written.
+  uint64_t* candidates = nullptr;
 };
 
-/// Enqueues the logits of listed (row, tile) pairs on a Hopper GPU. They are bit-identical to the
-/// logits of the fused kernel. Returns cudaErrorNotSupported in a build without CUTLASS.
+/// Enqueues, on a Hopper GPU, the search of listed (row, tile) pairs for logits that can be among
+/// the row's top_k largest. The logits are bit-identical to those of the fused kernel. Returns
+/// cudaErrorNotSupported in a build without CUTLASS.
 [[nodiscard]] cudaError_t LaunchTileLogits(const TileLogitsParams& params, cudaStream_t stream);
 
 }  // namespace logprobd::kernels::internal

@@ -106,14 +106,18 @@ std::vector<std::string> ReadEnvironments(const std::string& path) {
   return {};
 }
 
-/// Replaces the file in one step, so that a reader sees the old or the new content.
+/// Replaces the file in one step, so that a reader sees the old or the new content. If the machine
+/// loses power, the file may be malformed, and the next start repeats the check.
 absl::Status WriteEnvironments(const std::string& path,
                                const std::vector<std::string>& environments) {
   const std::string content = absl::StrCat(kTitle, "\n", absl::StrJoin(environments, "\n"), "\n");
   std::string temporary = absl::StrCat(path, ".XXXXXX");
   const Descriptor file(mkostemp(temporary.data(), O_CLOEXEC));
   if (file.number() < 0) return ErrorOf("create", temporary);
-  const ssize_t written = write(file.number(), content.data(), content.size());
+  ssize_t written = 0;
+  do {
+    written = write(file.number(), content.data(), content.size());
+  } while (written < 0 && errno == EINTR);
   if (written >= 0 && written < static_cast<ssize_t>(content.size())) errno = ENOSPC;
   if (written != static_cast<ssize_t>(content.size()) ||
       std::rename(temporary.c_str(), path.c_str()) != 0) {

@@ -9,9 +9,9 @@
 
 namespace logprobd::torch_ops {
 
-/// Computes scores and gradients with the fused kernels. It supports the inputs
-/// that DeviceOps::FusedPath accepts; the tensor path computes the gradients that the kernels do
-/// not support. Defined only in builds with CUDA.
+/// Computes scores and gradients with the fused kernels. It supports the inputs that
+/// DeviceOps::FusedPath accepts; the tensor path computes the gradients that the kernels do not
+/// support. Defined only in builds with CUDA.
 class FusedPath : public ScoringPath {
  public:
   /// Largest number of rows for which kernels start during the row compaction. The rows are then

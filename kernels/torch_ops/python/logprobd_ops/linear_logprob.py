@@ -154,7 +154,7 @@ def linear_logprob(
             the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a function that
             torch.compile traces. On a GPU it is reduced to what is free besides the gradients.
         hidden_splits: 2 or 3, the number of bf16 values that represent an fp32 value of hidden, on
-            Hopper GPUs with a bf16 weight. Two keep 16 bits of it, three keep all 24 and take half
+            GPUs with a bf16 weight. Two keep 16 bits of it, three keep all 24 and take half
             as long again. It has no effect on other dtypes (two splits represent fp16 exactly) or
             devices.
         autocast: under torch.autocast, cast hidden, weight and bias as torch.nn.functional.linear does; if

@@ -102,11 +102,33 @@ TEST_F(FusedTopKTest, OneTileCanHoldTheWholeList) {
   ExpectBest(c, 128);
 }
 
+// Far more logits than the list has entries are equal to the smallest of the tiles' maxima.
+TEST_F(FusedTopKTest, EqualLogitsOfAnyTileGoToTheLowestIds) {
+  FusedCase c = MakeFusedCase({.rows = 70, .hidden = 64, .vocab = 5'000});
+  std::fill(c.hidden.begin(), c.hidden.end(), 0.0F);
+  c.bias.assign(5'000, 0.0F);
+  for (size_t id = 0; id < c.bias.size(); ++id) {
+    const size_t tile = id / kernels::kTileColumns;
+    c.bias[id] = static_cast<float>((id * 7 + tile) % 3) + (tile == 11 ? 1.0F : 0.0F);
+  }
+  for (const int32_t top_k : {1, 5, 20, 128}) ExpectBest(c, top_k);
+}
+
+// Columns beyond the vocabulary, whose dot products are 0, would exceed all logits.
+TEST_F(FusedTopKTest, ListsNoColumnBeyondTheVocabulary) {
+  for (const int64_t vocab : {1, 193, 385, 4'993}) {
+    FusedCase c = MakeFusedCase({.rows = 9, .hidden = 64, .vocab = vocab});
+    std::fill(c.hidden.begin(), c.hidden.end(), 1.0F);
+    std::fill(c.weight.begin(), c.weight.end(), -1.0F);
+    for (const int32_t top_k : {1, 20, 128}) ExpectBest(c, top_k);
+  }
+}
+
 TEST_F(FusedTopKTest, LogitsOfMinusInfinityComeLast) {
   FusedCase c = MakeFusedCase({.rows = 5, .hidden = 64, .vocab = 1'000});
   c.bias.assign(1'000, -std::numeric_limits<float>::infinity());
   for (const size_t id : {3, 500, 999}) c.bias[id] = 0.0F;
-  ExpectBest(c, 20);
+  for (const int32_t top_k : {1, 5, 20, 128}) ExpectBest(c, top_k);
 }
 
 TEST_F(FusedTopKTest, ANonfiniteRowDoesNotAffectOthers) {

@@ -298,7 +298,7 @@ TEST(CudaEngineTest, ComputesEqualSumsOnEveryPath) {
       SCOPED_TRACE(::testing::Message()
                    << DtypeName(dtype) << " head, hidden size " << hidden_size);
 
-      const auto results = ComputeSums(dtype, hidden_size);
+      const auto results = ComputeSums(dtype, hidden_size, GpuKernel::kAuto);
 
       ASSERT_TRUE(results.ok()) << results.status();
       EXPECT_EQ(DescribeUnequalSums(*results), "");
@@ -312,7 +312,7 @@ TEST(CudaEngineTest, ComputesEqualSumsOnEveryPath) {
 
 TEST(CudaEngineTest, NoticesOneChangedBitOfASumOnAnyPath) {
   if (!SkipReason().empty()) GTEST_SKIP() << SkipReason();
-  const auto results = ComputeSums(Dtype::kBf16, 1'024);
+  const auto results = ComputeSums(Dtype::kBf16, 1'024, GpuKernel::kAuto);
   ASSERT_TRUE(results.ok()) << results.status();
   for (size_t i = 0; i < results->size(); ++i) {
     if ((*results)[i].reference == i) continue;

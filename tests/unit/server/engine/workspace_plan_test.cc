@@ -94,6 +94,12 @@ TEST_P(WorkspacePlanTest, FusedBlocksFitTheArenaAndItsBound) {
                         kernels::TopKScratchOf(1, top_k, plan.num_tiles).size_bytes,
                     plan.arena_bytes);
         }
+        // A search of a part of the rows reads the weight once more.
+        if (top_k == 20 && plan.num_tiles >= 128) {
+          EXPECT_LE(WorkspacePlan::TopKKeyBytes(rows, top_k) +
+                        kernels::TopKScratchOf(rows, top_k, plan.num_tiles).size_bytes,
+                    plan.arena_bytes);
+        }
       }
     }
   }
