@@ -233,15 +233,17 @@ absl::Status MeasureChoicesForManyRows(const Flags& flags, Stopwatch& watch) {
   constexpr FusedRaster kRows = FusedRaster::kAlongRows;
   constexpr FusedRaster kVocab = FusedRaster::kAlongVocab;
   const std::map<std::string, kernels::FusedChoice> choices = {
-      {"128 rows 2", {FusedTile::k128PingPong, kRows, 2}},
       {"128 rows 4", {FusedTile::k128PingPong, kRows, 4}},
       {"128 rows 8", {FusedTile::k128PingPong, kRows, 8}},
+      {"128 vocabulary 2", {FusedTile::k128PingPong, kVocab, 2}},
+      {"128 vocabulary 4", {FusedTile::k128PingPong, kVocab, 4}},
       {"128 vocabulary 8", {FusedTile::k128PingPong, kVocab, 8}},
-      {"256 rows 1", {FusedTile::k256Cooperative, kRows, 1}},
-      {"256 rows 2", {FusedTile::k256Cooperative, kRows, 2}},
-      {"256 rows 4", {FusedTile::k256Cooperative, kRows, 4}},
+      {"256 vocabulary 1", {FusedTile::k256Cooperative, kVocab, 1}},
+      {"256 vocabulary 2", {FusedTile::k256Cooperative, kVocab, 2}},
       {"256 vocabulary 4", {FusedTile::k256Cooperative, kVocab, 4}},
-      {"256 vocabulary 8", {FusedTile::k256Cooperative, kVocab, 8}},
+      {"s112 rows 1", {FusedTile::kSwapped112, kRows, 1}},
+      {"s112 vocabulary 2", {FusedTile::kSwapped112, kVocab, 2}},
+      {"s112 vocabulary 4", {FusedTile::kSwapped112, kVocab, 4}},
       {"mma 128", {FusedTile::kMma128, kRows, 1}}};
   for (const Shape& shape : kShapes) {
     LOGPROBD_ASSIGN_OR_RETURN(const auto fixture,

@@ -226,7 +226,7 @@ TEST_F(FusedExponentialsTest, EveryInstanceCachesTheSameBits) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       for (const bool transforms : {false, true}) {
         FusedCase c = MakeFusedCase(
-            {.rows = rows, .hidden = 320, .vocab = 1'500, .dtype = dtype, .logit_stddev = 20});
+            {.rows = rows, .hidden = 320, .vocab = 1'500, .logit_stddev = 20, .dtype = dtype});
         c.entropy_temperatures.assign(static_cast<size_t>(rows), 2.0F);
         c.hidden[5] = std::numeric_limits<float>::quiet_NaN();
         if (transforms) {
@@ -239,7 +239,7 @@ TEST_F(FusedExponentialsTest, EveryInstanceCachesTheSameBits) {
           std::vector<kernels::TileSums> references;
           // Tiles whose exponent is far above the reference keep their own.
           for (int32_t row = 0; has_references && row < rows; ++row) {
-            references.push_back({.exponent = row % 40 - 30});
+            references.push_back({row % 40 - 30, 1.0F, 0.0F, 0.0F});
           }
           const auto cached = [&](FusedTile tile) {
             const kernels::FusedChoice choice = {tile, kernels::FusedRaster::kAlongRows, 1};
