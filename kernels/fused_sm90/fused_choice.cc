@@ -43,12 +43,17 @@ constexpr TileCost kPartialsCosts[] = {{FusedTile::k64Pair, 1.05, 110},
                                        {FusedTile::kSwapped96, 0.89, 283},
                                        {FusedTile::kSwapped112, 0.90, 283}};
 constexpr TileCost kCachingCosts[] = {{FusedTile::k128PingPong, 1.0, 0},
-                                      {FusedTile::kSwapped80, 0.885, 435},
-                                      {FusedTile::kSwapped96, 0.89, 283}};
+                                      {FusedTile::kSwapped80, 0.885, 720},
+                                      {FusedTile::kSwapped96, 0.89, 515}};
 constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0},
                                        {FusedTile::k128PingPong, 1.0, 0},
-                                       {FusedTile::kSwapped80, 0.885, 435},
-                                       {FusedTile::kSwapped96, 0.89, 283}};
+                                       {FusedTile::kSwapped80, 0.885, 1'100},
+                                       {FusedTile::kSwapped96, 0.89, 750}};
+
+/// Size of hidden rows, in elements, beyond which swapped tiles, which read all of them for each
+/// column tile, miss the second-level cache, and the factor of their time then.
+constexpr int64_t kCachedHiddenElements = int64_t{20} << 20;
+constexpr double kUncachedFactor = 1.12;
 
 /// Returns the time of a launch with pairs of blocks, in the units of TileCost. The rows of a
 /// partly filled pair and the pairs of a partly filled wave take as long as others.
@@ -56,7 +61,9 @@ constexpr double CostOf(const FusedShape& shape, const TileCost& cost) {
   const int64_t cluster_rows = ClusterRows(cost.tile);
   const int64_t clusters = (shape.num_rows + cluster_rows - 1) / cluster_rows * shape.num_tiles;
   const int64_t waves = (clusters + kPairsAtOnce - 1) / kPairsAtOnce;
-  return static_cast<double>(waves * cluster_rows) *
+  const bool is_cached =
+      !IsSwapped(cost.tile) || shape.num_rows * shape.depth <= kCachedHiddenElements;
+  return static_cast<double>(waves * cluster_rows) * (is_cached ? 1.0 : kUncachedFactor) *
          (cost.rate * static_cast<double>(shape.depth) + cost.overhead);
 }
 

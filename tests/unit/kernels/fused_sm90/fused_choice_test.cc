@@ -92,6 +92,23 @@ TEST(FusedChoiceTest, GradientsUseTilesThatLeaveFewRowsEmpty) {
   }
 }
 
+// Regression: 4,096 rows of two splits of 4,096 values took 1.1 times as long in swapped tiles,
+// which read all hidden rows for each column tile.
+TEST(FusedChoiceTest, HiddenRowsBeyondTheCacheAreNotReadForEachColumnTile) {
+  EXPECT_EQ(Choose(4'096, 8'192).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(4'200, 5'376).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(2'100, 8'192).tile, FusedTile::kSwapped96);
+}
+
+// A gradient is written for every logit, which takes longer from swapped tiles.
+TEST(FusedChoiceTest, ShallowProductsOfGradientsUseNoSwappedTiles) {
+  for (const int64_t rows : {130, 300, 520, 1'040, 1'300, 2'100}) {
+    const FusedTile tile =
+        ChooseGradient({.num_rows = rows, .num_tiles = kManyTiles, .depth = 896}).tile;
+    EXPECT_TRUE(tile == FusedTile::k64Pair || tile == FusedTile::k128PingPong) << rows << " rows";
+  }
+}
+
 // Only some tiles can cache exponentials, even if another tile is fastest for partials.
 TEST(FusedChoiceTest, LaunchesThatCacheUseTilesThatLeaveFewRowsEmpty) {
   const auto choose = [](int64_t rows, int64_t depth) {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from gpu_cases import IGNORED, make_case, memory_limited_to, release_memory
-from linear_logprob_reference import reference
+from linear_logprob_reference import reference, seeded
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops._memory import logit_cache
 from logprobd_ops._operator import linear_logprob_arguments
@@ -314,7 +314,7 @@ def test_partly_cached_rows_have_right_gradients(rows, dtype):
     vocab = 40_000
     hidden, weight, target = (each.detach() for each in make_case(rows, 64, vocab))
     hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
-    upstream = torch.randn(2, rows, device="cuda")
+    upstream = torch.randn(2, rows, device="cuda", generator=seeded(rows))
     upstream[:, rows // 3 : rows // 2] = 0
     row_bytes = 2.1 * vocab
     budget = int(2 * max(280, rows * 2 // 3) * row_bytes)  # At most half is for other buffers.
