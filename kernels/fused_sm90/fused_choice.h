@@ -93,8 +93,8 @@ FusedChoice ChooseMma(int64_t num_rows);
 /// Returns ChooseFused or ChooseMma, depending on the kernels of a GPU.
 FusedChoice ChooseFor(FusedArch arch, const FusedShape& shape);
 
-/// Returns the fastest choice on Hopper for a launch that caches exponentials, whose instances exist
-/// for k128PingPong, kSwapped80 and kSwapped96.
+/// Returns the fastest choice on Hopper for a launch that caches exponentials, whose instances
+/// exist for k128PingPong, kSwapped80 and kSwapped96.
 FusedChoice ChooseCaching(const FusedShape& shape);
 
 /// Returns the fastest choice for gradients, whose instances exist for k64Pair, k128PingPong,
