@@ -135,7 +135,8 @@ FusedChoice ChooseMma(int64_t num_rows) {
   // kMma64 reads 1.6 times as many bytes per product; a tenth more time is an estimate.
   constexpr double kSmallTileCost = 1.1;
   const auto rows_of = [&](FusedTile tile) {
-    return static_cast<double>((num_rows + TileRows(tile) - 1) / TileRows(tile) * TileRows(tile));
+    const int64_t tiles = (num_rows + TileRows(tile) - 1) / TileRows(tile);
+    return static_cast<double>(tiles * TileRows(tile));
   };
   const bool is_small = kSmallTileCost * rows_of(FusedTile::kMma64) < rows_of(FusedTile::kMma128);
   return {is_small ? FusedTile::kMma64 : FusedTile::kMma128, FusedRaster::kAlongRows, 1};
