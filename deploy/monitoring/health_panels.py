@@ -180,6 +180,13 @@ ERRORS = Row(
             needs_gpu=True,
             load_shows=False,
         ),
+        Panel(
+            "GPU sums differ",
+            "1 if the check at the start found that paths of a GPU sum with different bits (RUNBOOK.md, LogprobdUnequalSums).",
+            each("logprobd_gpu_unequal_sums", GPU_NAME),
+            needs_gpu=True,
+            load_shows=False,
+        ),
     ),
 )
 

@@ -168,7 +168,7 @@ std::optional<kernels::Dtype> KernelDtype(const at::Tensor& tensor) {
 
 /// Returns whether the device runs fused kernels.
 bool HasFusedKernels(at::Device device) {
-  const int index = device.has_index() ? device.index() : c10::cuda::current_device();
+  const c10::DeviceIndex index = device.has_index() ? device.index() : c10::cuda::current_device();
   return kernels::FusedArchOf(index) != kernels::FusedArch::kNone;
 }
 
