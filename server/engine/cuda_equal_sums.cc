@@ -48,8 +48,8 @@ static_assert(kRows % kDistinctRows == 0 && kColumns % kDistinctColumns == 0);
 
 /// Exponents of the synthetic values, which fp16 represents, too. Products then spread over
 /// 2^-12 to 2^12.
-constexpr int32_t kExponentMin = -6;
-constexpr int32_t kExponents = 12;
+constexpr uint32_t kNegativeExponents = 6;
+constexpr uint32_t kExponents = 12;
 
 struct NamedTile {
   kernels::FusedTile tile;
@@ -133,7 +133,7 @@ std::vector<Element> MakeRows(const ProductSizes& sizes, int64_t num_rows, bool 
         } else {  // a linear congruential generator (Knuth, MMIX); its upper bits are random
           state = state * 6364136223846793005U + 1442695040888963407U;
           const auto random = static_cast<uint32_t>(state >> 32);
-          const uint32_t exponent = format.exponent_bias + random % kExponents + kExponentMin;
+          const uint32_t exponent = format.exponent_bias - kNegativeExponents + random % kExponents;
           const uint32_t mantissa = (random >> 8) & ((1U << format.mantissa_bits) - 1);
           part[k] = static_cast<Element>((random >> 31 != 0 ? format.sign : 0U) |
                                          exponent << format.mantissa_bits | mantissa);
