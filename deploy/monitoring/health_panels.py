@@ -182,7 +182,7 @@ ERRORS = Row(
         ),
         Panel(
             "GPU sums differ",
-            "1 if the check at the start found that paths of a GPU sum with different bits (RUNBOOK.md, LogprobdUnequalSums).",
+            "1 if the check at the start found that paths of a GPU sum with other bits (alert LogprobdUnequalSums).",
             each("logprobd_gpu_unequal_sums", GPU_NAME),
             needs_gpu=True,
             load_shows=False,
