@@ -211,6 +211,7 @@ FUSED_EXTRAS = (
         columns=(
             "without combine",
             "and argmax",
+            "and rank of the target",
             "and sum of p squared",
             "entropy at its own temperature",
             "and top-k of 20",

@@ -115,7 +115,7 @@ def test_the_loss_curve_in_fp32_is_that_of_torch(curve_of_torch, name):
     near(loss_curve(LOSSES[name], autocast=False), curve_of_torch, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["linear_cross_entropy", "liger", "trl"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_the_loss_curve_under_autocast_stays_near_that_of_fp32(curve_of_torch, name):
     near(loss_curve(LOSSES[name], autocast=True), curve_of_torch, rtol=0, atol=2e-2)
 
