@@ -23,7 +23,7 @@
 
 namespace logprobd::kernels::internal {
 
-/// What WriteTileCandidates reads and writes. Arrays start with the shard's first column and with
+/// Inputs and outputs of WriteTileCandidates. Arrays start with the shard's first column and with
 /// the row of pair 0.
 struct CandidateParams {
   LogitTransform transform;

@@ -71,7 +71,7 @@ constexpr NamedTile kOtherTiles[] = {
 constexpr const char* kBatchConsequence =
     "the last bits of a row's scores may depend on the other rows of its batch";
 
-/// What each way writes to device memory.
+/// The results of one way in device memory.
 struct Outputs {
   uint64_t max_keys[kRows];
   kernels::TileSums sums[kRows * kTiles];
