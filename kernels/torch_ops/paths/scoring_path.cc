@@ -22,14 +22,14 @@ namespace logprobd::torch_ops {
 namespace {
 
 // Upper bounds in bytes of the arrays with a few numbers per row that a forward pass allocates
-// after the ranks have agreed: the scores of all blocks, of all rows and between, and the values
-// from which those of one block are computed.
-constexpr int64_t kRowBytesMax = 128;
+// after the ranks have agreed: the scores of all blocks, of all rows and between, the copies that
+// are saved for the backward pass, and the values from which the scores of one block are computed.
+constexpr int64_t kRowBytesMax = 144;
 constexpr int64_t kBlockRowBytesMax = 512;
 /// Upper bounds of the arrays with a number per entry of a list. A block of rows has arrays of all
 /// candidates.
-constexpr int64_t kTopKBytesMax = 48;
-constexpr int64_t kCandidateBytesMax = 128;
+constexpr int64_t kTopKBytesMax = 60;
+constexpr int64_t kCandidateBytesMax = 132;
 constexpr int64_t kBlockCandidateBytesMax = 8;
 /// PyTorch's allocator for GPUs has separate memory for allocations up to this size.
 constexpr int64_t kSmallAllocation = int64_t{1} << 20;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <utility>
@@ -33,6 +35,35 @@ constexpr size_t kFirstOwn = 1 + 2 * RankGroup::kCommonMax;
 int64_t NumNumbers(int64_t num_ranks) {
   return static_cast<int64_t>(kFirstOwn +
                               static_cast<size_t>(num_ranks) * RankGroup::Numbers().size());
+}
+
+/// The numbers of an exchange on the host, from and to which copies do not wait, and on the device.
+struct ExchangeBuffers {
+  at::Tensor on_host;
+  at::Tensor on_device;  ///< Is on_host itself on a CPU.
+};
+
+ExchangeBuffers AllocateExchange(int64_t num_numbers, const at::Device& device) {
+  ExchangeBuffers buffers;
+  buffers.on_host = at::empty(
+      {num_numbers}, at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  buffers.on_device =
+      device.is_cpu() ? buffers.on_host
+                      : at::empty({num_numbers}, at::TensorOptions(device).dtype(at::kLong));
+  return buffers;
+}
+
+/// Returns the buffers of exchanges in which this rank has no memory for others, allocated by the
+/// first call for a size and a device. Exchanges may share them, because a rank without memory only
+/// reports its failure, and no rank reads the other numbers then.
+ExchangeBuffers ReservedExchange(int64_t num_numbers, const at::Device& device) {
+  static std::mutex mutex;
+  // Never destroyed, because PyTorch's allocators may be destroyed earlier.
+  static auto& reserved = *new std::map<std::pair<int64_t, std::string>, ExchangeBuffers>();
+  const std::lock_guard lock(mutex);
+  ExchangeBuffers& buffers = reserved[{num_numbers, device.str()}];
+  if (!buffers.on_host.defined()) buffers = AllocateExchange(num_numbers, device);
+  return buffers;
 }
 
 }  // namespace
@@ -135,12 +166,9 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
     pending.own_ = {work().own};
     return pending;
   }
-  // Copies from and to pinned memory do not wait.
-  pending.max_ = at::empty({NumNumbers(size())},
-                           at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
-  at::Tensor on_device =
-      device.is_cpu() ? pending.max_
-                      : at::empty({NumNumbers(size())}, at::TensorOptions(device).dtype(at::kLong));
+  ExchangeBuffers buffers = ReservedExchange(NumNumbers(size()), device);
+  pending.error_.Run([&] { buffers = AllocateExchange(NumNumbers(size()), device); });
+  pending.max_ = buffers.on_host;
   RankInfo mine;
   pending.error_.Run([&] {
     mine = work();
@@ -161,12 +189,12 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
   std::copy(mine.own.begin(), mine.own.end(),
             numbers + kFirstOwn + static_cast<size_t>(rank()) * mine.own.size());
   if (device.is_cpu()) {
-    Max(on_device);
+    Max(buffers.on_device);
     return pending;
   }
-  on_device.copy_(pending.max_, /*non_blocking=*/true);
-  Max(on_device);
-  pending.max_.copy_(on_device, /*non_blocking=*/true);
+  buffers.on_device.copy_(pending.max_, /*non_blocking=*/true);
+  Max(buffers.on_device);
+  pending.max_.copy_(buffers.on_device, /*non_blocking=*/true);
   pending.is_ready_.emplace(device.type());
   pending.is_ready_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   return pending;

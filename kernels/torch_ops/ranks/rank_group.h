@@ -100,9 +100,9 @@ class RankGroup {
   class PendingInfo;
 
   /// Runs `work` and starts the collective that shares its RankInfo. In a group, an error of `work`
-  /// is shared too and is thrown by PendingInfo::Result; a rank that is alone throws here. The
-  /// other ranks would wait for a rank without memory for the collective itself, so that is
-  /// allocated first.
+  /// is shared too and is thrown by PendingInfo::Result; a rank that is alone throws here. So is a
+  /// lack of memory for the exchange itself, except in a process's first exchange with as many
+  /// ranks, in which a rank without memory throws at once and the others wait.
   PendingInfo StartExchange(const at::Device& device, const std::function<RankInfo()>& work) const;
 
  private:

@@ -148,9 +148,19 @@ MIB = 1 << 20
 SHORT_STEPS = range(0, 512, 4)  # MiB that rank 1 may take in addition to its inputs
 
 
+def take_small_memory() -> list[Tensor]:
+    """Returns tensors that leave no memory for any other tensor."""
+    taken = []
+    while True:
+        try:
+            taken.append(torch.empty(1, device="cuda"))
+        except torch.cuda.OutOfMemoryError:
+            return taken
+
+
 def serve_short_of_memory(rank: int, store: str, out: str) -> None:
-    """Runs one of two ranks. Rank 1 may take only some memory, which grows until the calls succeed. The weight is not
-    aligned, so the fused kernels need a copy of it."""
+    """Runs one of two ranks. Rank 1 may take only some memory, at first none, which grows until the calls succeed. The
+    weight is not aligned, so the fused kernels need a copy of it."""
     torch.cuda.set_device(0)
     dist.init_process_group(
         "gloo",
@@ -192,11 +202,13 @@ def serve_short_of_memory(rank: int, store: str, out: str) -> None:
             total = torch.cuda.get_device_properties(0).total_memory
             limit = (torch.cuda.memory_reserved() + step * MIB) / total if rank == 1 else 1.0
             torch.cuda.set_per_process_memory_fraction(limit)
+            taken = take_small_memory() if rank == 1 and step == 0 else []
             try:
                 compute()
                 outcomes[name].append("")
             except RuntimeError as error:
                 outcomes[name].append(str(error))
+            del taken
             torch.cuda.set_per_process_memory_fraction(1.0)
             if not outcomes[name][-1]:
                 break
@@ -204,8 +216,8 @@ def serve_short_of_memory(rank: int, store: str, out: str) -> None:
     dist.destroy_process_group()
 
 
-# Regression: a rank without memory for a copy of its weight, or for the lists of all ranks, failed alone, and the
-# others waited until they timed out.
+# Regression: a rank without memory for the numbers that ranks exchange, for a copy of its weight, or for the lists of all
+# ranks, failed alone, and the others waited until they timed out.
 def test_every_rank_learns_that_one_has_too_little_memory(tmp_path):
     torch.multiprocessing.spawn(
         serve_short_of_memory, (str(tmp_path / "store"), str(tmp_path / "out")), nprocs=2
