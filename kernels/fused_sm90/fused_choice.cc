@@ -52,7 +52,7 @@ constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0},
 
 /// Size of hidden rows, in elements, beyond which swapped tiles, which read all of them for each
 /// column tile, miss the second-level cache, and the factor of their time then.
-constexpr int64_t kCachedHiddenElements = int64_t{20} << 20;
+constexpr int64_t kCachedHiddenElements = int64_t{9} << 20;
 constexpr double kUncachedFactor = 1.12;
 
 /// Returns the time of a launch with pairs of blocks, in the units of TileCost. The rows of a
@@ -84,27 +84,13 @@ bool FitsAtOnce(const FusedShape& shape) {
   return (shape.num_rows + kBlockRows - 1) / kBlockRows * shape.num_tiles <= kBlocksAtOnce;
 }
 
-/// Returns the largest power of two up to `swizzle` that adds no empty row tiles and at most 1/32
-/// empty column tiles. The number of row clusters and the number of column tiles are both rounded
-/// up to a multiple of the swizzle.
-int32_t SwizzleOf(const FusedShape& shape, FusedTile tile, int32_t swizzle) {
-  const int64_t clusters = (shape.num_rows + ClusterRows(tile) - 1) / ClusterRows(tile);
-  const auto adds_too_much = [&](int64_t group) {
-    const int64_t columns_added = (group - shape.num_tiles % group) % group;
-    return clusters % group != 0 || columns_added * 32 > shape.num_tiles;
-  };
-  while (swizzle > 1 && adds_too_much(swizzle)) swizzle /= 2;
-  return swizzle;
-}
-
 /// Returns the fastest order of tiles of 128 rows.
 FusedChoice ChoosePingPong(const FusedShape& shape) {
   constexpr FusedTile kPingPong = FusedTile::k128PingPong;
   if (shape.num_rows <= kFewRowsMax || shape.depth < kAlongVocabDepthMin) {
-    const int32_t swizzle = shape.depth <= kWideDepthMax ? 8 : 4;
-    return {kPingPong, FusedRaster::kAlongRows, SwizzleOf(shape, kPingPong, swizzle)};
+    return {kPingPong, FusedRaster::kAlongRows, shape.depth <= kWideDepthMax ? 8 : 4};
   }
-  return {kPingPong, FusedRaster::kAlongVocab, SwizzleOf(shape, kPingPong, 8)};
+  return {kPingPong, FusedRaster::kAlongVocab, 8};
 }
 
 /// Returns the cheapest tile and its order.
@@ -127,8 +113,7 @@ FusedChoice ChooseFused(const FusedShape& shape) {
   }
   if (shape.num_rows <= kSwappedRowsMax) return ChooseCheapest(shape, kPartialsCosts);
   if (shape.depth < kCooperativeDepthMin) return ChoosePingPong(shape);
-  constexpr FusedTile kCooperative = FusedTile::k256Cooperative;
-  return {kCooperative, FusedRaster::kAlongVocab, SwizzleOf(shape, kCooperative, 4)};
+  return {FusedTile::k256Cooperative, FusedRaster::kAlongVocab, 4};
 }
 
 FusedChoice ChooseMma(int64_t num_rows) {
@@ -162,9 +147,7 @@ int64_t FusedRowStep(const FusedShape& shape) {
   if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && shape.num_rows <= kSwappedRowsMax) {
     return shape.num_rows <= kFewRowsMax ? kFineStep : kCoarseStep;
   }
-  const int64_t cluster_rows = ClusterRows(choice.tile);
-  // With an odd number of clusters no swizzle is possible, which gives the slowest order of tiles.
-  return shape.num_rows <= kFewRowsMax ? cluster_rows : 2 * cluster_rows;
+  return ClusterRows(choice.tile);
 }
 
 int64_t RowStepFor(FusedArch arch, const FusedShape& shape) {

@@ -35,7 +35,7 @@ enum class FusedRaster : int32_t { kAlongRows, kAlongVocab };
 struct FusedChoice {
   FusedTile tile;
   FusedRaster raster;
-  /// Number of clusters across the raster's direction that are processed together: 1, 2, 4 or 8.
+  /// Largest number of clusters across the raster's direction that are processed together, >= 1.
   int32_t swizzle;
 };
 
@@ -102,7 +102,7 @@ FusedChoice ChooseCaching(const FusedShape& shape);
 FusedChoice ChooseGradient(const FusedShape& shape);
 
 /// Returns the number of rows whose multiples are efficient batch sizes near `shape` on Hopper:
-/// those that leave few rows of a cluster, or of two where the swizzle matters, empty.
+/// those that leave few rows of a cluster empty.
 int64_t FusedRowStep(const FusedShape& shape);
 
 /// Returns FusedRowStep or, on other GPUs than Hopper, the number of rows of the chosen tile.

@@ -113,6 +113,7 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
   arguments.mainloop.weight_depth = static_cast<int32_t>(params.hidden_size);
   arguments.mainloop.reads_weight_once =
       params.num_splits == 1 && params.num_rows <= ClusterRows(kTile);
+  arguments.mainloop.keeps_rows = choice.raster == FusedRaster::kAlongVocab;
   arguments.epilogue = epilogue;
   arguments.hw_info.device_id = device;
   arguments.hw_info.sm_count = num_sms;

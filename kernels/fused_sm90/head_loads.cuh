@@ -4,8 +4,9 @@
 //
 // Idea      Base class of HeadMainloop and SwappedMainloop, which differ in the operand that the
 //           weight is. A hidden row may consist of several splits, one after another along K; the
-//           weight is then read once per split. And when only one cluster reads a weight tile, the
-//           weight need not stay in the second-level cache.
+//           weight is then read once per split. When only one cluster reads a weight tile, the
+//           weight need not stay in the second-level cache. When blocks proceed along the
+//           vocabulary, hidden rows should stay there while the weight passes.
 // Source    Our own.
 
 #include <cstdint>
@@ -23,6 +24,7 @@ struct HeadLoads : Base {
   struct Arguments : Base::Arguments {
     int32_t weight_depth = 0;  ///< K of the weight; the problem's K counts all splits of a row.
     bool reads_weight_once = false;  ///< True when only one cluster reads each weight tile.
+    bool keeps_rows = false;  ///< True when the same rows are multiplied by one tile after another.
   };
   struct Params : Base::Params {
     int32_t num_row_tiles = 0;
@@ -41,7 +43,8 @@ struct HeadLoads : Base {
     params.num_row_tiles = (cute::get<kRowMode>(problem) + kRows - 1) / kRows;
     params.weight_steps = (arguments.weight_depth + kStep - 1) / kStep;
     using Hint = cute::TMA::CacheHintSm90;
-    params.hidden_hint = arguments.reads_weight_once ? Hint::EVICT_LAST : Hint::EVICT_NORMAL;
+    params.hidden_hint = arguments.reads_weight_once || arguments.keeps_rows ? Hint::EVICT_LAST
+                                                                             : Hint::EVICT_NORMAL;
     params.weight_hint = arguments.reads_weight_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL;
     return params;
   }

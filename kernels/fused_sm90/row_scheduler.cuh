@@ -2,14 +2,13 @@
 
 // RowScheduler: assigns tiles to blocks; the number of rows may be in device memory.
 //
-// Idea      CUTLASS's persistent scheduler with the same order, but the number of rows is read when
-//           the kernel runs, so the host need not wait for a number that the GPU computes.
+// Idea      CUTLASS's persistent scheduler, but the number of rows is read when the kernel runs, so
+//           the host need not wait for a number that the GPU computes. tile_order.h has the order.
 // Work      Every thread computes its tile itself, once per tile.
 // Traffic   8 bytes per tile and thread, from the first-level cache.
 // Numerics  None; the order of tiles does not affect any bit.
 // Limits    2^31 - 1 tiles.
-// Source    The order is that of CUTLASS's static persistent scheduler, but every second group of
-//           tiles is reversed; the rest is our own.
+// Source    Our own, derived from CUTLASS's static persistent scheduler.
 
 #include <cstdint>
 
@@ -18,6 +17,7 @@
 #include "cutlass/gemm/kernel/sm90_tile_scheduler.hpp"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "kernels/common/overlapped_launch.cuh"
+#include "kernels/fused_sm90/tile_order.h"
 
 namespace logprobd::kernels::internal {
 
@@ -35,6 +35,9 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   };
   struct Params : Base::Params {
     const int64_t* num_rows = nullptr;
+    uint32_t row_clusters = 0;  ///< Of the problem's rows.
+    uint32_t column_tiles = 0;
+    uint32_t group_lines_max = 1;  ///< Largest number of lines that are processed together.
   };
 
   template <class Problem>
@@ -47,6 +50,10 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
     static_cast<typename Base::Params&>(params) = Base::to_underlying_arguments(
         problem, tile, cluster, hardware, arguments, workspace, epilogue_parts, step_alignment);
     params.num_rows = arguments.num_rows;
+    params.row_clusters = ClustersOf(static_cast<uint32_t>(cute::get<kRowMode>(problem)));
+    params.column_tiles = (static_cast<uint32_t>(cute::get<1 - kRowMode>(problem)) + kColumns - 1) /
+                          kColumns;
+    params.group_lines_max = static_cast<uint32_t>(arguments.max_swizzle_size);
     return params;
   }
 
@@ -68,27 +75,17 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   }
 
   CUTLASS_DEVICE WorkTileInfo get_current_work() const {
-    const uint32_t row_clusters = RowClusters();
-    const uint32_t columns = kRowsAreN ? params_.problem_tiles_m_ : params_.problem_tiles_n_;
+    const uint32_t row_clusters =
+        params_.num_rows == nullptr ? params_.row_clusters
+                                    : ClustersOf(static_cast<uint32_t>(*params_.num_rows));
+    const uint32_t columns = params_.column_tiles;
     const uint32_t cluster = block_ / kClusterBlocks;
     if (cluster >= row_clusters * columns) return WorkTileInfo::invalid_work_tile();
-    uint32_t log_swizzle = params_.log_swizzle_size_;
-    if (!IsAlongRows()) {
-      // This is the swizzle that the host would choose for this number of rows, so no group has
-      // empty tiles.
-      while (row_clusters % (1U << log_swizzle) != 0) --log_swizzle;
-    }
-    const uint32_t major_size = IsAlongRows() ? row_clusters : columns;
-    const uint32_t group = cluster >> log_swizzle;
-    const uint32_t in_group = cluster - (group << log_swizzle);
-    const uint32_t minor_group = group / major_size;
-    const uint32_t in_line = group - minor_group * major_size;
-    // Every second group goes backwards, so that it starts with operands that the second-level
-    // cache still holds.
-    const uint32_t major = minor_group % 2 == 0 ? in_line : major_size - 1 - in_line;
-    const uint32_t minor = (minor_group << log_swizzle) + in_group;
-    const uint32_t row_cluster = IsAlongRows() ? major : minor;
-    const uint32_t column = IsAlongRows() ? minor : major;
+    const TilePosition tile =
+        TileAt(cluster, {IsAlongRows() ? columns : row_clusters,
+                         IsAlongRows() ? row_clusters : columns, params_.group_lines_max});
+    const uint32_t row_cluster = IsAlongRows() ? tile.in_line : tile.line;
+    const uint32_t column = IsAlongRows() ? tile.line : tile.in_line;
     const auto row_block =
         static_cast<int32_t>(row_cluster * kClusterBlocks + block_ % kClusterBlocks);
     const auto column_tile = static_cast<int32_t>(column);
@@ -113,19 +110,17 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   static constexpr int kRowMode = kRowsAreN ? 1 : 0;
   static constexpr uint32_t kClusterBlocks = cute::size<kRowMode>(ClusterShape{});
   static constexpr uint32_t kClusterRows = cute::size<kRowMode>(TileShape{}) * kClusterBlocks;
+  static constexpr uint32_t kColumns = cute::size<1 - kRowMode>(TileShape{});
   static_assert(cute::size(ClusterShape{}) == kClusterBlocks);
+
+  /// Returns the number of clusters that process `num_rows` rows.
+  CUTLASS_HOST_DEVICE static uint32_t ClustersOf(uint32_t num_rows) {
+    return (num_rows + kClusterRows - 1) / kClusterRows;
+  }
 
   CUTLASS_DEVICE bool IsAlongRows() const {
     return params_.raster_order_ ==
            (kRowsAreN ? Base::RasterOrder::AlongN : Base::RasterOrder::AlongM);
-  }
-
-  CUTLASS_DEVICE uint32_t RowClusters() const {
-    if (params_.num_rows == nullptr) {
-      return kRowsAreN ? params_.problem_tiles_n_ : params_.problem_tiles_m_;
-    }
-    const auto num_rows = static_cast<uint32_t>(*params_.num_rows);
-    return (num_rows + kClusterRows - 1) / kClusterRows;
   }
 
   const Params& params_;
