@@ -15,6 +15,7 @@
 #include "server/base/errors.h"
 #include "server/base/head_info.h"
 #include "server/base/log.h"
+#include "server/engine/cublas_lt_library.h"
 #include "server/engine/cuda_equal_sums.h"
 #include "server/engine/cuda_head.h"
 #include "server/engine/cuda_resources.h"
@@ -123,9 +124,10 @@ Obstacle FindObstacle() {
           "use --device cpu"};
 }
 
-/// Measures the free memory of the GPUs that may be used and checks that this build has code for
-/// them. This creates a CUDA context on each of these GPUs.
+/// Measures the free memory of the GPUs that may be used, and checks that cuBLASLt can be loaded
+/// and that this build has code for them. This creates a CUDA context on each of these GPUs.
 absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuInfo>& gpus) {
+  LOGPROBD_RETURN_IF_ERROR(LoadCublasLt());
   for (GpuInfo& gpu : gpus) {
     const bool is_named =
         std::find(options.gpus.begin(), options.gpus.end(), gpu.ordinal) != options.gpus.end();

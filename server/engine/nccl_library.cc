@@ -2,7 +2,9 @@
 
 #include <dlfcn.h>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/status.h"
+#include "server/base/errors.h"
+#include "server/engine/cuda_library.h"
 
 namespace logprobd {
 namespace {
@@ -14,12 +16,8 @@ bool Find(void* library, const char* name, Function& function) {
 }
 
 absl::StatusOr<NcclLibrary> Load() {
-  void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("NCCL cannot be loaded (", dlerror(),
-                     "): install libnccl2 or add its folder to LD_LIBRARY_PATH"));
-  }
+  LOGPROBD_ASSIGN_OR_RETURN(void* const library,
+                            OpenCudaLibrary("libnccl.so.2", "NCCL", "libnccl2"));
   NcclLibrary nccl;
   const bool has_all = Find(library, "ncclGetErrorString", nccl.get_error_string) &&
                        Find(library, "ncclGetUniqueId", nccl.get_unique_id) &&
