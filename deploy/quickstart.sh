@@ -145,7 +145,7 @@ step "building the server (Release)" build
 step "installing the Python client" python_client
 if [ -z "$model" ]; then
   model=build/demo-model
-  step "writing the demo model" build/venv/bin/python deploy/demo/make_demo_model.py "$model"
+  step "writing the demo model" build/venv/bin/python -m logprobd.demo_model "$model"
 fi
 build/release/bin/logprobd --model "$model" --device "$device" --listen "127.0.0.1:$port" \
   --http "127.0.0.1:$http_port" >build/quickstart/server.log 2>&1 </dev/null &

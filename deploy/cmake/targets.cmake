@@ -5,6 +5,11 @@ set(LOGPROBD_WARNINGS -Wall -Wextra -Wconversion -Werror)
 function(logprobd_target_settings target)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${LOGPROBD_WARNINGS}>)
+  # The programs read input of strangers: the C library checks the bounds of buffers that it writes to, and the tables of
+  # functions are read-only from the start on.
+  target_compile_options(${target} PRIVATE
+    "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+  target_link_options(${target} PRIVATE LINKER:-z,relro,-z,now)
   if(LOGPROBD_SANITIZE)
     target_compile_options(${target} PUBLIC
       $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOGPROBD_SANITIZE} -fno-omit-frame-pointer>)

@@ -20,7 +20,7 @@ from pathlib import Path
 import logprobd
 import numpy as np
 import numpy.typing as npt
-from make_demo_model import bf16
+from logprobd.demo_model import bf16
 
 Floats = npt.NDArray[np.float64]
 

@@ -24,6 +24,7 @@ from logprobd.info import HeadInfo, Limits, Shard, VerifyReport
 from logprobd.packing import Shifted, from_packed, from_padded
 from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy
+from logprobd.serve import serve
 
 __version__ = "0.2.0"
 
@@ -51,4 +52,5 @@ __all__ = [
     "__version__",
     "from_packed",
     "from_padded",
+    "serve",
 ]

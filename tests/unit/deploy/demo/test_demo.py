@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[4]
 DEMO = ROOT / "deploy" / "demo"
 sys.path[:0] = [str(DEMO), str(ROOT / "client" / "python")]
 
-import make_demo_model
 import score_demo
+from logprobd import demo_model
 from logprobd.testing import FakeServer
 
 VOCAB, HIDDEN = 1003, 64
@@ -25,13 +25,13 @@ VOCAB, HIDDEN = 1003, 64
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    make_demo_model.write_model(folder, VOCAB, HIDDEN)
+    demo_model.write_model(folder, VOCAB, HIDDEN)
     return folder
 
 
 @pytest.fixture
 def weight(model):
-    stored, kind = score_demo.open_tensor(model, make_demo_model.HEAD)
+    stored, kind = score_demo.open_tensor(model, demo_model.HEAD)
     return score_demo.as_double(stored, kind)
 
 
@@ -63,7 +63,7 @@ def test_the_shards_are_read_by_the_safetensors_library(model, weight):
             tensor = file.get_tensor(name)
             assert str(tensor.dtype) == "torch.bfloat16"
             total += tensor.numel() * 2
-            if name == make_demo_model.HEAD:
+            if name == demo_model.HEAD:
                 assert np.array_equal(tensor.double().numpy(), weight)
     assert index["metadata"]["total_size"] == total
     assert sorted(path.name for path in model.glob("*.safetensors")) == sorted(
@@ -76,7 +76,7 @@ def test_the_config_ties_the_head(model):
 
     assert config["tie_word_embeddings"] is True
     assert (config["vocab_size"], config["hidden_size"]) == (VOCAB, HIDDEN)
-    assert make_demo_model.VOCAB_SIZE % 256 != 0
+    assert demo_model.VOCAB_SIZE % 256 != 0
 
 
 def test_logits_of_normal_rows_have_standard_deviation_3(weight):
@@ -86,7 +86,7 @@ def test_logits_of_normal_rows_have_standard_deviation_3(weight):
 
 
 def test_the_same_seed_gives_the_same_bytes(model, tmp_path):
-    make_demo_model.write_model(tmp_path, VOCAB, HIDDEN)
+    demo_model.write_model(tmp_path, VOCAB, HIDDEN)
 
     for path in model.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
@@ -96,13 +96,13 @@ def test_bf16_rounds_to_nearest_even():
     values = np.random.default_rng(2).standard_normal(100_000, dtype=np.float32)
 
     expected = values.astype(ml_dtypes.bfloat16).view(np.uint16)
-    assert np.array_equal(make_demo_model.bf16(values), expected)
+    assert np.array_equal(demo_model.bf16(values), expected)
 
 
 @pytest.mark.parametrize("transform", [{}, {"scale": 0.5, "softcap": 5.0}])
 def test_a_right_server_passes(model, weight, transform):
     with FakeServer(
-        weight=weight.astype(np.float32), tensor=make_demo_model.HEAD, **transform
+        weight=weight.astype(np.float32), tensor=demo_model.HEAD, **transform
     ) as server:
         done = run_score_demo(model, server, "--rows=3")
 
@@ -113,7 +113,7 @@ def test_a_right_server_passes(model, weight, transform):
 
 
 def test_a_wrong_server_fails(model, weight):
-    with FakeServer(weight=weight.astype(np.float32) * 1.01, tensor=make_demo_model.HEAD) as server:
+    with FakeServer(weight=weight.astype(np.float32) * 1.01, tensor=demo_model.HEAD) as server:
         done = run_score_demo(model, server)
 
     assert done.returncode == 1
@@ -122,9 +122,9 @@ def test_a_wrong_server_fails(model, weight):
 
 def test_a_bias_is_read_beside_the_weight(tmp_path):
     draw = np.random.default_rng(4)
-    weight = make_demo_model.bf16(draw.standard_normal((50, 8), dtype=np.float32))
-    bias = make_demo_model.bf16(draw.standard_normal(50, dtype=np.float32))
-    make_demo_model.write_safetensors(
+    weight = demo_model.bf16(draw.standard_normal((50, 8), dtype=np.float32))
+    bias = demo_model.bf16(draw.standard_normal(50, dtype=np.float32))
+    demo_model.write_safetensors(
         tmp_path / "model.safetensors", {"lm_head.weight": weight, "lm_head.bias": bias}
     )
     with FakeServer(
@@ -147,7 +147,8 @@ def test_a_missing_tensor_is_one_clear_line(model):
 
 def test_the_script_writes_the_full_model_quickly(tmp_path):
     done = subprocess.run(
-        [sys.executable, str(DEMO / "make_demo_model.py"), str(tmp_path)],
+        [sys.executable, "-m", "logprobd.demo_model", str(tmp_path)],
+        cwd=ROOT / "client" / "python",
         capture_output=True,
         text=True,
         timeout=60,
@@ -155,5 +156,5 @@ def test_the_script_writes_the_full_model_quickly(tmp_path):
     )
 
     assert "vocabulary 32003, hidden 512" in done.stdout
-    stored, _ = score_demo.open_tensor(tmp_path, make_demo_model.HEAD)
+    stored, _ = score_demo.open_tensor(tmp_path, demo_model.HEAD)
     assert stored.shape == (32_003, 512)

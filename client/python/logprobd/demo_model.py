@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Writes a small model folder in the Hugging Face layout, for trying logprobd without a download.
 
-    python3 deploy/demo/make_demo_model.py DIR
+    python -m logprobd.demo_model DIR
 
 The folder contains config.json and two safetensors shards with an index. The head is tied to the
 embedding and stored in bfloat16. The vocabulary size is not a multiple of 256. Rows drawn from
-N(0, 1) give logits with standard deviation 3. The same seed gives the same bytes. Needs only NumPy.
+N(0, 1) give logits with standard deviation 3. The same seed gives the same bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import struct
 import sys
 from pathlib import Path
@@ -97,9 +97,13 @@ def make_config(vocab: int, hidden: int) -> dict[str, Any]:
 
 
 def write_model(
-    folder: Path, vocab: int = VOCAB_SIZE, hidden: int = HIDDEN_SIZE, seed: int = 0
+    folder: str | os.PathLike[str],
+    vocab: int = VOCAB_SIZE,
+    hidden: int = HIDDEN_SIZE,
+    seed: int = 0,
 ) -> None:
     """Writes the folder. Replaces existing files."""
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = make_tensors(vocab, hidden, seed)
     first = {name for name in tensors if name == HEAD or ".layers.0." in name}
