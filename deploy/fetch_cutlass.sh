@@ -6,8 +6,10 @@ version=4.2.0.0
 [ -f "build/cutlass/nvidia_cutlass-$version.dist-info/METADATA" ] && exit 0
 rm -rf build/cutlass build/cutlass.part
 /usr/bin/python3 -m venv build/cutlass.part
+echo "nvidia-cutlass==$version --hash=sha256:f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6" \
+  >build/cutlass.part/requirements.txt
 build/cutlass.part/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-  --dest build/cutlass.part "nvidia-cutlass==$version"
+  --require-hashes --dest build/cutlass.part -r build/cutlass.part/requirements.txt
 /usr/bin/python3 -m zipfile -e build/cutlass.part/nvidia_cutlass-"$version"-*.whl build/cutlass.part/unpacked
 mv build/cutlass.part/unpacked build/cutlass
 rm -rf build/cutlass.part
