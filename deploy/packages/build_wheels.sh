@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheels of the server and of the Python client, and the client's source distribution. The server's wheel has
-# the programs of a build and all libraries that they need, except the C and C++ libraries and those of CUDA. The same
-# programs and the same commit give the same bytes.
+# Builds the wheels of the server and of the Python client, the client's source distribution, and an SPDX document of what
+# is in the server's wheel: the programs of a build and all libraries that they need, except the C and C++ libraries and
+# those of CUDA. The same programs and the same commit give the same bytes.
 #   bash deploy/packages/build_wheels.sh [BUILD] [OUT]     by default build/release and build/packages
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -35,6 +35,9 @@ mkdir "$staging/server/logprobd_server/bin"
 for name in logprobd logprobctl; do
   strip -o "$staging/server/logprobd_server/bin/$name" "$build/bin/$name"
 done
+version=$(sed -nE 's/^project\(logprobd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
+python3 deploy/packages/contents.py --version "$version" --licenses "$staging/server/licenses" \
+  --sbom "$out/logprobd_server-$version.spdx.json" "$build/bin/logprobd" "$build/bin/logprobctl" >"$staging/log"
 # The packages of the extra [cuda] lie beside ours. auditwheel adds the folder of the libraries that it copies.
 patchelf --set-rpath '$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/lib' \
   "$staging/server/logprobd_server/bin/logprobd"

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Lists what is inside the server's programs and the libraries that they load, and writes it as an SPDX document.
+
+    contents.py --version 0.2.0 --licenses DIR --sbom FILE PROGRAM...
+
+Copies the licence texts of the distribution's packages to DIR. Fails if a library belongs to a package without a known
+licence, so that a new dependency is added to LICENSES first. SOURCE_DATE_EPOCH is the document's time.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+# SPDX identifiers by the source package of a distribution's package.
+LICENSES = {
+    "abseil": "Apache-2.0",
+    "brotli": "MIT",
+    "c-ares": "MIT",
+    "cli11": "BSD-3-Clause",
+    "cpp-httplib": "MIT",
+    "fmtlib": "MIT",
+    "grpc": "Apache-2.0",
+    "nlohmann-json3": "MIT",
+    "openssl": "Apache-2.0",
+    "prometheus-cpp": "MIT",
+    "protobuf": "BSD-3-Clause",
+    "re2": "BSD-3-Clause",
+    "spdlog": "MIT",
+    "toml11": "MIT",
+}
+# Packages of which only headers are compiled into the programs.
+HEADERS = ("libcli11-dev", "libtoml11-dev", "nlohmann-json3-dev")
+# Every system that the wheel supports has them.
+SYSTEM_LIBRARIES = re.compile(
+    r"(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libz)\.so\..*"
+)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def call(*command: str | pathlib.Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def libraries_of(program: pathlib.Path) -> set[pathlib.Path]:
+    """The shared libraries that a program loads, without those of the system."""
+    paths = set()
+    for line in call("ldd", program).splitlines():
+        name, _, where = line.strip().partition(" => ")
+        if not where or SYSTEM_LIBRARIES.fullmatch(name):
+            continue
+        if not where.startswith("/"):
+            raise SystemExit(f"contents.py: error: {program} needs {name}, which is {where}")
+        paths.add(pathlib.Path(where.split()[0]).resolve())
+    return paths
+
+
+def package_of(library: pathlib.Path) -> str:
+    try:
+        return call("dpkg-query", "--search", library).split(":", 1)[0]
+    except subprocess.CalledProcessError:
+        raise SystemExit(
+            f"contents.py: error: {library} belongs to no package of the distribution"
+        ) from None
+
+
+def describe(package: str) -> dict[str, str]:
+    fields = call("dpkg-query", "--show", "-f", "${source:Package} ${Version}", package).split()
+    source, version = fields
+    if source not in LICENSES:
+        raise SystemExit(
+            f"contents.py: error: {package} of {source} has no known licence: add it to LICENSES"
+        )
+    return {
+        "name": package,
+        "version": version,
+        "license": LICENSES[source],
+        "purl": f"pkg:deb/debian/{package}@{version}",
+    }
+
+
+def parts_of_the_build() -> list[dict[str, str]]:
+    """CUDA's runtime, which is linked statically, and CUTLASS, of which the kernels are made."""
+    fetch = (ROOT / "deploy" / "fetch_cutlass.sh").read_text()
+    cutlass = re.search(r"^version=([\d.]+)$", fetch, re.MULTILINE)
+    assert cutlass is not None
+    parts = [
+        {
+            "name": "nvidia-cutlass",
+            "version": cutlass[1],
+            "license": "BSD-3-Clause",
+            "purl": f"pkg:pypi/nvidia-cutlass@{cutlass[1]}",
+        }
+    ]
+    header = pathlib.Path("/usr/local/cuda/include/cuda_runtime_api.h")
+    if header.exists():
+        number = re.search(r"#define CUDART_VERSION +(\d+)", header.read_text())
+        assert number is not None
+        version = f"{int(number[1]) // 1000}.{int(number[1]) % 1000 // 10}"
+        # NVIDIA's licence has no identifier in SPDX's list.
+        parts.append(
+            {
+                "name": "cuda-cudart-static",
+                "version": version,
+                "license": "LicenseRef-NVIDIA-CUDA-EULA",
+                "purl": f"pkg:generic/cuda-cudart@{version}",
+            }
+        )
+    return parts
+
+
+def spdx(version: str, parts: list[dict[str, str]]) -> dict[str, object]:
+    created = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.UTC)
+    ours = {"name": "logprobd-server", "version": version, "license": "Apache-2.0", "purl": ""}
+    packages = []
+    for part in [ours, *parts]:
+        package: dict[str, object] = {
+            "SPDXID": "SPDXRef-" + re.sub(r"[^A-Za-z0-9.]", "-", part["name"]),
+            "name": part["name"],
+            "versionInfo": part["version"],
+            "downloadLocation": "NOASSERTION",
+            "filesAnalyzed": False,
+            "licenseConcluded": part["license"],
+            "licenseDeclared": part["license"],
+            "copyrightText": "NOASSERTION",
+        }
+        if part["purl"]:
+            package["externalRefs"] = [
+                {
+                    "referenceCategory": "PACKAGE-MANAGER",
+                    "referenceType": "purl",
+                    "referenceLocator": part["purl"],
+                }
+            ]
+        packages.append(package)
+    names = [package["SPDXID"] for package in packages]
+    document: dict[str, object] = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"logprobd-server-{version}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/logprobd-server-{version}-{created:%Y%m%d%H%M%S}",
+        "creationInfo": {
+            "created": f"{created:%Y-%m-%dT%H:%M:%SZ}",
+            "creators": ["Tool: contents.py"],
+        },
+        "packages": packages,
+        "relationships": [
+            {
+                "spdxElementId": "SPDXRef-DOCUMENT",
+                "relationshipType": "DESCRIBES",
+                "relatedSpdxElement": names[0],
+            },
+            *(
+                {
+                    "spdxElementId": names[0],
+                    "relationshipType": "CONTAINS",
+                    "relatedSpdxElement": name,
+                }
+                for name in names[1:]
+            ),
+        ],
+    }
+    if any(part["license"].startswith("LicenseRef-") for part in parts):
+        document["hasExtractedLicensingInfos"] = [
+            {
+                "licenseId": "LicenseRef-NVIDIA-CUDA-EULA",
+                "name": "NVIDIA CUDA Toolkit EULA",
+                "extractedText": "https://docs.nvidia.com/cuda/eula/",
+            }
+        ]
+    return document
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("programs", type=pathlib.Path, nargs="+")
+    parser.add_argument("--version", required=True, help="version of the server")
+    parser.add_argument("--licenses", type=pathlib.Path, required=True, help="folder to write")
+    parser.add_argument("--sbom", type=pathlib.Path, required=True, help="file to write")
+    arguments = parser.parse_args()
+    libraries = set().union(*(libraries_of(program) for program in arguments.programs))
+    packages = sorted({package_of(library) for library in libraries} | set(HEADERS))
+    arguments.licenses.mkdir(parents=True, exist_ok=True)
+    for package in packages:
+        text = pathlib.Path("/usr/share/doc") / package / "copyright"
+        shutil.copyfile(text, arguments.licenses / f"{package}.txt")
+    parts = [describe(package) for package in packages] + parts_of_the_build()
+    arguments.sbom.write_text(json.dumps(spdx(arguments.version, parts), indent=1) + "\n")
+    print(f"{arguments.sbom}: {len(parts)} parts")
+
+
+if __name__ == "__main__":
+    main()
