@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support" / "python"))
 sys.path.insert(0, str(ROOT / "client" / "python"))
 
+from built_packages import build_packages  # noqa: E402
 from model_folder import ModelFolder  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 
@@ -24,6 +25,14 @@ def binaries() -> pathlib.Path:
     """Returns the folder with logprobd and logprobctl: TEST_BINARIES if it is set, else that of the release build."""
     folder = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
     assert (folder / "logprobd").exists(), f"{folder}/logprobd is missing: build the release preset"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def packages(binaries: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Returns a folder with the wheels of the server and of the client."""
+    folder = tmp_path_factory.mktemp("packages")
+    build_packages(binaries, folder)
     return folder
 
 

@@ -55,9 +55,11 @@ def free_ports(count: int) -> list[int]:
 class Quickstarted:
     """The demo model, served as the READMEs say but on free ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: pathlib.Path) -> None:
         self.port, self.http_port = free_ports(2)
+        # The commands find our packages in a folder instead of an index.
         self.environment = os.environ | {
+            "PIP_FIND_LINKS": str(packages),
             "PATH": f"{ROOT}/build/venv/bin:{os.environ['PATH']}",
             "LOGPROBD_ADDRESS": f"127.0.0.1:{self.port}",
         }
@@ -71,8 +73,8 @@ class Quickstarted:
 
 
 @pytest.fixture(scope="module")
-def quickstarted(binaries):
-    started = Quickstarted()
+def quickstarted(binaries, packages):
+    started = Quickstarted(packages)
     result = subprocess.run(
         ["bash", "deploy/quickstart.sh", "--keep", *started.options()],
         cwd=ROOT,
@@ -81,6 +83,9 @@ def quickstarted(binaries):
         timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    server = next(packages.glob("logprobd_server-*.whl"))
+    pip = [ROOT / "build/venv/bin/python", "-m", "pip", "install", "--quiet", "--force-reinstall"]
+    subprocess.run([*pip, server], check=True, timeout=120)
     pid = int(re.search(r"process (\d+)", result.stdout)[1])
     started.output = result.stdout
     yield started
@@ -107,9 +112,11 @@ def operator_path(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("file, command", commands(), ids=lambda value: str(value)[:60])
 @pytest.mark.timeout(900)
-def test_command_of_a_readme_runs(quickstarted, operator_path, file: str, command: str) -> None:
+def test_command_of_a_readme_runs(
+    quickstarted, packages, operator_path, file: str, command: str
+) -> None:
     if command == "bash deploy/quickstart.sh":
-        command += " " + " ".join(Quickstarted().options())
+        command += " " + " ".join(Quickstarted(packages).options())
     result = subprocess.run(
         ["bash", "-ec", quickstarted.here(command)],
         cwd=ROOT,

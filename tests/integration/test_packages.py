@@ -1,17 +1,17 @@
 """The wheels work in an empty environment, contain what they need, and are the same in every build."""
 
 import hashlib
-import os
+import json
 import re
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
+from built_packages import build_packages
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin")).parent
 PROGRAMS = ("logprobd", "logprobctl")
 # Every system that the wheel supports has the C and C++ libraries and zlib.
 SYSTEM_LIBRARIES = re.compile(
@@ -34,29 +34,13 @@ print(abs(result.logprob - (logits[np.arange(8), targets] - lse)).max())
 """
 
 
-def build_packages(out: Path) -> dict[str, Path]:
-    """Returns the built files by what they are."""
-    script = ROOT / "deploy" / "packages" / "build_wheels.sh"
-    subprocess.run(["bash", script, BUILD, out], check=True, capture_output=True, timeout=600)
-    return {
-        "server": next(out.glob("logprobd_server-*.whl")),
-        "client": next(out.glob("logprobd-*.whl")),
-        "client source": next(out.glob("logprobd-*.tar.gz")),
-    }
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory) -> dict[str, Path]:
-    return build_packages(tmp_path_factory.mktemp("packages"))
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory, packages) -> Path:
     """An environment that has only both wheels and what they depend on."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, packages["server"], packages["client"]], check=True, timeout=300)
+    subprocess.run([*pip, *packages.glob("*.whl")], check=True, timeout=300)
     return folder
 
 
@@ -106,13 +90,58 @@ def test_programs_are_hardened(environment):
 
 
 def test_the_wheel_is_for_one_platform_and_every_python(packages):
-    assert re.search(r"-py3-none-manylinux_2_3\d_x86_64\.whl$", packages["server"].name)
-    assert packages["client"].name.endswith("-py3-none-any.whl")
+    (server,) = packages.glob("logprobd_server-*.whl")
+    (client,) = packages.glob("logprobd-*.whl")
+
+    assert re.search(r"-py3-none-manylinux_2_3\d_x86_64\.whl$", server.name)
+    assert client.name.endswith("-py3-none-any.whl")
 
 
-def test_two_builds_have_the_same_bytes(packages, tmp_path):
-    again = build_packages(tmp_path)
+def test_the_contents_of_the_server_s_wheel_are_listed_with_their_licences(packages):
+    (server,) = packages.glob("logprobd_server-*.whl")
+    (sbom,) = packages.glob("*.spdx.json")
+    parts = {part["name"]: part for part in json.loads(sbom.read_text())["packages"]}
+    with zipfile.ZipFile(server) as wheel:
+        names = wheel.namelist()
 
-    for kind, path in packages.items():
-        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (path, again[kind])]
-        assert digests[0] == digests[1], kind
+    assert {"logprobd-server", "libgrpc29", "libprotobuf32", "nlohmann-json3-dev"} <= parts.keys()
+    assert all(part["versionInfo"] and part["licenseDeclared"] for part in parts.values())
+    assert any(name.endswith("/licenses/libgrpc29.txt") for name in names)
+    assert any(name.startswith("logprobd_server.libs/libgrpc") for name in names)
+    assert not any("cublas" in name for name in names)
+
+
+def test_two_builds_have_the_same_bytes(binaries, packages, tmp_path):
+    build_packages(binaries, tmp_path)
+
+    files = sorted(path.name for path in packages.iterdir())
+    assert len(files) == 4
+    for name in files:
+        digests = {
+            hashlib.sha256((folder / name).read_bytes()).digest() for folder in (packages, tmp_path)
+        }
+        assert len(digests) == 1, name
+
+
+def release(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = repository / "deploy" / "release.sh"
+    return subprocess.run(["bash", script, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def version_of(repository: Path) -> str:
+    text = (repository / "CMakeLists.txt").read_text()
+    return re.search(r"project\(logprobd VERSION ([\d.]+)", text)[1]
+
+
+def test_a_release_of_this_version_is_consistent(repository):
+    done = release(repository, "--dry-run", version_of(repository))
+
+    assert done.returncode == 0, done.stderr
+    assert "consistent" in done.stdout
+
+
+def test_a_release_of_another_version_is_refused(repository):
+    done = release(repository, "--dry-run", "9.9.9")
+
+    assert done.returncode == 1
+    assert f"CMakeLists.txt has version {version_of(repository)}, not 9.9.9" in done.stderr
