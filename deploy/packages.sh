@@ -8,12 +8,15 @@ build_packages=(
   libtoml11-dev nlohmann-json3-dev libssl-dev
 )
 run_packages=(ca-certificates curl python3 python3-venv)
-# Ubuntu provides chromium only as a snap. On Ubuntu, install chromium by hand to run the status page tests.
+# Ubuntu provides chromium and kubectl only as snaps. On Ubuntu, install them by hand to run the tests of the status page
+# and of deploy/kubernetes.
 test_packages=(
   libgtest-dev libgmock-dev libdnnl-dev prometheus
   chromium chromium-driver fonts-dejavu-core
   clang-format-14 clang-tidy-14 git
 )
+# A kubectl of another source is good as well, and dpkg would refuse a second package with this file.
+command -v kubectl >/dev/null || test_packages+=(kubernetes-client)
 
 # Prints the packages from its arguments that are not installed.
 missing_packages() {
