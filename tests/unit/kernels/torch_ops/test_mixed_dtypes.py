@@ -1,5 +1,5 @@
-"""Tests of fp32 and fp16 hidden states with a bf16 weight. Hopper GPUs multiply them as bf16 splits in fused kernels;
-the same tests run on other devices."""
+"""Tests of fp32 and fp16 hidden states with a bf16 weight. GPUs of compute capability 8.0 or later multiply them as bf16
+splits in fused kernels; the same tests run on other devices."""
 
 import pytest
 import torch
@@ -163,13 +163,13 @@ def test_any_layout_of_hidden(layout, hidden_dtype):
 needs_fused = pytest.mark.skipif(
     not torch.cuda.is_available()
     or not torch.ops.logprobd.is_fused(torch.device("cuda"), torch.bfloat16, torch.bfloat16, 64),
-    reason="needs a GPU",
+    reason="needs the fused kernels",
 )
 
 
 @needs_fused
 @pytest.mark.parametrize("hidden_dtype", HIDDEN_DTYPES)
-def test_hopper_gpus_take_their_fused_path(hidden_dtype):
+def test_gpus_with_fused_kernels_use_them(hidden_dtype):
     device = torch.device("cuda")
     assert torch.ops.logprobd.is_fused(device, hidden_dtype, torch.bfloat16, 64)
     assert torch.ops.logprobd.slow_path_reason(device, hidden_dtype, torch.bfloat16, 64) == ""
