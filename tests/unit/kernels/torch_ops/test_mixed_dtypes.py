@@ -6,7 +6,12 @@ import torch
 from gradient_cases import IGNORED, OPTIONS, OUTPUTS, Case, error_of, make_case
 from gradient_cases import SIXTEEN_BIT_ERROR_MAX as GRADIENT_ERROR_MAX
 from linear_logprob_reference import reference, requested, seeded
-from logprobd_ops import linear_cross_entropy, linear_logprob_loss
+from logprobd_ops import (
+    linear_cross_entropy,
+    linear_divergence,
+    linear_divergence_loss,
+    linear_logprob_loss,
+)
 from logprobd_ops.linear_logprob import linear_logprob
 
 HIDDEN_DTYPES = (torch.float32, torch.float16)
@@ -200,6 +205,29 @@ def test_the_slow_path_warns_once_for_each_reason(capfd):
         linear_logprob(hidden.bfloat16(), weight.bfloat16(), target)
 
     assert capfd.readouterr().err.count("the hidden size is 1237") == 1
+
+
+# No other test gives a teacher these dtypes, so no other test has used up these warnings.
+@needs_fused
+@pytest.mark.parametrize(
+    ("function", "hidden", "weight", "remedy"),
+    [
+        (linear_divergence, torch.float32, torch.bfloat16, "cast teacher_hidden to bfloat16 or"),
+        (linear_divergence_loss, torch.bfloat16, torch.float16, "cast teacher_hidden to float16 or"),
+        (linear_divergence, torch.bfloat16, torch.float32, "cast both to bfloat16 or run under"),
+        (linear_divergence, torch.bfloat16, torch.float64, "unless the results must be float64"),
+    ],
+)
+def test_a_divergence_without_products_in_sixteen_bits_warns_once_for_each_reason(
+    capfd, function, hidden, weight, remedy
+):
+    rows, head = torch.ones(2, 8, device="cuda"), torch.ones(5, 8, device="cuda")
+    for _ in range(2):
+        function(rows.bfloat16(), head.bfloat16(), rows.to(hidden), head.to(weight))
+
+    warnings = capfd.readouterr().err
+    assert warnings.count("linear_divergence does not multiply in 16 bits") == 1
+    assert remedy in warnings
 
 
 def test_other_devices_have_no_slow_path():
