@@ -9,8 +9,8 @@ Steps: every *_gpu_test that a CMakeLists.txt names, the example of the fused ke
 CUDA, the same-host client check, the bits of the operator and the server, compute-sanitizer on the small cases of the
 kernels' unit tests, and the digest of the result bits. Prints what passed, failed and was skipped per step. A skipped
 test fails the gate unless it needs two GPUs, tests CPUs or, with --without-originals, needs another package. Exits with
-1 unless all passed. `--jobs N` runs N steps at once; the GPU is shared, so no step may measure time. Needs pytest, torch, grpcio and
-ml_dtypes for the Python steps.
+1 unless all passed. `--jobs N` runs N steps at once; the GPU is shared, so no step may measure time. Needs pytest,
+torch, grpcio and ml_dtypes for the Python steps.
 """
 
 import argparse

@@ -216,8 +216,8 @@ def serve_short_of_memory(rank: int, store: str, out: str) -> None:
     dist.destroy_process_group()
 
 
-# Regression: a rank without memory for the numbers that ranks exchange, for a copy of its weight, or for the lists of all
-# ranks, failed alone, and the others waited until they timed out.
+# Regression: a rank without memory for the numbers that ranks exchange, for a copy of its weight, or for the lists of
+# all ranks, failed alone, and the others waited until they timed out.
 def test_every_rank_learns_that_one_has_too_little_memory(tmp_path):
     torch.multiprocessing.spawn(
         serve_short_of_memory, (str(tmp_path / "store"), str(tmp_path / "out")), nprocs=2

@@ -1,5 +1,5 @@
-"""Tests of fp32 and fp16 hidden states with a bf16 weight. GPUs of compute capability 8.0 or later multiply them as bf16
-splits in fused kernels; the same tests run on other devices."""
+"""Tests of fp32 and fp16 hidden states with a bf16 weight. GPUs of compute capability 8.0 or later multiply them as
+bf16 splits in fused kernels; the same tests run on other devices."""
 
 import pytest
 import torch
@@ -212,8 +212,8 @@ def test_the_slow_path_warns_once_for_each_reason(capfd):
 @pytest.mark.parametrize(
     ("function", "hidden", "weight", "remedy"),
     [
-        (linear_divergence, torch.float32, torch.bfloat16, "cast teacher_hidden to bfloat16 or"),
-        (linear_divergence_loss, torch.bfloat16, torch.float16, "cast teacher_hidden to float16 or"),
+        (linear_divergence, torch.float32, torch.bfloat16, "cast teacher_hidden to bfloat16"),
+        (linear_divergence_loss, torch.bfloat16, torch.float16, "cast teacher_hidden to float16"),
         (linear_divergence, torch.bfloat16, torch.float32, "cast both to bfloat16 or run under"),
         (linear_divergence, torch.bfloat16, torch.float64, "unless the results must be float64"),
     ],
