@@ -8,9 +8,9 @@
 Steps: every *_gpu_test that a CMakeLists.txt names, the example of the fused kernel, the operator's Python tests on
 CUDA, the same-host client check, the bits of the operator and the server, compute-sanitizer on the small cases of the
 kernels' unit tests, and the digest of the result bits. Prints what passed, failed and was skipped per step. A skipped
-test fails the gate unless it needs several GPUs or, with --without-originals, another package. Exits with 1 unless all
-passed. `--jobs N` runs N steps at once; the GPU is shared, so no step may measure time. Needs pytest, torch, grpcio and
-ml_dtypes for the Python steps.
+test fails the gate unless it needs two GPUs, tests CPUs or, with --without-originals, needs another package. Exits with
+1 unless all passed. `--jobs N` runs N steps at once; the GPU is shared, so no step may measure time. Needs pytest,
+torch, grpcio and ml_dtypes for the Python steps.
 """
 
 import argparse
@@ -63,9 +63,11 @@ SANITIZED = {
     "fused_sm80_gpu_test": "FusedScoresTest.*:ListedLogitsTest.*",
 }
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# A test may be skipped for want of a second GPU; with --without-originals, also of a package that the operator is
-# compared with.
-ALLOWED_SKIPS = re.compile(r"GPUs", re.IGNORECASE)
+# A test may be skipped for want of a second GPU, or because it tests CPUs; with --without-originals, also for want of a
+# package that the operator is compared with. These are the tests' own words, so that no other reason matches.
+ALLOWED_SKIPS = re.compile(
+    r"needs two GPUs|GPUs have their own kernels|test_gpu_ranks\.py tests ranks on GPUs"
+)
 MISSING_ORIGINALS = re.compile(r"could not import|not installed|no module named", re.IGNORECASE)
 needs_originals = True  # cleared by --without-originals
 step_timeout_seconds = 1800.0  # set by --step-timeout

@@ -3,6 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <mutex>
+#include <set>
+#include <string>
 
 namespace logprobd::torch_ops {
 namespace {
@@ -66,6 +69,16 @@ void CheckRowTemperatures(const at::Tensor& temperatures) {
   // Reading a value on a GPU would wait for the GPU.
   TORCH_CHECK_VALUE(!temperatures.is_cpu() || temperatures.gt(0).all().item<bool>(),
                     "temperature has an element that is not above 0");
+}
+
+void WarnOfSlowInputs(const std::string& message) {
+  static std::mutex mutex;
+  static std::set<std::string> known;
+  {
+    const std::lock_guard lock(mutex);
+    if (!known.insert(message).second) return;
+  }
+  TORCH_WARN(message);
 }
 
 }  // namespace logprobd::torch_ops

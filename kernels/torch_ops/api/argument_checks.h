@@ -1,7 +1,7 @@
 #pragma once
 
 // Checks of arguments that several operators have. Each throws a c10::ValueError that names the
-// argument.
+// argument, except WarnOfSlowInputs.
 
 #include <ATen/core/Tensor.h>
 
@@ -36,5 +36,8 @@ void CheckTemperature(double temperature);
 
 /// Checks the dtype of a temperature per row and, on a CPU, its values.
 void CheckRowTemperatures(const at::Tensor& temperatures);
+
+/// Warns once per process for each `message`, which says why inputs are slow and what to change.
+void WarnOfSlowInputs(const std::string& message);
 
 }  // namespace logprobd::torch_ops

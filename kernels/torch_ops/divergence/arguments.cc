@@ -1,9 +1,11 @@
 // Checks the arguments of linear_divergence, and chooses dtypes and sizes by them.
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 #include <string>
 
 #include "kernels/torch_ops/api/argument_checks.h"
@@ -43,6 +45,26 @@ void CheckVocabulary(const DivergenceInputs& inputs, const DivergenceOptions& op
   TORCH_CHECK_VALUE(options.vocab_valid > 0 && options.vocab_valid <= std::min(student, teacher),
                     "vocab_valid is ", options.vocab_valid, ": it must be from 1 to ",
                     std::min(student, teacher), ", the rows of the smaller weight");
+}
+
+void WarnOfSlowModel(const std::string& prefix, const at::Tensor& hidden,
+                     const at::Tensor& weight) {
+  if (!hidden.is_cuda() || IsMultipliedInSixteenBits(hidden, weight)) return;
+  const at::ScalarType dtype = weight.scalar_type();
+  const auto name_of = [](at::ScalarType each) { return c10::getDtypeNames(each).first; };
+  std::ostringstream message;
+  message << "linear_divergence does not multiply in 16 bits, which is many times faster, because "
+          << prefix << "hidden is " << name_of(hidden.scalar_type()) << " and " << prefix
+          << "weight is " << name_of(dtype) << ": ";
+  if (WideDtype(hidden.scalar_type(), dtype) == at::kDouble) {
+    message << "cast both to bfloat16 unless the results must be float64";
+  } else if (dtype == at::kFloat) {
+    message << "cast both to bfloat16 or run under torch.autocast";
+  } else {
+    message << "cast " << prefix << "hidden to " << name_of(dtype)
+            << " or run under torch.autocast";
+  }
+  WarnOfSlowInputs(message.str());
 }
 
 }  // namespace
@@ -93,6 +115,11 @@ void CheckArguments(const DivergenceInputs& inputs, const DivergenceOptions& opt
                     ": it must be above 0 and below 1; use a KL divergence for the limits");
   TORCH_CHECK_VALUE(options.block_bytes >= 0, "block_bytes is ", options.block_bytes,
                     ": it must not be negative");
+}
+
+void WarnOfSlowProducts(const DivergenceInputs& inputs) {
+  WarnOfSlowModel("student_", inputs.student_hidden, inputs.student_weight);
+  WarnOfSlowModel("teacher_", inputs.teacher_hidden, inputs.teacher_weight);
 }
 
 void CheckRowWeights(const MaybeTensor& row_weights, const DivergenceInputs& inputs) {

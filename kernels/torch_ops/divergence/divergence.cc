@@ -127,6 +127,7 @@ DivergenceOutputs ForwardDivergence(const DivergenceInputs& inputs,
   // Autocast must not change the dtypes that are chosen here.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   CheckArguments(inputs, options);
+  WarnOfSlowProducts(inputs);
   const ForwardRows pass = SelectForwardRows(inputs, options);
   const DivergenceRows& rows = pass.rows;
   const GradientCacheKind cache_kind = rows.row_bytes().cache_kind;
@@ -198,6 +199,7 @@ DivergenceLoss ForwardDivergenceLoss(const DivergenceInputs& inputs,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   CheckArguments(inputs, options);
   CheckRowWeights(row_weights, inputs);
+  WarnOfSlowProducts(inputs);
   const ForwardRows pass = SelectForwardRows(inputs, options);
   const DivergenceRows& rows = pass.rows;
   const at::Tensor statistics = EmptyStatistics(rows);

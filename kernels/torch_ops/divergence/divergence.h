@@ -150,6 +150,10 @@ void CheckDevices(const DivergenceInputs& inputs);
 /// Throws a c10::ValueError that names the argument if one is invalid.
 void CheckArguments(const DivergenceInputs& inputs, const DivergenceOptions& options);
 
+/// Warns once per process and reason if a GPU does not multiply a model's hidden states and weight
+/// in 16 bits.
+void WarnOfSlowProducts(const DivergenceInputs& inputs);
+
 /// Throws c10::ValueError unless `row_weights`, if given, has a floating-point number per row, on
 /// the device of student_hidden.
 void CheckRowWeights(const MaybeTensor& row_weights, const DivergenceInputs& inputs);

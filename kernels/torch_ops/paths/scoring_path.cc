@@ -7,14 +7,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <mutex>
-#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels/common/tile.h"
+#include "kernels/torch_ops/api/argument_checks.h"
 #include "kernels/torch_ops/paths/cpu_scorer.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 
@@ -51,15 +50,9 @@ void WarnOfSlowPath(const Problem& problem) {
       problem.device_ops->SlowPathReason(problem.device(), inputs.hidden.scalar_type(),
                                          inputs.weight.scalar_type(), problem.hidden_size());
   if (reason.empty()) return;
-  static std::mutex mutex;
-  static std::set<std::string> known;
-  {
-    const std::lock_guard lock(mutex);
-    if (!known.insert(reason).second) return;
-  }
-  TORCH_WARN(
+  WarnOfSlowInputs(
       "linear_logprob uses tensor operations, which are many times slower than its fused kernels, "
-      "because ",
+      "because " +
       reason);
 }
 

@@ -45,11 +45,11 @@ struct ExchangeBuffers {
 
 ExchangeBuffers AllocateExchange(int64_t num_numbers, const at::Device& device) {
   ExchangeBuffers buffers;
-  buffers.on_host = at::empty(
-      {num_numbers}, at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
-  buffers.on_device =
-      device.is_cpu() ? buffers.on_host
-                      : at::empty({num_numbers}, at::TensorOptions(device).dtype(at::kLong));
+  buffers.on_host = at::empty({num_numbers},
+                              at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  buffers.on_device = device.is_cpu()
+                          ? buffers.on_host
+                          : at::empty({num_numbers}, at::TensorOptions(device).dtype(at::kLong));
   return buffers;
 }
 

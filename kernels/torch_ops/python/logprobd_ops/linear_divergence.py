@@ -87,7 +87,8 @@ def linear_divergence(
 
     The teacher's tensors are constants: they get no gradient, even if they require one. Under torch.autocast, hidden
     states, weights and biases are cast as torch.nn.functional.linear casts its arguments. The weights must be
-    complete: heads that are sharded over ranks are not supported.
+    complete: heads that are sharded over ranks are not supported. On a GPU, a model whose hidden states and weight do
+    not have the same 16-bit dtype is multiplied in fp32, which is many times slower; a warning says so once.
 
     Args:
         student_hidden: [..., H_s], fp32, bf16, fp16 or fp64, with any strides.

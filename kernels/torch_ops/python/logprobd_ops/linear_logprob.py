@@ -147,8 +147,10 @@ def linear_logprob(
             about 2 bytes per logit with the fused kernels, which do not use it if the mean logit has a
             gradient. It has room for ignored rows as well. Nothing is cached if no backward can follow
             or the GPU's memory is short and, with "auto", while hooks take the tensors that autograd
-            saves, as in torch.utils.checkpoint without reentrance. A backward outside of the CUDA
-            graph that contains its forward does not use the cache.
+            saves, as in torch.utils.checkpoint without reentrance. If memory is short for a cache of all
+            rows in a compiled function, or with "cached" under such hooks, torch.OutOfMemoryError is
+            raised instead, because the saved tensors must have known shapes. A backward outside of the
+            CUDA graph that contains its forward does not use the cache.
         memory_budget: a whole number of bytes, for "auto": the cache and, with the fused kernels and rows that are not
             cached, the block of gradients that the backward computes at a time. Default: an eighth of
             the GPU's free memory, from 1 to 4 GiB; 4 GiB on a CPU; 1 GiB in a function that

@@ -77,6 +77,16 @@ def test_rows_are_flattened():
     close(gradients(ours, upstream, case), gradients(truth, upstream, case))
 
 
+def test_fp32_tensors_are_scored_in_the_dtype_of_autocast():
+    hidden, weight, target = case = make_case(torch.float32)
+
+    with torch.autocast(hidden.device.type, torch.bfloat16):
+        ours = verl.linear_cross_entropy(*case)
+
+    truth = verl.linear_cross_entropy(hidden.bfloat16(), weight.bfloat16(), target)
+    assert all(map(torch.equal, ours, truth))
+
+
 def test_logprobs_are_reduced_but_not_the_entropy():
     case = make_case()
     logprob, entropy, *_ = reference(*case)

@@ -379,7 +379,8 @@ def test_a_compiled_caller_gets_the_bits_of_eager(is_dynamic):
         assert all(map(torch.equal, ours, truth))
 
 
-# 16-bit heads whose rows are multiples of 16 bytes, for which Hopper GPUs use fused kernels.
+# 16-bit heads whose rows are multiples of 16 bytes, for which GPUs of compute capability 8.0 or later use fused
+# kernels.
 
 LOGPROB_ERROR_MAX = 1e-4
 SIXTEEN_BITS = pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))

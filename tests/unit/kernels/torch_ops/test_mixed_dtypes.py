@@ -1,12 +1,17 @@
-"""Tests of fp32 and fp16 hidden states with a bf16 weight. Hopper GPUs multiply them as bf16 splits in fused kernels;
-the same tests run on other devices."""
+"""Tests of fp32 and fp16 hidden states with a bf16 weight. GPUs of compute capability 8.0 or later multiply them as
+bf16 splits in fused kernels; the same tests run on other devices."""
 
 import pytest
 import torch
 from gradient_cases import IGNORED, OPTIONS, OUTPUTS, Case, error_of, make_case
 from gradient_cases import SIXTEEN_BIT_ERROR_MAX as GRADIENT_ERROR_MAX
 from linear_logprob_reference import reference, requested, seeded
-from logprobd_ops import linear_cross_entropy, linear_logprob_loss
+from logprobd_ops import (
+    linear_cross_entropy,
+    linear_divergence,
+    linear_divergence_loss,
+    linear_logprob_loss,
+)
 from logprobd_ops.linear_logprob import linear_logprob
 
 HIDDEN_DTYPES = (torch.float32, torch.float16)
@@ -163,13 +168,13 @@ def test_any_layout_of_hidden(layout, hidden_dtype):
 needs_fused = pytest.mark.skipif(
     not torch.cuda.is_available()
     or not torch.ops.logprobd.is_fused(torch.device("cuda"), torch.bfloat16, torch.bfloat16, 64),
-    reason="needs a GPU",
+    reason="needs the fused kernels",
 )
 
 
 @needs_fused
 @pytest.mark.parametrize("hidden_dtype", HIDDEN_DTYPES)
-def test_hopper_gpus_take_their_fused_path(hidden_dtype):
+def test_gpus_with_fused_kernels_use_them(hidden_dtype):
     device = torch.device("cuda")
     assert torch.ops.logprobd.is_fused(device, hidden_dtype, torch.bfloat16, 64)
     assert torch.ops.logprobd.slow_path_reason(device, hidden_dtype, torch.bfloat16, 64) == ""
@@ -200,6 +205,29 @@ def test_the_slow_path_warns_once_for_each_reason(capfd):
         linear_logprob(hidden.bfloat16(), weight.bfloat16(), target)
 
     assert capfd.readouterr().err.count("the hidden size is 1237") == 1
+
+
+# No other test gives a teacher these dtypes, so no other test has used up these warnings.
+@needs_fused
+@pytest.mark.parametrize(
+    ("function", "hidden", "weight", "remedy"),
+    [
+        (linear_divergence, torch.float32, torch.bfloat16, "cast teacher_hidden to bfloat16"),
+        (linear_divergence_loss, torch.bfloat16, torch.float16, "cast teacher_hidden to float16"),
+        (linear_divergence, torch.bfloat16, torch.float32, "cast both to bfloat16 or run under"),
+        (linear_divergence, torch.bfloat16, torch.float64, "unless the results must be float64"),
+    ],
+)
+def test_a_divergence_without_products_in_sixteen_bits_warns_once_for_each_reason(
+    capfd, function, hidden, weight, remedy
+):
+    rows, head = torch.ones(2, 8, device="cuda"), torch.ones(5, 8, device="cuda")
+    for _ in range(2):
+        function(rows.bfloat16(), head.bfloat16(), rows.to(hidden), head.to(weight))
+
+    warnings = capfd.readouterr().err
+    assert warnings.count("linear_divergence does not multiply in 16 bits") == 1
+    assert remedy in warnings
 
 
 def test_other_devices_have_no_slow_path():

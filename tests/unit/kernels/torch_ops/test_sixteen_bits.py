@@ -1,5 +1,5 @@
-"""Tests of 16-bit heads whose rows are multiples of 16 bytes. Hopper GPUs use fused kernels for them; the same tests
-run on other devices."""
+"""Tests of 16-bit heads whose rows are multiples of 16 bytes. GPUs of compute capability 8.0 or later use fused kernels
+for them; the same tests run on other devices."""
 
 import math
 

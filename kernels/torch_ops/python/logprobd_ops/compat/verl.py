@@ -40,6 +40,12 @@ def linear_cross_entropy(
     verl ignores no label: one outside the vocabulary, such as -100, has the log-prob -lse, which is what
     verl computes with a group (without a group, it returns memory that was never written).
 
+    Under autocast, hidden and weight are cast to its dtype, as the products of the model's other layers are. verl's
+    function does not follow autocast: it multiplies fp32 tensors in TF32, and fails if hidden and weight have
+    different dtypes. Nothing is cast where both have autocast's dtype, as with the mixed precision of verl's FSDP.
+    Call this function under torch.autocast(..., enabled=False) to multiply fp32 tensors in fp32 (not TF32), which is
+    many times slower on a GPU.
+
     Unlike verl's function, this one takes any hidden size, inputs that are not contiguous, and a
     temperature per row: a tensor with an element for each label, or one that can be broadcast to labels' shape.
     """
