@@ -14,13 +14,14 @@ or sudo. A second run takes seconds.
   --device auto|cpu|cuda   device that scores (default auto: CUDA if there is a GPU and a CUDA toolkit)
   --model DIR              serve this model folder instead of the demo model
   --keep                   leave the server running
+  --build-cuda             compile the GPU code, which takes ten minutes, although no GPU is visible
   --port N                 gRPC port (default 8470)
   --http-port N            port of /metrics, /healthz, /readyz (default 9470)
   --help                   print this help
 EOF
 }
 
-device=auto model="" keep=false port=8470 http_port=9470
+device=auto model="" keep=false build_cuda=false port=8470 http_port=9470
 while [ $# -gt 0 ]; do
   case "$1" in
     --device | --model | --port | --http-port)
@@ -34,6 +35,7 @@ while [ $# -gt 0 ]; do
       shift 2
       ;;
     --keep) keep=true; shift ;;
+    --build-cuda) build_cuda=true; shift ;;
     --help | -h) usage; exit 0 ;;
     *) echo "quickstart.sh: error: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
@@ -56,6 +58,7 @@ has_gpu=false has_nvcc=false
 { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; } && has_nvcc=true
 cuda_advice="install NVIDIA's CUDA toolkit 13 or later (packages cuda-nvcc-13-0, cuda-cudart-dev-13-0 and \
 libcublas-dev-13-0 of NVIDIA's own repository, see docs.nvidia.com/cuda), put nvcc on PATH and run this script again"
+! $build_cuda || $has_nvcc || fail "--build-cuda: there is no CUDA toolkit: $cuda_advice"
 if [ "$device" = cuda ]; then
   $has_gpu || fail "--device cuda: no NVIDIA GPU is visible here (/dev/nvidia0 is missing)"
   $has_nvcc || fail "--device cuda: there is a GPU, but no CUDA toolkit: $cuda_advice"
@@ -84,9 +87,16 @@ toolkit_version() {
 }
 
 build() {
-  local stamp=build/release/.quickstart cuda=AUTO wanted
+  local stamp=build/release/.quickstart cuda wanted
   local -a options=()
-  [ "$device" = cpu ] && cuda=OFF
+  # Without a GPU, an earlier configuration decides, so that a tree with GPU code is not built again without it.
+  cuda=$(sed -n 's/^LOGPROBD_CUDA:STRING=//p' build/release/CMakeCache.txt 2>/dev/null || true)
+  if [ "$device" = cpu ]; then
+    cuda=OFF
+  elif $has_gpu || $build_cuda; then
+    cuda=AUTO
+  fi
+  cuda=${cuda:-OFF}
   [ "$cuda" = AUTO ] && [ -n "$architectures" ] && options+=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")
   [ -f build/release/build.ninja ] || options+=(-DLOGPROBD_TESTS=OFF)
   # CMake configures again only if the choice of CUDA, the architectures or the toolkit has changed. A build tree that
