@@ -6,10 +6,12 @@ function(logprobd_target_settings target)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${LOGPROBD_WARNINGS}>)
   # The programs read input of strangers: the C library checks the bounds of buffers that it writes to, and the tables of
-  # functions are read-only from the start on.
-  target_compile_options(${target} PRIVATE
-    "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
-  target_link_options(${target} PRIVATE LINKER:-z,relro,-z,now)
+  # functions are read-only from the start on. Tests do not need this.
+  if(NOT LOGPROBD_IS_TEST)
+    target_compile_options(${target} PRIVATE
+      "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+    target_link_options(${target} PRIVATE LINKER:-z,relro,-z,now)
+  endif()
   if(LOGPROBD_SANITIZE)
     target_compile_options(${target} PUBLIC
       $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOGPROBD_SANITIZE} -fno-omit-frame-pointer>)
@@ -39,6 +41,7 @@ endfunction()
 # prefix distinguishes the tests of binaries that are built from the same sources.
 function(logprobd_test name)
   cmake_parse_arguments(ARG "" "PREFIX" "SOURCES;LIBS;LABELS" ${ARGN})
+  set(LOGPROBD_IS_TEST ON)
   logprobd_executable(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS} GTest::gmock_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   # Test code compiles a quarter faster at -O1. The tested code keeps its own flags.

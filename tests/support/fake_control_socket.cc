@@ -218,7 +218,9 @@ v1::LocalReply FakeControlSocket::Answer(const v1::LocalRequest& request, Lease*
     return Refusal(grpc::StatusCode::RESOURCE_EXHAUSTED, "above the limits");
   }
   *fd = memfd_create("logprobd-fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  static_cast<void>(ftruncate(*fd, bytes));
+  if (ftruncate(*fd, bytes) != 0) {
+    return Refusal(grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory for the region");
+  }
   static_cast<void>(fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
   const auto size = static_cast<size_t>(bytes);
   // The memory is never unmapped, because a request may still read it and tests are short.
