@@ -57,6 +57,9 @@ struct ServerParts {
   std::function<absl::StatusOr<ServerOptions>()> read_options = [] {
     return absl::StatusOr<ServerOptions>(absl::UnimplementedError("settings cannot be read again"));
   };
+  /// Tells the service manager about the server's state; see NotifyServiceManager. Called from
+  /// several threads, one at a time.
+  std::function<void(absl::string_view message)> notify = [](absl::string_view) {};
   const Clock* clock = &Clock::Steady();
   /// Whether to draw the progress of loading on standard error.
   bool progress_on_terminal = false;

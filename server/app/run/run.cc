@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/app/options/options_parser.h"
+#include "server/app/run/notify.h"
 #include "server/app/run/process.h"
 #include "server/app/run/server.h"
 #include "server/base/errors.h"
@@ -129,6 +130,7 @@ int Serve(const ServerOptions& options,
   LogInfo("starting", {{"version", Build().version}, {"commit", Build().commit}});
   ServerParts parts;
   parts.read_options = std::move(read_options);
+  parts.notify = NotifyServiceManager;
   parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == "text";
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options, parts);
   if (!server.ok()) {

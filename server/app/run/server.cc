@@ -31,6 +31,9 @@ namespace {
 
 /// Interval at which Run checks whether the engines are healthy.
 constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
+/// Longest time that the process may take to end after the grace time, which is mostly the time to
+/// free memory.
+constexpr absl::Duration kExitTimeMax = absl::Seconds(30);
 
 GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMemory& same_host) {
   GrpcServer::Options result;
@@ -101,6 +104,8 @@ struct Server::Impl {
   void Publish(const HeadManager& head);
   void UpdateServing();
   void LogReady(absl::Duration load_time);
+  void Notify(absl::string_view lines = "");
+  void NotifyStopping();
   bool WatchHeads();
   bool AwaitStop(absl::Time until);
   bool TakeReload();
@@ -135,6 +140,8 @@ struct Server::Impl {
   State state ABSL_GUARDED_BY(mutex) = State::kLoading;
   ServerPlan plan ABSL_GUARDED_BY(mutex);  // The initial plan; Plan() returns the current one.
   absl::Mutex memory_mutex;                // Used by PublishMemory; locked before `mutex`.
+  absl::Mutex notify_mutex;                // Locked before `mutex`.
+  std::string notified ABSL_GUARDED_BY(notify_mutex);  // The state as the service manager knows it.
 
   // The members below are destroyed in reverse order: no call may be running when the heads are
   // destroyed, and requests of the heads may hold memory of clients.
@@ -260,14 +267,15 @@ ServerStatus Server::Impl::Status() {
 }
 
 std::string Server::Impl::LoadingText() {
-  std::string text = "loading the weights ";
+  std::string text = "loading the weights";
   const auto loading =
       absl::c_find_if(heads, [](const auto& head) { return head->head() == nullptr; });
   if (!IsOnly() && loading != heads.end()) {
-    absl::StrAppend(&text, "of ", (*loading)->name(), " (", loading - heads.begin(), " of ",
-                    heads.size(), " heads loaded) ");
+    absl::StrAppend(&text, " of ", (*loading)->name(), " (", loading - heads.begin(), " of ",
+                    heads.size(), " heads loaded)");
   }
-  return absl::StrCat(text, progress.Text());
+  const std::string done = progress.Text();
+  return done.empty() ? text : absl::StrCat(text, " ", done);
 }
 
 /// Returns what has failed in the loaded heads, or an empty string if nothing has.
@@ -310,6 +318,26 @@ void Server::Impl::LogReady(absl::Duration load_time) {
        {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
        {"memory", MemoryText(now.memory())},
        {"load_seconds", absl::ToDoubleSeconds(load_time)}});
+}
+
+/// Sends `lines`, each of which ends in a newline, and the state as text to the service manager.
+/// Without lines it sends the text, if that has changed.
+void Server::Impl::Notify(absl::string_view lines) {
+  const absl::MutexLock lock(&notify_mutex);
+  const std::string state_text = StateNow().second;
+  if (!lines.empty() || state_text != notified) {
+    notified = state_text;
+    parts.notify(absl::StrCat(lines, "STATUS=", state_text));
+  }
+}
+
+/// Announces the drain, and how long it may take, to the service manager, whose own limit may be
+/// shorter than a --grace-s that the configuration sets.
+void Server::Impl::NotifyStopping() {
+  const absl::Duration time_max = absl::Seconds(options.grace_s) + kExitTimeMax;
+  parts.notify(absl::StrCat("STOPPING=1\nEXTEND_TIMEOUT_USEC=", absl::ToInt64Microseconds(time_max),
+                            "\nSTATUS=finishing the work in flight, at most ", options.grace_s,
+                            " s"));
 }
 
 bool Server::Impl::AwaitStop(absl::Time until) {
@@ -358,6 +386,7 @@ void Server::Impl::Apply(const ServerOptions& reloaded) {
 bool Server::Impl::Drain() {
   const absl::Time deadline = clock.Now() + absl::Seconds(options.grace_s);
   SetState(State::kStopping);
+  NotifyStopping();
   head_table.StopChanges();
   for (const std::unique_ptr<HeadManager>& head : heads) {
     metrics.SetReady(head->name(), false);
@@ -372,9 +401,13 @@ bool Server::Impl::Drain() {
 }
 
 absl::Status Server::Impl::LoadHead(HeadManager& head) {
+  Notify();
   const absl::Status status = head.Load(
       stop_loading,
-      [this](int64_t done_bytes, int64_t total) { progress.Update(done_bytes, total); },
+      [this](int64_t done_bytes, int64_t total) {
+        progress.Update(done_bytes, total);
+        Notify();
+      },
       [this] { PublishMemory(); });
   progress.Finish();
   if (!status.ok()) {
@@ -442,6 +475,7 @@ absl::Status Server::Load() {
   impl.WatchHeads();
   impl.UpdateServing();
   impl.LogReady(impl.clock.Now() - start);
+  impl.Notify("READY=1\n");
   return absl::OkStatus();
 }
 
@@ -452,10 +486,14 @@ Server::End Server::Run() {
   while (!stop && any_left) {
     stop = impl.AwaitStop(impl.clock.Now() + kHealthInterval);
     if (!stop && impl.TakeReload()) {
+      impl.Notify(
+          absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(impl.clock.Now()), "\n"));
       impl.Reload();
+      impl.Notify("READY=1\n");
     }
     any_left = impl.WatchHeads();
     impl.UpdateServing();
+    impl.Notify();
     impl.status_board.Sample();
   }
   if (!stop) {

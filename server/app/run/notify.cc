@@ -1,0 +1,41 @@
+#include "server/app/run/notify.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+#include "server/base/log.h"
+#include "server/transport/sockets.h"
+
+namespace logprobd {
+
+void NotifyServiceManager(absl::string_view message) {
+  const char* const variable = std::getenv("NOTIFY_SOCKET");
+  const absl::string_view path = variable == nullptr ? "" : variable;
+  if (path.empty()) {
+    return;
+  }
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if ((path[0] != '/' && path[0] != '@') || path.size() >= sizeof(address.sun_path)) {
+    LogWarning("NOTIFY_SOCKET is neither an absolute path nor an abstract name", {{"value", path}});
+    return;
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  if (path[0] == '@') {
+    address.sun_path[0] = '\0';  // An abstract name, whose length is not given by a final zero.
+  }
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+  const FileDescriptor fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL,
+             reinterpret_cast<const sockaddr*>(&address), length) < 0) {
+    LogWarning("cannot reach the service manager",
+               {{"socket", path}, {"reason", std::strerror(errno)}});
+  }
+}
+
+}  // namespace logprobd

@@ -1,0 +1,97 @@
+#include "server/app/run/notify.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/transport/sockets.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::TempDir;
+
+/// Sets $NOTIFY_SOCKET until the end of the test.
+class NotifyTest : public ::testing::Test {
+ protected:
+  ~NotifyTest() override { unsetenv("NOTIFY_SOCKET"); }
+
+  static void SetSocket(const std::string& name) { setenv("NOTIFY_SOCKET", name.c_str(), 1); }
+
+  /// Returns a datagram socket with the name `name`, in which '@' stands for a leading zero.
+  static FileDescriptor Listen(const std::string& name) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, name.data(), name.size());
+    if (name[0] == '@') {
+      address.sun_path[0] = '\0';
+    }
+    FileDescriptor fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+                   static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())),
+              0);
+    return fd;
+  }
+
+  /// Returns the next datagram, or "" if there is none.
+  static std::string Receive(const FileDescriptor& fd) {
+    char buffer[256];
+    const ssize_t size = recv(fd.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
+    return size < 0 ? "" : std::string(buffer, static_cast<size_t>(size));
+  }
+
+  static std::string LogOf(const std::string& message) {
+    ::testing::internal::CaptureStderr();
+    NotifyServiceManager(message);
+    return ::testing::internal::GetCapturedStderr();
+  }
+};
+
+TEST_F(NotifyTest, SendsEachMessageAsOneDatagramToThePathOrAbstractName) {
+  const std::string path = absl::StrCat(TempDir(), "/notify-", getpid());
+  const std::string abstract = absl::StrCat("@logprobd-notify-test-", getpid());
+  for (const std::string& name : {path, abstract}) {
+    const FileDescriptor manager = Listen(name);
+    SetSocket(name);
+
+    NotifyServiceManager("READY=1\nSTATUS=ready");
+    NotifyServiceManager("STOPPING=1");
+
+    EXPECT_EQ(Receive(manager), "READY=1\nSTATUS=ready") << name;
+    EXPECT_EQ(Receive(manager), "STOPPING=1") << name;
+    EXPECT_EQ(Receive(manager), "") << name;
+  }
+  unlink(path.c_str());
+}
+
+TEST_F(NotifyTest, DoesNothingWithoutAServiceManager) {
+  unsetenv("NOTIFY_SOCKET");
+  EXPECT_EQ(LogOf("READY=1"), "");
+  SetSocket("");
+  EXPECT_EQ(LogOf("READY=1"), "");
+}
+
+TEST_F(NotifyTest, LogsWhyTheServiceManagerCannotBeReached) {
+  SetSocket("/nowhere/notify");
+  EXPECT_THAT(LogOf("READY=1"), HasSubstr("warning cannot reach the service manager "
+                                          "socket=/nowhere/notify reason=\"No such file"));
+  SetSocket("/");
+  EXPECT_THAT(LogOf("READY=1"), HasSubstr("cannot reach the service manager"));
+  for (const std::string& name :
+       {std::string("relative"), absl::StrCat("/", std::string(108, 'x'))}) {
+    SetSocket(name);
+    EXPECT_THAT(LogOf("READY=1"), HasSubstr("neither an absolute path nor an abstract name"));
+  }
+}
+
+}  // namespace
+}  // namespace logprobd
