@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds everything that a release consists of into dist/: wheels and source distributions, the list of their contents, and
-# SHA256SUMS. The same commit gives the same files.
+# Builds everything that a release consists of into dist/: wheels and source distributions, the list of their contents, a
+# Debian package, the manifests for Kubernetes, with buildah the image, and SHA256SUMS.
 #   bash deploy/release.sh VERSION             on a clean checkout whose version is VERSION
 #   bash deploy/release.sh --dry-run VERSION   only checks the version, the changelog and the checkout
 set -euo pipefail
@@ -35,5 +35,14 @@ out=dist
 cmake --preset cuda -B build/dist -DLOGPROBD_TESTS=OFF -DLOGPROBD_BENCHMARKS=OFF
 cmake --build build/dist --target logprobd logprobctl
 bash deploy/packages/build_wheels.sh build/dist "$out"
+bash deploy/debian/make_deb.sh build/dist "$out"
+git archive --format=tar --prefix="logprobd-kubernetes-$version/" HEAD deploy/kubernetes deploy/monitoring |
+  gzip -9n >"$out/logprobd-kubernetes-$version.tar.gz"
+if command -v buildah >/dev/null; then
+  bash deploy/image/build.sh --packages "$out" --tag "logprobd:$version" cpu
+  buildah push "logprobd:$version" "docker-archive:$out/logprobd-image-$version.tar:logprobd:$version"
+else
+  echo "release.sh: note: there is no buildah, so $out has no image" >&2
+fi
 (cd "$out" && sha256sum -- * >SHA256SUMS)
 cat "$out/SHA256SUMS"
