@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
+#include "server/weights/hub_cache.h"
 #include "server/weights/untrusted_text.h"
 
 namespace logprobd {
@@ -99,7 +100,7 @@ absl::Status ExplainNoWeights(const std::string& folder) {
   if (!gguf.empty()) {
     return GgufUnsupported(gguf);
   }
-  return absl::NotFoundError(no_weights);
+  return absl::NotFoundError(absl::StrCat(no_weights, HubDownloadHint(folder, "")));
 }
 
 absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
@@ -200,11 +201,13 @@ absl::StatusOr<StoredTensor> Checkpoint::Find(absl::string_view name) {
   }
   auto shard = OpenShard(file_name->second);
   if (!shard.ok()) {
-    return absl::IsNotFound(shard.status()) && paths_.indexed
-               ? WithContext(shard.status(),
-                             absl::StrCat("the index places ", PrintableName(name),
-                                          " in a file that is missing (download it again)"))
-               : shard.status();
+    if (!absl::IsNotFound(shard.status()) || !paths_.indexed) {
+      return shard.status();
+    }
+    const std::string hint = HubDownloadHint(paths_.folder, file_name->second);
+    return absl::NotFoundError(absl::StrCat(
+        "the index places ", PrintableName(name), " in a file that is missing",
+        hint.empty() ? " (download it again)" : "", ": ", shard.status().message(), hint));
   }
   const TensorEntry* entry = (*shard)->header.Find(name);
   if (entry == nullptr) {

@@ -21,6 +21,7 @@
 #include "server/weights/head_config.h"
 #include "server/weights/head_names.h"
 #include "server/weights/head_weights.h"
+#include "server/weights/hub_cache.h"
 #include "server/weights/regular_file.h"
 #include "server/weights/safetensors.h"
 #include "server/weights/untrusted_text.h"
@@ -64,7 +65,13 @@ class FileHeadWeights final : public HeadWeights {
 
 absl::StatusOr<HeadConfig> ReadHeadConfig(const std::string& folder, const AllowedRoots* roots) {
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  LOGPROBD_ASSIGN_OR_RETURN(const auto file, RegularFile::Open(path, roots));
+  auto opened = RegularFile::Open(path, roots);
+  if (absl::IsNotFound(opened.status())) {
+    return absl::NotFoundError(
+        absl::StrCat(opened.status().message(), HubDownloadHint(folder, "config.json")));
+  }
+  LOGPROBD_RETURN_IF_ERROR(opened.status());
+  const std::shared_ptr<RegularFile> file = *std::move(opened);
   if (file->size_bytes() > kConfigBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), " has ", file->size_bytes(),
                                                    " bytes, the limit is ", kConfigBytesMax));
