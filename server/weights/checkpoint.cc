@@ -161,9 +161,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNameFil
                                             const AllowedRoots* roots) {
   Checkpoint checkpoint(paths, filter, roots);
   if (paths.indexed) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto index, RegularFile::Open(paths.weights, roots));
+    LOGPROBD_ASSIGN_OR_RETURN(checkpoint.index_, RegularFile::Open(paths.weights, roots));
     auto files = ReadSafetensorsIndex(
-        *index, [&filter](absl::string_view name) { return filter.Wants(name); });
+        *checkpoint.index_, [&filter](absl::string_view name) { return filter.Wants(name); });
     if (!files.ok()) {
       return WithContext(files.status(), PrintableName(paths.weights));
     }

@@ -70,7 +70,8 @@ absl::Status NotInCache(const std::string& model, const std::string& cache_folde
       PrintableName(model), " is neither a path on this host nor a model in Hugging Face's cache (",
       cache_folder.empty() ? "neither HF_HOME nor HOME is set" : PrintableName(cache_folder),
       "); models are not downloaded by the server: fetch the files of the head with: hf download ",
-      model, " config.json && hf download ", model, " ", kWeightsPattern));
+      model, " config.json && hf download ", model, " ", kWeightsPattern,
+      "; or copy a folder that logprobctl export-head has written on another host"));
 }
 
 /// Returns the commit of the main branch. Returns NOT_FOUND if it was never downloaded.

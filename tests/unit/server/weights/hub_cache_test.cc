@@ -108,6 +108,7 @@ TEST_F(HubCacheTest, SaysHowToFetchAModelThatIsNotThere) {
     EXPECT_THAT(path, Fails(kNotFound,
                             "hf download Some/Model-7B config.json && hf download Some/Model-7B "
                             "--include 'model.safetensors*'"));
+    EXPECT_THAT(path, Fails(kNotFound, "logprobctl export-head"));
   }
   EXPECT_THAT(FindModel("Some/Model-7B", ""), Fails(kNotFound, "neither HF_HOME nor HOME is set"));
 }
