@@ -32,12 +32,14 @@ bool IsPickle(absl::string_view file_name) {
   return false;
 }
 
-absl::Status PickleUnsupported(const std::string& folder, absl::string_view file_name) {
+// `path` is the folder or the file that the user named.
+absl::Status PickleUnsupported(const std::string& path, absl::string_view file_name) {
   return absl::UnimplementedError(absl::StrCat(
-      PrintableName(file_name), " in ", PrintableName(folder),
-      " is a pickle file, which is never loaded since it can run code; convert the model once: "
-      "python3 -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained(",
-      PrintableName(folder), ", dtype='auto').save_pretrained('OUT', safe_serialization=True)\""));
+      PrintableName(file_name),
+      " is a pickle file, which is never loaded since it can run code; "
+      "write the model's head to a folder once: pip install torch and logprobd's Python client, "
+      "then python -m logprobd.export_head ",
+      PrintableName(path), " OUT"));
 }
 
 absl::Status GgufUnsupported(absl::string_view file_name) {
@@ -108,7 +110,7 @@ absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
   const std::string folder =
       path.has_parent_path() ? path.parent_path().string() : std::string(".");
   if (IsPickle(name)) {
-    return PickleUnsupported(folder, name);
+    return PickleUnsupported(path.string(), name);
   }
   if (absl::EndsWith(name, ".gguf")) {
     return GgufUnsupported(name);
