@@ -158,6 +158,7 @@ int RunCli(const std::vector<std::string>& arguments, const CommandStreams& stre
   AddSelftestCommand(app, state);
   AddBenchCommand(app, state);
   AddWeightsCommand(app, state);
+  AddExportHeadCommand(app, state);
 
   // Flags may be written with underscores instead of dashes. CLI11 takes the arguments in reverse
   // order.

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
+#include "server/weights/hub_cache.h"
 #include "server/weights/untrusted_text.h"
 
 namespace logprobd {
@@ -31,12 +32,14 @@ bool IsPickle(absl::string_view file_name) {
   return false;
 }
 
-absl::Status PickleUnsupported(const std::string& folder, absl::string_view file_name) {
+// `path` is the folder or the file that the user named.
+absl::Status PickleUnsupported(const std::string& path, absl::string_view file_name) {
   return absl::UnimplementedError(absl::StrCat(
-      PrintableName(file_name), " in ", PrintableName(folder),
-      " is a pickle file, which is never loaded since it can run code; convert the model once: "
-      "python3 -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained(",
-      PrintableName(folder), ", dtype='auto').save_pretrained('OUT', safe_serialization=True)\""));
+      PrintableName(file_name),
+      " is a pickle file, which is never loaded since it can run code; "
+      "write the model's head to a folder once: pip install torch and logprobd's Python client, "
+      "then python -m logprobd.export_head ",
+      PrintableName(path), " OUT"));
 }
 
 absl::Status GgufUnsupported(absl::string_view file_name) {
@@ -99,7 +102,7 @@ absl::Status ExplainNoWeights(const std::string& folder) {
   if (!gguf.empty()) {
     return GgufUnsupported(gguf);
   }
-  return absl::NotFoundError(no_weights);
+  return absl::NotFoundError(absl::StrCat(no_weights, HubDownloadHint(folder, "")));
 }
 
 absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
@@ -107,7 +110,7 @@ absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
   const std::string folder =
       path.has_parent_path() ? path.parent_path().string() : std::string(".");
   if (IsPickle(name)) {
-    return PickleUnsupported(folder, name);
+    return PickleUnsupported(path.string(), name);
   }
   if (absl::EndsWith(name, ".gguf")) {
     return GgufUnsupported(name);
@@ -160,9 +163,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNameFil
                                             const AllowedRoots* roots) {
   Checkpoint checkpoint(paths, filter, roots);
   if (paths.indexed) {
-    LOGPROBD_ASSIGN_OR_RETURN(const auto index, RegularFile::Open(paths.weights, roots));
+    LOGPROBD_ASSIGN_OR_RETURN(checkpoint.index_, RegularFile::Open(paths.weights, roots));
     auto files = ReadSafetensorsIndex(
-        *index, [&filter](absl::string_view name) { return filter.Wants(name); });
+        *checkpoint.index_, [&filter](absl::string_view name) { return filter.Wants(name); });
     if (!files.ok()) {
       return WithContext(files.status(), PrintableName(paths.weights));
     }
@@ -200,11 +203,13 @@ absl::StatusOr<StoredTensor> Checkpoint::Find(absl::string_view name) {
   }
   auto shard = OpenShard(file_name->second);
   if (!shard.ok()) {
-    return absl::IsNotFound(shard.status()) && paths_.indexed
-               ? WithContext(shard.status(),
-                             absl::StrCat("the index places ", PrintableName(name),
-                                          " in a file that is missing (download it again)"))
-               : shard.status();
+    if (!absl::IsNotFound(shard.status()) || !paths_.indexed) {
+      return shard.status();
+    }
+    const std::string hint = HubDownloadHint(paths_.folder, file_name->second);
+    return absl::NotFoundError(absl::StrCat(
+        "the index places ", PrintableName(name), " in a file that is missing",
+        hint.empty() ? " (download it again)" : "", ": ", shard.status().message(), hint));
   }
   const TensorEntry* entry = (*shard)->header.Find(name);
   if (entry == nullptr) {

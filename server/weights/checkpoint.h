@@ -43,6 +43,9 @@ class Checkpoint {
 
   bool Has(absl::string_view name) const { return files_.contains(name); }
 
+  /// Returns the index, or null if the checkpoint is a single file.
+  const std::shared_ptr<RegularFile>& index() const { return index_; }
+
   /// Returns a tensor. Returns NOT_FOUND if there is no such tensor or its shard is missing, and
   /// INVALID_ARGUMENT if the shard is malformed or does not contain the tensor that the index
   /// places there.
@@ -60,6 +63,7 @@ class Checkpoint {
   ModelPaths paths_;
   HeadNameFilter* filter_;
   const AllowedRoots* roots_;
+  std::shared_ptr<RegularFile> index_;
   WeightMap files_;  ///< File name of each tensor's shard, relative to the folder.
   absl::flat_hash_map<std::string, std::unique_ptr<Shard>> shards_;
 };

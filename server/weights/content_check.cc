@@ -1,19 +1,15 @@
 #include "server/weights/content_check.h"
 
-#include <openssl/evp.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "server/base/errors.h"
+#include "server/weights/sha256.h"
 
 namespace logprobd {
 namespace {
@@ -21,31 +17,6 @@ namespace {
 /// Size of a block, which is small enough to stay in a core's cache while it is read, hashed and
 /// checked.
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
-
-class Sha256 {
- public:
-  Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
-    is_ok_ = context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
-  }
-
-  void Add(absl::Span<const std::byte> bytes) {
-    is_ok_ = is_ok_ && EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1;
-  }
-
-  absl::StatusOr<std::string> Hex() {
-    std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-    unsigned int length = 0;
-    if (!is_ok_ || EVP_DigestFinal_ex(context_.get(), digest.data(), &length) != 1) {
-      return absl::InternalError("libcrypto could not compute a sha256");
-    }
-    return absl::BytesToHexString(
-        {reinterpret_cast<const char*>(digest.data()), static_cast<size_t>(length)});
-  }
-
- private:
-  std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
-  bool is_ok_ = false;
-};
 
 /// Returns whether any element's exponent is all ones. The loop has no branch, so that the compiler
 /// vectorizes it.

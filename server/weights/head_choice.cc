@@ -254,6 +254,7 @@ absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& 
   LOGPROBD_RETURN_IF_ERROR(bias.file->Read(bias.entry.file_begin, absl::MakeSpan(bytes)));
   result.values = Widen(bytes, *dtype);
   result.stored = std::move(bytes);
+  result.tensor = bias;
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& 
 struct HeadBias {
   std::vector<float> values;      ///< The values in fp32.
   std::vector<std::byte> stored;  ///< The same values as stored in the file.
+  std::optional<StoredTensor> tensor;
   std::vector<std::string> warnings;
 };
 

@@ -96,6 +96,13 @@ constexpr std::array<absl::string_view, 5> kMultipliers = {
 constexpr std::array<absl::string_view, 6> kHarmless = {
     "final_logit_softcapping", "logits_scaling",  "num_logits_to_keep",
     "logits_to_keep",          "mup_denominator", "logit_scale_init_value"};
+// Other keys that describe a head, besides its sizes and the tie flag.
+constexpr std::array<absl::string_view, 6> kHeadKeys = {
+    "architectures",  "model_type",     "lm_head_bias",
+    "logits_scaling", "dim_model_base", "final_logit_softcapping"};
+// Keys of the objects that ConfigLevels looks into.
+constexpr std::array<absl::string_view, 4> kNestedKeys = {"text_config", "llm_config",
+                                                          "thinker_config", "language_config"};
 constexpr std::array<absl::string_view, 4> kHarmlessParts = {"attn", "attention", "router", "gate"};
 
 // Defaults of model classes whose config files may leave the key out: a nested configuration is
@@ -327,17 +334,22 @@ bool IsHarmless(absl::string_view key) {
                      [key](absl::string_view part) { return absl::StrContains(key, part); });
 }
 
+// Returns whether the name of a key suggests that it changes the logits, and it is not understood.
+bool IsSuspicious(absl::string_view key) {
+  // Removes "warmup", which contains "mup" but has nothing to do with it.
+  const std::string lower =
+      absl::StrReplaceAll(absl::AsciiStrToLower(key), {{"warmup", ""}, {"warm_up", ""}});
+  return !IsHarmless(lower) &&
+         (absl::StrContains(lower, "logit") || absl::StrContains(lower, "mup"));
+}
+
 // An unknown key may change the logits, so the operator is told that it is ignored.
 void WarnOfUnknownKeys(const ConfigLevels& levels, HeadConfig& config) {
   constexpr size_t kWarningsMax = 16;
   for (const Json* level : levels.all()) {
     for (const auto& [key, value] : level->items()) {
-      // Removes "warmup", which contains "mup" but has nothing to do with it.
-      const std::string lower =
-          absl::StrReplaceAll(absl::AsciiStrToLower(key), {{"warmup", ""}, {"warm_up", ""}});
       const bool off = value.is_null() || (value.is_boolean() && !value.get<bool>());
-      if (off || IsHarmless(lower) || config.warnings.size() >= kWarningsMax ||
-          !(absl::StrContains(lower, "logit") || absl::StrContains(lower, "mup"))) {
+      if (off || !IsSuspicious(key) || config.warnings.size() >= kWarningsMax) {
         continue;
       }
       config.warnings.push_back(
@@ -378,6 +390,42 @@ absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json) {
   ApplyFamilyDefaults(levels, config);
   WarnOfUnknownKeys(levels, config);
   return config;
+}
+
+namespace {
+
+// Returns the parts of a level that describe the head. Levels stay levels, so that a key keeps its
+// precedence over the same key elsewhere, and the default of a model type applies as before.
+Json HeadKeysOf(const Json& level) {
+  Json kept = Json::object();
+  for (const auto& [key, value] : level.items()) {
+    if (std::find(kNestedKeys.begin(), kNestedKeys.end(), key) != kNestedKeys.end()) {
+      if (value.is_object()) {
+        kept[key] = HeadKeysOf(value);
+      }
+    } else if (std::find(kHeadKeys.begin(), kHeadKeys.end(), key) != kHeadKeys.end() ||
+               std::find(kMultipliers.begin(), kMultipliers.end(), key) != kMultipliers.end() ||
+               IsSuspicious(key)) {
+      kept[key] = value;
+    }
+  }
+  return kept;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ConfigOfHead(absl::string_view json, int64_t hidden_size,
+                                         int64_t vocab_size) {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::string strict, StrictJson(json));
+  const Json top = Json::parse(strict, nullptr, /*allow_exceptions=*/false);
+  if (!top.is_object()) {
+    return absl::InvalidArgumentError("it is not a JSON object");
+  }
+  Json head = HeadKeysOf(top);
+  head["hidden_size"] = hidden_size;
+  head["vocab_size"] = vocab_size;
+  head["tie_word_embeddings"] = false;
+  return absl::StrCat(head.dump(2), "\n");
 }
 
 }  // namespace logprobd

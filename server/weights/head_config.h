@@ -32,4 +32,10 @@ inline constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 /// Returns INVALID_ARGUMENT if the text is not JSON, or if a value has the wrong type or range.
 absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json);
 
+/// Returns a config.json for the head of the model that `json` describes, stored alone: the keys
+/// that ParseHeadConfig reads or warns of, the given sizes, and no tie. Keys are sorted. Returns
+/// INVALID_ARGUMENT if the text is not a JSON object.
+absl::StatusOr<std::string> ConfigOfHead(absl::string_view json, int64_t hidden_size,
+                                         int64_t vocab_size);
+
 }  // namespace logprobd

@@ -55,10 +55,13 @@ struct ModelFolderOptions {
   std::shared_ptr<const AllowedRoots> roots = nullptr;
 };
 
+struct HeadSource;  // head_source.h
+
 /// A head in a model folder, with warnings for the operator about how it was found.
 struct ModelFolderHead {
   std::unique_ptr<HeadWeights> weights;
   std::vector<std::string> warnings;
+  std::shared_ptr<const HeadSource> source = nullptr;  ///< Where OpenModelFolder found the head.
 };
 
 /// Opens a folder with config.json and safetensors (single or indexed), or one .safetensors or

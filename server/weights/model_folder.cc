@@ -1,6 +1,7 @@
 // OpenModelFolder turns config.json and the checkpoint's headers into a HeadInfo and a reader of
 // rows.
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -20,7 +21,9 @@
 #include "server/weights/head_choice.h"
 #include "server/weights/head_config.h"
 #include "server/weights/head_names.h"
+#include "server/weights/head_source.h"
 #include "server/weights/head_weights.h"
+#include "server/weights/hub_cache.h"
 #include "server/weights/regular_file.h"
 #include "server/weights/safetensors.h"
 #include "server/weights/untrusted_text.h"
@@ -62,20 +65,38 @@ class FileHeadWeights final : public HeadWeights {
   HeadBias bias_;
 };
 
-absl::StatusOr<HeadConfig> ReadHeadConfig(const std::string& folder, const AllowedRoots* roots) {
-  const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  LOGPROBD_ASSIGN_OR_RETURN(const auto file, RegularFile::Open(path, roots));
-  if (file->size_bytes() > kConfigBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), " has ", file->size_bytes(),
+// Reads config.json of `source.folder` into `source` and parses it.
+absl::StatusOr<HeadConfig> ReadHeadConfig(HeadSource& source, const AllowedRoots* roots) {
+  const std::string path = (std::filesystem::path(source.folder) / "config.json").string();
+  const auto file = RegularFile::Open(path, roots);
+  if (absl::IsNotFound(file.status())) {
+    return absl::NotFoundError(
+        absl::StrCat(file.status().message(), HubDownloadHint(source.folder, "config.json")));
+  }
+  LOGPROBD_RETURN_IF_ERROR(file.status());
+  const int64_t bytes = (*file)->size_bytes();
+  if (bytes > kConfigBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), " has ", bytes,
                                                    " bytes, the limit is ", kConfigBytesMax));
   }
-  std::string text(static_cast<size_t>(file->size_bytes()), '\0');
-  LOGPROBD_RETURN_IF_ERROR(file->Read(0, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
+  std::string& text = source.config;
+  text.resize(static_cast<size_t>(bytes));
+  LOGPROBD_RETURN_IF_ERROR(
+      (*file)->Read(0, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
+  source.files.push_back(*file);
   auto config = ParseHeadConfig(text);
   if (!config.ok()) {
     return WithContext(config.status(), PrintableName(path));
   }
   return config;
+}
+
+// Appends a file that is not null and not yet in `source`.
+void AddFile(HeadSource& source, const std::shared_ptr<RegularFile>& file) {
+  if (file != nullptr &&
+      std::find(source.files.begin(), source.files.end(), file) == source.files.end()) {
+    source.files.push_back(file);
+  }
 }
 
 absl::Status CheckHidden(const TensorEntry& tensor, HeadConfig& config) {
@@ -166,7 +187,9 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
     LOGPROBD_RETURN_IF_ERROR(roots->CheckPath(path));
   }
   LOGPROBD_ASSIGN_OR_RETURN(const ModelPaths paths, FindModelPaths(path));
-  LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(paths.folder, roots));
+  auto source = std::make_shared<HeadSource>();
+  source->folder = paths.folder;
+  LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(*source, roots));
   HeadNameFilter filter(options.head_tensor);
   LOGPROBD_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(paths, filter, roots));
   LOGPROBD_ASSIGN_OR_RETURN(HeadChoice choice,
@@ -203,6 +226,12 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   for (const auto* warnings : {&choice.warnings, &bias.warnings}) {
     head.warnings.insert(head.warnings.end(), warnings->begin(), warnings->end());
   }
+  source->weight = choice.tensor;
+  source->bias = bias.tensor;
+  AddFile(*source, checkpoint.index());
+  AddFile(*source, source->weight.file);
+  AddFile(*source, source->bias.has_value() ? source->bias->file : nullptr);
+  head.source = std::move(source);
   head.weights =
       std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor), std::move(bias));
   return head;

@@ -14,13 +14,16 @@
 #include "server/base/head_info.h"
 #include "server/base/text.h"
 #include "server/batching/batcher.h"
+#include "server/weights/hub_cache.h"
 
 namespace logprobd {
 namespace {
 
-/// Plans the next head. `reserved` is the memory that the heads before it will take.
-absl::Status PlanNext(const ServerOptions& options, const ServerParts& parts,
-                      const MemoryPlan& reserved, PlannedHeads& planned) {
+/// Plans the next head, and replaces the model's id in `options` by its path. `reserved` is the
+/// memory that the heads before it will take.
+absl::Status PlanNext(ServerOptions& options, const ServerParts& parts, const MemoryPlan& reserved,
+                      PlannedHeads& planned) {
+  LOGPROBD_ASSIGN_OR_RETURN(options.model, FindModel(options.model, HubCacheFolder()));
   LOGPROBD_ASSIGN_OR_RETURN(ModelFolderHead found,
                             parts.open_model(options.model, ModelOptionsOf(options)));
   EngineOptions engine_options = EngineOptionsOf(options);
@@ -128,7 +131,7 @@ absl::StatusOr<PlannedHeads> PlanHeads(const ServerOptions& options, const Serve
   PlannedHeads planned;
   planned.options = HeadOptions(options);
   MemoryPlan reserved;
-  for (const ServerOptions& head : planned.options) {
+  for (ServerOptions& head : planned.options) {
     const absl::Status status = PlanNext(head, parts, reserved, planned);
     if (!status.ok()) {
       return planned.options.size() == 1

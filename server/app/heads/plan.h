@@ -67,7 +67,8 @@ struct ServerParts {
 
 /// The heads that were found, and their plan.
 struct PlannedHeads {
-  std::vector<ServerOptions> options;                 ///< Per head; see HeadOptions.
+  /// Per head; see HeadOptions. `model` is a path, also where a Hugging Face id was given.
+  std::vector<ServerOptions> options;
   std::vector<std::unique_ptr<HeadWeights>> weights;  ///< Per head.
   /// Per head, the folders from which new weights may be loaded; null if loading is off.
   std::vector<std::shared_ptr<const AllowedRoots>> roots;

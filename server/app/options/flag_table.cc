@@ -41,8 +41,9 @@ Flag Action(Flag flag) {
 std::vector<Flag> MakeFlags() {
   return {
       OfHead({"model", "Model", Kind::kText, &O::model, "[NAME=]DIR",
-              "Hugging Face model folder, or .safetensors file, that contains the head. "
-              "NAME=DIR names one of several heads."}),
+              "Hugging Face model folder, or .safetensors file, that contains the head; or the id "
+              "of a model in Hugging Face's cache, such as Qwen/Qwen3-8B. NAME=DIR names one of "
+              "several heads."}),
       {"head-name", "Model", Kind::kText, &O::head_name, "NAME",
        "Name of the only head; several heads take their names from --model. The name "
        "\"unknown\" is reserved."},

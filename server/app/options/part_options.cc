@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "server/base/errors.h"
 #include "server/base/scoring_engine.h"
+#include "server/weights/hub_cache.h"
 
 namespace logprobd {
 namespace {
@@ -67,12 +68,15 @@ absl::StatusOr<std::shared_ptr<const AllowedRoots>> WeightsRootsOf(const ServerO
     LOGPROBD_RETURN_IF_ERROR(WithContext(roots.status(), "--weights-root"));
     return std::make_shared<const AllowedRoots>(*std::move(roots));
   }
-  std::error_code error;
-  const std::filesystem::path model = std::filesystem::canonical(options.model, error);
-  const std::filesystem::path parent = model.parent_path();
-  absl::StatusOr<AllowedRoots> roots =
-      AllowedRoots::Create({(parent == parent.root_path() ? model : parent).string()});
-  if (error || !roots.ok()) {
+  std::vector<std::string> folders = HubFoldersOf(options.model);
+  if (folders.empty()) {
+    std::error_code error;
+    const std::filesystem::path model = std::filesystem::canonical(options.model, error);
+    const std::filesystem::path parent = model.parent_path();
+    folders.push_back((parent == parent.root_path() ? model : parent).string());
+  }
+  absl::StatusOr<AllowedRoots> roots = AllowedRoots::Create(folders);
+  if (!roots.ok()) {
     return nullptr;  // opening the model reports the error
   }
   return std::make_shared<const AllowedRoots>(*std::move(roots));

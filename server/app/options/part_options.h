@@ -19,8 +19,9 @@ Batcher::Options BatcherOptionsOf(const ServerOptions& options);
 
 /// Returns the folders from which new weights may be loaded, or null if loading is off. By default
 /// this is the parent of the model's folder, or the model's folder itself if its parent is the root
-/// of the file system. Returns NOT_FOUND or INVALID_ARGUMENT if --weights-root names something that
-/// is not a folder.
+/// of the file system; for a model in Hugging Face's cache, whose files are links, see
+/// HubFoldersOf. `options.model` is a path, as FindModel returns it. Returns NOT_FOUND or
+/// INVALID_ARGUMENT if --weights-root names something that is not a folder.
 absl::StatusOr<std::shared_ptr<const AllowedRoots>> WeightsRootsOf(const ServerOptions& options);
 
 /// Returns the number of staging buffers that each replica has from the start. If weights can be

@@ -34,7 +34,8 @@ struct ServerOptions {
   /// values of all other heads; HeadOptions combines both.
   std::vector<HeadValue> head_values;
 
-  std::string model;  ///< Folder of the only head; several heads have theirs in `head_values`.
+  /// Folder, file or Hugging Face id of the only head; several heads have theirs in `head_values`.
+  std::string model;
   std::string head_name = ModelFolderOptions().head_name;
   std::string head_tensor = ModelFolderOptions().head_tensor;
   int64_t weights_version = static_cast<int64_t>(ModelFolderOptions().weights_version);

@@ -183,5 +183,68 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigCase{"MiniCpmWithoutHidden", R"({"dim_model_base":256})", "needs hidden_size"}),
     [](const auto& info) { return info.param.name; });
 
+TEST(ConfigOfHeadTest, KeepsTheKeysThatDescribeTheHead) {
+  const auto config = ConfigOfHead(
+      R"({"model_type":"gemma2","architectures":["Gemma2ForCausalLM"],"torch_dtype":"bfloat16",
+          "hidden_size":8,"vocab_size":9,"num_hidden_layers":2,"attn_logit_softcapping":50.0,
+          "final_logit_softcapping":30.0,"logit_scale":0.0625,"tie_word_embeddings":true,
+          "quantization_config":{"quant_method":"fp8"}})",
+      8, 9);
+
+  ASSERT_THAT(config, Succeeds());
+  EXPECT_EQ(*config, R"({
+  "architectures": [
+    "Gemma2ForCausalLM"
+  ],
+  "final_logit_softcapping": 30.0,
+  "hidden_size": 8,
+  "logit_scale": 0.0625,
+  "model_type": "gemma2",
+  "tie_word_embeddings": false,
+  "vocab_size": 9
+}
+)");
+}
+
+TEST(ConfigOfHeadTest, KeepsThePrecedenceOfLevelsAndTheDefaultsOfModelTypes) {
+  for (const std::string json :
+       {R"({"model_type":"outer","final_logit_softcapping":30.0,
+            "text_config":{"final_logit_softcapping":null,"hidden_size":5,"vocab_size":7}})",
+        R"({"model_type":"gemma3n","text_config":{"model_type":"gemma3n_text","hidden_size":5}})",
+        R"({"thinker_config":{"text_config":{"logits_scaling":8.0},"logit_scale":0.5}})",
+        R"({"model_type":"gemma2","text_config":null,"final_logit_softcapping":null})",
+        R"({"model_type":"mpt","logit_scale":"inv_sqrt_d_model","d_model":5})",
+        R"({"dim_model_base":256,"n_embd":5,"logit_scale":NaN})"}) {
+    SCOPED_TRACE(json);
+    const HeadConfig before = Parse(json);
+
+    const auto text = ConfigOfHead(json, 5, 7);
+
+    ASSERT_THAT(text, Succeeds());
+    const HeadConfig after = Parse(*text);
+    EXPECT_EQ(after.model_type, before.model_type);
+    EXPECT_EQ(after.scale, before.scale);
+    EXPECT_EQ(after.softcap, before.softcap);
+    EXPECT_EQ(after.hidden_size, 5);
+    EXPECT_EQ(after.vocab_size, 7);
+    EXPECT_EQ(after.tied, false);
+  }
+}
+
+TEST(ConfigOfHeadTest, KeepsKeysThatAreNotUnderstoodSoThatTheServerWarnsAgain) {
+  const std::string json = R"({"my_logit_shift":2.0,"router_logit_scale":3.0})";
+
+  const auto config = ConfigOfHead(json, 4, 5);
+
+  ASSERT_THAT(config, Succeeds());
+  EXPECT_THAT(Parse(*config).warnings, ElementsAre(HasSubstr("my_logit_shift")));
+  EXPECT_EQ(config->find("router"), std::string::npos);
+}
+
+TEST(ConfigOfHeadTest, RefusesTextThatIsNotAnObject) {
+  EXPECT_THAT(ConfigOfHead("[]", 4, 5), Fails(kInvalid, "not a JSON object"));
+  EXPECT_THAT(ConfigOfHead("{", 4, 5), Fails(kInvalid, "not a JSON object"));
+}
+
 }  // namespace
 }  // namespace logprobd

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/weights/head_export.h"
 #include "server/weights/head_weights.h"
 #include "tests/support/model_folder.h"
 #include "tests/unit/server/weights/model_families.h"
@@ -31,11 +33,7 @@ std::string WithSizes(std::string config, int64_t hidden) {
   return config;
 }
 
-class HeadFamiliesTest : public ::testing::TestWithParam<Family> {};
-
-TEST_P(HeadFamiliesTest, ResolvesToItsHead) {
-  const Family& family = GetParam();
-  const ModelFolder folder;
+void WriteFamily(const ModelFolder& folder, const Family& family) {
   folder.WriteConfig(WithSizes(family.config, family.hidden));
   std::vector<FileTensor> tensors;
   for (const std::string& name : family.tensors) {
@@ -44,6 +42,14 @@ TEST_P(HeadFamiliesTest, ResolvesToItsHead) {
                               : MakeZeroTensor(name, "BF16", {kFamilyRows, family.hidden}));
   }
   folder.WriteTensors(tensors);
+}
+
+class HeadFamiliesTest : public ::testing::TestWithParam<Family> {};
+
+TEST_P(HeadFamiliesTest, ResolvesToItsHead) {
+  const Family& family = GetParam();
+  const ModelFolder folder;
+  WriteFamily(folder, family);
 
   const auto head = OpenModelFolder(folder.path(), {});
 
@@ -61,6 +67,28 @@ TEST_P(HeadFamiliesTest, ResolvesToItsHead) {
   EXPECT_EQ(info.weight_bytes, kFamilyRows * family.hidden * 2);
   EXPECT_EQ(static_cast<int>(head->warnings.size()), family.num_warnings)
       << ::testing::PrintToString(head->warnings);
+}
+
+TEST_P(HeadFamiliesTest, KeepsItsHeadInAnExport) {
+  const Family& family = GetParam();
+  const ModelFolder folder;
+  WriteFamily(folder, family);
+  const ModelFolder parent;
+
+  const auto exported = ExportHead({.model = folder.path(), .out = parent.PathOf("head")},
+                                   [](absl::string_view, int64_t, int64_t) {});
+
+  ASSERT_THAT(exported, Succeeds());
+  const auto head = OpenModelFolder(parent.PathOf("head"), {});
+  ASSERT_THAT(head, Succeeds());
+  const HeadInfo& info = head->weights->info();
+  EXPECT_EQ(info.tensor, family.tied ? kHead : family.head);
+  EXPECT_EQ(info.hidden_size, family.hidden);
+  EXPECT_EQ(info.vocab_size, kFamilyRows);
+  EXPECT_FALSE(info.tied);
+  EXPECT_FLOAT_EQ(info.scale, static_cast<float>(family.scale));
+  EXPECT_EQ(info.softcap, static_cast<float>(family.softcap));
+  EXPECT_EQ(info.has_bias, family.has_bias);
 }
 
 const auto kFamilyName = [](const ::testing::TestParamInfo<Family>& info) {

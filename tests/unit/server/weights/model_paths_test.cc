@@ -89,7 +89,7 @@ TEST(ModelPathsTest, PickleFilesAreRefusedWithAConversion) {
     for (const std::string& path : {folder.path(), folder.PathOf(name)}) {
       const auto head = OpenModelFolder(path, {});
       EXPECT_THAT(head, Fails(kUnimplemented, "'" + name + "'"));
-      EXPECT_THAT(head, Fails(kUnimplemented, "save_pretrained('OUT'"));
+      EXPECT_THAT(head, Fails(kUnimplemented, "python -m logprobd.export_head '" + path + "' OUT"));
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include "tests/support/model_folder.h"
@@ -103,6 +104,24 @@ TEST(WeightsRootsTest, AreTheFoldersOfTheFlag) {
             "'" + folder.PathOf("a") + "', '" + folder.PathOf("b") + "'");
   options.weights_root = "none";
   EXPECT_EQ(*WeightsRootsOf(options), nullptr);
+}
+
+TEST(WeightsRootsTest, ContainTheLinkedFilesOfAModelInHuggingFacesCache) {
+  const testing::ModelFolder cache;
+  const std::string repository = "models--Some--Model";
+  const std::string commit = "0123456789abcdef0123456789abcdef01234567";
+  cache.WriteFile(repository + "/blobs/1", "{}");
+  cache.WriteFile(repository + "/snapshots/" + commit + "/x", "");
+  cache.WriteFile("models--Other--Model/x", "");
+  std::filesystem::create_symlink(
+      "../../blobs/1", cache.PathOf(repository + "/snapshots/" + commit + "/config.json"));
+  ServerOptions options;
+  options.model = cache.PathOf(repository + "/snapshots/" + commit);
+
+  const auto roots = WeightsRootsOf(options);
+
+  EXPECT_TRUE((*roots)->CheckPath(options.model + "/config.json").ok());
+  EXPECT_FALSE((*roots)->CheckPath(cache.PathOf("models--Other--Model")).ok());
 }
 
 TEST(WeightsRootsTest, AreOffIfTheModelDoesNotExist) {
