@@ -14,6 +14,7 @@ test_packages=(
   libgtest-dev libgmock-dev libdnnl-dev prometheus
   chromium chromium-driver fonts-dejavu-core
   clang-format-14 clang-tidy-14 git
+  buildah debootstrap
   systemd dpkg-dev help2man
 )
 # A kubectl of another source is good as well, and dpkg would refuse a second package with this file.

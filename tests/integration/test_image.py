@@ -97,7 +97,7 @@ def test_the_server_of_the_image_is_ready_soon_and_scores(root, model):
          "--device", "cpu", "--listen", "127.0.0.1:0", "--http", "none"],
         stderr=subprocess.PIPE,
         text=True,
-        env={},
+        env={"PATH": os.environ["PATH"]},
     )  # fmt: skip
     try:
         lines = iter(server.stderr)
