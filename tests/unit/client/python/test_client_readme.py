@@ -15,7 +15,7 @@ EXAMPLES = [
 
 
 def test_the_documents_have_examples():
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
