@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from logprobd import demo_model
 from model_folder import write_safetensors
 from scoring_rpc import ROOT, Scoring, messages, request
 from weights_rpc import Weights
@@ -38,9 +39,7 @@ def write_config(path: pathlib.Path, **more: object) -> None:
 
 def demo(path: pathlib.Path) -> None:
     """Tied, bf16, in two files with an index."""
-    options = ["--vocab", str(VOCAB), "--hidden", str(HIDDEN)]
-    script = ROOT / "deploy" / "demo" / "make_demo_model.py"
-    subprocess.run([sys.executable, script, path, *options], check=True, timeout=60)
+    demo_model.write_model(path, VOCAB, HIDDEN)
 
 
 def tied(path: pathlib.Path) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,12 @@ def image(builder, packages, repository) -> str:
 
 
 @pytest.fixture(scope="module")
-def root(builder, image) -> Path:
-    """The root file system of a container of the image."""
-    return Path(builder.run("buildah", "mount", builder.run("buildah", "from", image)))
+def root(builder, image) -> Iterator[Path]:
+    """The root file system of a container of the image. Programs find their libraries by /proc, as in any container."""
+    root = Path(builder.run("buildah", "mount", builder.run("buildah", "from", image)))
+    builder.run("mount", "-t", "proc", "proc", root / "proc")
+    yield root
+    builder.run("umount", "-l", root / "proc")
 
 
 def test_the_compressed_image_is_small(builder, image, tmp_path):
@@ -101,9 +105,9 @@ def test_the_server_of_the_image_is_ready_soon_and_scores(root, model):
     )  # fmt: skip
     try:
         lines = iter(server.stderr)
-        ready = next(
-            match for line in lines if (match := re.search(r" ready .*grpc=([\d.:]+)", line))
-        )
+        found = (re.search(r" ready .*grpc=([\d.:]+)", line) for line in lines)
+        ready = next((match for match in found if match), None)
+        assert ready, "the server exited"
         seconds = time.monotonic() - started
         ping = subprocess.run(
             [
