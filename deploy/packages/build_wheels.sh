@@ -23,7 +23,7 @@ fi
 export PATH=$PWD/$tools/bin:$PATH
 
 # Files in the archives get the time of the commit.
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 staging=$(mktemp -d)
 trap 'rm -rf "$staging"' EXIT
