@@ -43,8 +43,8 @@ struct HeadLoads : Base {
     params.num_row_tiles = (cute::get<kRowMode>(problem) + kRows - 1) / kRows;
     params.weight_steps = (arguments.weight_depth + kStep - 1) / kStep;
     using Hint = cute::TMA::CacheHintSm90;
-    params.hidden_hint = arguments.reads_weight_once || arguments.keeps_rows ? Hint::EVICT_LAST
-                                                                             : Hint::EVICT_NORMAL;
+    params.hidden_hint =
+        arguments.reads_weight_once || arguments.keeps_rows ? Hint::EVICT_LAST : Hint::EVICT_NORMAL;
     params.weight_hint = arguments.reads_weight_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL;
     return params;
   }

@@ -51,8 +51,8 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
         problem, tile, cluster, hardware, arguments, workspace, epilogue_parts, step_alignment);
     params.num_rows = arguments.num_rows;
     params.row_clusters = ClustersOf(static_cast<uint32_t>(cute::get<kRowMode>(problem)));
-    params.column_tiles = (static_cast<uint32_t>(cute::get<1 - kRowMode>(problem)) + kColumns - 1) /
-                          kColumns;
+    params.column_tiles =
+        (static_cast<uint32_t>(cute::get<1 - kRowMode>(problem)) + kColumns - 1) / kColumns;
     params.group_lines_max = static_cast<uint32_t>(arguments.max_swizzle_size);
     return params;
   }
@@ -75,9 +75,9 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   }
 
   CUTLASS_DEVICE WorkTileInfo get_current_work() const {
-    const uint32_t row_clusters =
-        params_.num_rows == nullptr ? params_.row_clusters
-                                    : ClustersOf(static_cast<uint32_t>(*params_.num_rows));
+    const uint32_t row_clusters = params_.num_rows == nullptr
+                                      ? params_.row_clusters
+                                      : ClustersOf(static_cast<uint32_t>(*params_.num_rows));
     const uint32_t columns = params_.column_tiles;
     const uint32_t cluster = block_ / kClusterBlocks;
     if (cluster >= row_clusters * columns) return WorkTileInfo::invalid_work_tile();
