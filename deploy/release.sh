@@ -12,7 +12,7 @@ version=$1
 fail() { echo "release.sh: error: $*" >&2; exit 1; }
 
 # CMakeLists.txt defines the version. The Python packages repeat it, because they can be built without CMake.
-defined=$(sed -nE 's/^project\(logprobd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
+defined=$(bash deploy/version.sh)
 [ "$version" = "$defined" ] || fail "CMakeLists.txt has version $defined, not $version: change it there, or release $defined"
 for file in client/python/logprobd/__init__.py kernels/torch_ops/python/pyproject.toml \
   deploy/packages/server/logprobd_server/__init__.py; do

@@ -19,7 +19,7 @@ done
 for program in logprobd logprobctl; do
   [ -x "$bin/$program" ] || fail "$bin/$program is missing; build the release preset"
 done
-version=$(sed -nE 's/^project\(logprobd VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
+version=$(bash deploy/version.sh)
 [[ "$("$bin/logprobd" --version)" == "logprobd $version "* ]] ||
   fail "$bin/logprobd is not of version $version, which CMakeLists.txt names; build it again"
 architecture=$(dpkg --print-architecture)

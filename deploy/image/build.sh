@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
 done
 compgen -G "$packages/logprobd_server-*.whl" >/dev/null ||
   { echo "build.sh: error: no server wheel in $packages: run bash deploy/packages/build_wheels.sh" >&2; exit 1; }
-version=$(sed -nE 's/^project\(logprobd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
+version=$(bash deploy/version.sh)
 [ "$target" = cpu ] || version+=-$target
 tag=${tag:-logprobd:$version}
 

@@ -35,7 +35,7 @@ mkdir "$staging/server/logprobd_server/bin"
 for name in logprobd logprobctl; do
   strip -o "$staging/server/logprobd_server/bin/$name" "$build/bin/$name"
 done
-version=$(sed -nE 's/^project\(logprobd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
+version=$(bash deploy/version.sh)
 python3 deploy/packages/contents.py --version "$version" --licenses "$staging/server/licenses" \
   --sbom "$out/logprobd_server-$version.spdx.json" "$build/bin/logprobd" "$build/bin/logprobctl" >"$staging/log"
 # The packages of the extra [cuda] lie beside ours. auditwheel adds the folder of the libraries that it copies.

@@ -11,7 +11,7 @@
 
 namespace logprobd {
 
-/// What to export, and where to.
+/// The head to export, and the folder to write.
 struct HeadExportOptions {
   std::string model = "";  ///< Folder, .safetensors file, index, or Hugging Face id (FindModel).
   std::string out = "";    ///< Folder to write. Its parent must exist.
