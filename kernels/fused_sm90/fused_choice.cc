@@ -42,6 +42,8 @@ constexpr TileCost kPartialsCosts[] = {{FusedTile::k64Pair, 1.05, 110},
                                        {FusedTile::kSwapped80, 0.885, 435},
                                        {FusedTile::kSwapped96, 0.89, 283},
                                        {FusedTile::kSwapped112, 0.90, 283}};
+/// Of more than kFewRowsMax rows and at least kCooperativeDepthMin.
+constexpr TileCost kCooperativeCost = {FusedTile::k256Cooperative, 0.955, 165};
 constexpr TileCost kCachingCosts[] = {{FusedTile::k128PingPong, 1.0, 0},
                                       {FusedTile::kSwapped80, 0.885, 720},
                                       {FusedTile::kSwapped96, 0.89, 515}};
@@ -67,14 +69,12 @@ constexpr double CostOf(const FusedShape& shape, const TileCost& cost) {
          (cost.rate * static_cast<double>(shape.depth) + cost.overhead);
 }
 
-/// Returns the tile with the lowest cost, the first one among equals.
+/// Returns the lowest cost of a tile, the first one among equals.
 template <size_t kCount>
-FusedTile Cheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
-  return std::min_element(costs, costs + kCount,
-                          [&](const TileCost& a, const TileCost& b) {
-                            return CostOf(shape, a) < CostOf(shape, b);
-                          })
-      ->tile;
+const TileCost& Cheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
+  return *std::min_element(costs, costs + kCount, [&](const TileCost& a, const TileCost& b) {
+    return CostOf(shape, a) < CostOf(shape, b);
+  });
 }
 
 /// Returns true when there are so few tiles that even the smallest blocks do not fill the GPU.
@@ -96,7 +96,7 @@ FusedChoice ChoosePingPong(const FusedShape& shape) {
 /// Returns the cheapest tile and its order.
 template <size_t kCount>
 FusedChoice ChooseCheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
-  const FusedTile tile = Cheapest(shape, costs);
+  const FusedTile tile = Cheapest(shape, costs).tile;
   return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
                                          : FusedChoice{tile, FusedRaster::kAlongRows, 1};
 }
@@ -111,9 +111,14 @@ FusedChoice ChooseFused(const FusedShape& shape) {
   if (shape.num_rows <= ClusterRows(FusedTile::k64Pair)) {
     return {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
   }
-  if (shape.num_rows <= kSwappedRowsMax) return ChooseCheapest(shape, kPartialsCosts);
-  if (shape.depth < kCooperativeDepthMin) return ChoosePingPong(shape);
-  return {FusedTile::k256Cooperative, FusedRaster::kAlongVocab, 4};
+  const bool may_cooperate = shape.num_rows > kFewRowsMax && shape.depth >= kCooperativeDepthMin;
+  if (may_cooperate &&
+      (shape.num_rows > kSwappedRowsMax ||
+       CostOf(shape, kCooperativeCost) < CostOf(shape, Cheapest(shape, kPartialsCosts)))) {
+    return {kCooperativeCost.tile, FusedRaster::kAlongVocab, 4};
+  }
+  return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kPartialsCosts)
+                                           : ChoosePingPong(shape);
 }
 
 FusedChoice ChooseMma(int64_t num_rows) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
@@ -200,13 +201,16 @@ constexpr int64_t PadRows(int64_t rows) {
 /// block holds at most `block_rows_max`: as few blocks as possible, of about the same size as far
 /// as multiples of kRowGranularity allow, because a small last block would read the whole weight
 /// for few rows. Blocks are multiples of 256, which fills the clusters of the fused kernel, unless
-/// they are too large then, or the last block is less than half as large as the others.
+/// they are too large then, or the last block has neither half as many rows as the others nor 512,
+/// whose products take longer than reading the weight.
 constexpr int64_t EvenBlockRows(int64_t rows, int64_t block_rows_max) {
   const int64_t num_blocks = (rows + block_rows_max - 1) / block_rows_max;
   const int64_t even = (rows + num_blocks - 1) / num_blocks;
   constexpr int64_t kClusterRows = 256;
   const int64_t filled = (even + kClusterRows - 1) / kClusterRows * kClusterRows;
-  const bool is_last_large = num_blocks == 1 || 2 * (rows - (num_blocks - 1) * filled) >= filled;
+  constexpr int64_t kLargeRows = 512;
+  const int64_t last = rows - (num_blocks - 1) * filled;
+  const bool is_last_large = num_blocks == 1 || last >= std::min(filled / 2, kLargeRows);
   return filled <= block_rows_max && is_last_large ? filled : PadRows(even);
 }
 

@@ -64,6 +64,10 @@ TEST(FusedChoiceTest, OnlyManyRowsOfADeepProductUseTheCooperativeTile) {
   EXPECT_EQ(Choose(8'192, 4'096).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 2'048).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(8'192, 896).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(4'096, 5'376).tile, FusedTile::k256Cooperative);
+  EXPECT_EQ(Choose(4'096, 4'096).tile, FusedTile::k128PingPong);
+  // Its clusters of 512 rows would compute 256 rows more.
+  EXPECT_EQ(Choose(2'304, 5'376).tile, FusedTile::k128PingPong);
 }
 
 TEST(FusedChoiceTest, TheOrderOfTilesFollowsTheDepth) {
@@ -95,7 +99,7 @@ TEST(FusedChoiceTest, GradientsUseTilesThatLeaveFewRowsEmpty) {
 // Regression: 4,096 rows of 4,096 values took 1.06 times as long in swapped tiles, which read all
 // hidden rows for each column tile, and two splits of them 1.1 times as long.
 TEST(FusedChoiceTest, HiddenRowsBeyondTheCacheAreNotReadForEachColumnTile) {
-  EXPECT_EQ(Choose(4'096, 8'192).tile, FusedTile::k128PingPong);
+  EXPECT_EQ(Choose(4'096, 8'192).tile, FusedTile::k256Cooperative);
   EXPECT_EQ(Choose(4'096, 4'096).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(3'072, 4'096).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(4'200, 5'376).tile, FusedTile::k128PingPong);

@@ -1,5 +1,6 @@
 #include "server/engine/workspace_plan.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -123,6 +124,8 @@ TEST(PlanWorkspaceTest, BlocksOfABatchHaveAboutTheSameSize) {
   EXPECT_EQ(EvenBlockRows(513, 512), 320);
   EXPECT_EQ(EvenBlockRows(1'025, 512), 384);
   EXPECT_EQ(EvenBlockRows(130, 128), 128);
+  // Regression: blocks of 2,368 rows, which were computed as 2,560, took 1.08 of the time.
+  EXPECT_EQ(EvenBlockRows(16'384, 2'560), 2'560);
   for (const int64_t rows_max : {64, 192, 448, 512, 2'560}) {
     for (int64_t rows = 1; rows <= 6'000; rows += 37) {
       const int64_t block_rows = EvenBlockRows(rows, rows_max);
@@ -133,7 +136,8 @@ TEST(PlanWorkspaceTest, BlocksOfABatchHaveAboutTheSameSize) {
       if (num_blocks == 1) continue;
       // Rounding up adds less than kRowGranularity rows to each of the other blocks.
       const int64_t last = rows - (num_blocks - 1) * block_rows;
-      EXPECT_GE(last, std::min(block_rows / 2, block_rows - num_blocks * kRowGranularity))
+      EXPECT_GE(last,
+                std::min({block_rows / 2, block_rows - num_blocks * kRowGranularity, int64_t{512}}))
           << rows << " rows, at most " << rows_max;
     }
   }
