@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds everything that a release consists of into dist/: wheels and source distributions, the list of their contents, a
-# Debian package, the manifests for Kubernetes, with buildah the image, and SHA256SUMS.
+# Debian package, the manifests for Kubernetes, the documentation site, with buildah the image, and SHA256SUMS.
 #   bash deploy/release.sh VERSION             on a clean checkout whose version is VERSION
 #   bash deploy/release.sh --dry-run VERSION   only checks the version, the changelog and the checkout
 set -euo pipefail
@@ -38,6 +38,9 @@ bash deploy/packages/build_wheels.sh build/dist "$out"
 bash deploy/debian/make_deb.sh build/dist "$out"
 git archive --format=tar --prefix="logprobd-kubernetes-$version/" HEAD deploy/kubernetes deploy/monitoring |
   gzip -9n >"$out/logprobd-kubernetes-$version.tar.gz"
+bash deploy/site/build.sh build/dist/site
+tar --sort=name --mtime="@$(git log -1 --format=%ct)" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+  --transform="s,^site,logprobd-docs-$version," -C build/dist -c site | gzip -9n >"$out/logprobd-docs-$version.tar.gz"
 if command -v buildah >/dev/null; then
   bash deploy/image/build.sh --packages "$out" --tag "logprobd:$version" cpu
   buildah push "logprobd:$version" "docker-archive:$out/logprobd-image-$version.tar:logprobd:$version"

@@ -10,17 +10,8 @@ for name in logprobd logprobctl; do
   [ -x "$build/bin/$name" ] || { echo "build_wheels.sh: error: no $build/bin/$name; run cmake --build $build" >&2; exit 1; }
 done
 
-# The tools have a virtual environment of their own, which is made again when their list changes.
-tools=build/venv-packages
-wanted=$(sha256sum deploy/packages/requirements.txt)
-if [ "$(cat "$tools/.requirements" 2>/dev/null)" != "$wanted" ]; then
-  rm -rf "$tools"
-  /usr/bin/python3 -m venv "$tools"
-  "$tools/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
-    -r deploy/packages/requirements.txt
-  printf '%s' "$wanted" >"$tools/.requirements"
-fi
-export PATH=$PWD/$tools/bin:$PATH
+source deploy/tool_environment.sh
+tool_environment packages
 
 # Files in the archives get the time of the commit.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
