@@ -15,9 +15,11 @@ fail() { echo "release.sh: error: $*" >&2; exit 1; }
 defined=$(bash deploy/version.sh)
 [ "$version" = "$defined" ] || fail "CMakeLists.txt has version $defined, not $version: change it there, or release $defined"
 for file in client/python/logprobd/__init__.py kernels/torch_ops/python/pyproject.toml \
-  deploy/packages/server/logprobd_server/__init__.py; do
+  deploy/packages/server/logprobd_server/__init__.py deploy/packages/kernels/logprobd_kernels/__init__.py; do
   grep -qE "^(__version__|version) = \"$version\"$" "$file" || fail "$file has another version than $version"
 done
+grep -q "\"logprobd-kernels==$version\"" kernels/torch_ops/python/pyproject.toml ||
+  fail "kernels/torch_ops/python/pyproject.toml needs another version of logprobd-kernels than $version"
 heading=$(grep -m1 '^## ' CHANGELOG.md)
 if ! $dry_run; then
   grep -qE "^## $version \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" <<<"$heading" ||
@@ -33,8 +35,9 @@ out=dist
 [ ! -e "$out" ] || fail "$out exists: remove it first"
 # Programs and kernels of every supported GPU, without tests. The path of the build is part of the programs.
 cmake --preset cuda -B build/dist -DLOGPROBD_TESTS=OFF -DLOGPROBD_BENCHMARKS=OFF
-cmake --build build/dist --target logprobd logprobctl
+cmake --build build/dist --target logprobd logprobctl logprobd_kernels
 bash deploy/packages/build_wheels.sh build/dist "$out"
+bash deploy/packages/build_operator.sh build/dist "$out"
 bash deploy/debian/make_deb.sh build/dist "$out"
 git archive --format=tar --prefix="logprobd-kubernetes-$version/" HEAD deploy/kubernetes deploy/monitoring |
   gzip -9n >"$out/logprobd-kubernetes-$version.tar.gz"
