@@ -28,6 +28,6 @@ def build_operator_packages(binaries: pathlib.Path, folder: pathlib.Path) -> Non
     environment = os.environ | CCACHE
     if shutil.which("ccache"):
         environment["CXX"] = f"ccache {os.environ.get('CXX', 'c++')}"
-    torch = pathlib.Path(importlib.util.find_spec("torch").origin).parents[1]
+    torch = pathlib.Path(importlib.util.find_spec("torch").origin).resolve().parents[1]
     command = ["bash", SCRIPTS / "build_operator.sh", binaries.parent, folder, torch]
     subprocess.run(command, check=True, timeout=1200, env=environment)
