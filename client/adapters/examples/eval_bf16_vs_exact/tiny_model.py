@@ -1,10 +1,13 @@
 """Writes a small Llama with random weights and a tokenizer of whole words.
 
+    python tiny_model.py DIR
+
 The head's logits have the spread of a trained model's, so they show what rounding costs. Nothing is
 downloaded.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -42,9 +45,9 @@ def write_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, *, tied: bool = False) -> None:
+def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
     """Writes model and tokenizer. The same seed gives the same weights in each dtype, rounded."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCAB_SIZE,
@@ -53,7 +56,7 @@ def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, *, tied: bool
             num_hidden_layers=2,
             num_attention_heads=4,
             max_position_embeddings=LENGTH_MAX,
-            tie_word_embeddings=tied,
+            tie_word_embeddings=False,
             initializer_range=0.2,
             bos_token_id=1,
             eos_token_id=2,
@@ -63,3 +66,7 @@ def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, *, tied: bool
         model.get_output_embeddings().weight.normal_(std=LOGIT_STDDEV / HIDDEN_SIZE**0.5)
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder)
+
+
+if __name__ == "__main__":
+    write_model(Path(sys.argv[1]))

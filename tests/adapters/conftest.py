@@ -1,0 +1,58 @@
+"""Tests of client/adapters with the packages of the source tree, this build's server and the operator's library.
+
+Tests of a framework are collected where it is installed: in the environments of .ci/run-adapters.
+"""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
+SOURCES = (
+    ROOT / "client" / "python",
+    ROOT / "client" / "adapters",
+    ROOT / "kernels" / "torch_ops" / "python",
+)
+EXAMPLE = ROOT / "client" / "adapters" / "examples" / "eval_bf16_vs_exact"
+
+os.environ.setdefault(
+    "LINEAR_LOGPROB_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
+)
+# No test needs anything of Hugging Face's hub.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+sys.path[:0] = [str(path) for path in (*SOURCES, EXAMPLE)]
+
+FRAMEWORKS = ("lm_eval",)
+collect_ignore_glob = [
+    f"test_{name}*.py" for name in FRAMEWORKS if importlib.util.find_spec(name) is None
+]
+# The operator is built by default only with CUDA.
+SCORERS = (
+    "remote",
+    pytest.param(
+        "local",
+        marks=pytest.mark.skipif(
+            not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists(),
+            reason="the operator is not built",
+        ),
+    ),
+)
+
+
+@pytest.fixture(params=SCORERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Names the scorer of a test that every scorer must pass."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Returns the variables of commands that import the packages of the source tree and find the server."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+        "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
+    }
