@@ -47,7 +47,7 @@ esac
 
 step_logs=build/quickstart step_count=6
 [ -n "$model" ] || step_count=7
-source deploy/packages.sh
+source deploy/debian_packages.sh
 source deploy/steps.sh
 [ -z "$model" ] || [ -e "$model" ] || fail "--model $model does not exist; pass the folder of a model"
 command -v apt-get >/dev/null || fail "apt-get was not found; run this script on Debian 12 or Ubuntu 24.04"

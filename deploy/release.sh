@@ -1,13 +1,21 @@
 #!/usr/bin/env bash
 # Builds everything that a release consists of into dist/: wheels and source distributions, the list of their contents, a
-# Debian package, the manifests for Kubernetes, with buildah the image, and SHA256SUMS.
-#   bash deploy/release.sh VERSION             on a clean checkout whose version is VERSION
-#   bash deploy/release.sh --dry-run VERSION   only checks the version, the changelog and the checkout
+# Debian package, the manifests for Kubernetes, the documentation site, with buildah the images, and SHA256SUMS.
+#   bash deploy/release.sh [--base IMAGE] VERSION   on a clean checkout whose version is VERSION
+#   bash deploy/release.sh --dry-run VERSION        only checks the version, the changelog and the checkout
+# --base  root file system of the images (default: that of deploy/image/build.sh)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-dry_run=false
-[ "${1:-}" != --dry-run ] || { dry_run=true; shift; }
-[ $# -eq 1 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+dry_run=false base=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) dry_run=true; shift ;;
+    --base) base=(--base "${2:?}"); shift 2 ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit ;;
+    *) break ;;
+  esac
+done
+[ $# -eq 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 version=$1
 fail() { echo "release.sh: error: $*" >&2; exit 1; }
 
@@ -15,9 +23,11 @@ fail() { echo "release.sh: error: $*" >&2; exit 1; }
 defined=$(bash deploy/version.sh)
 [ "$version" = "$defined" ] || fail "CMakeLists.txt has version $defined, not $version: change it there, or release $defined"
 for file in client/python/logprobd/__init__.py kernels/torch_ops/python/pyproject.toml \
-  deploy/packages/server/logprobd_server/__init__.py; do
+  deploy/packages/server/logprobd_server/__init__.py deploy/packages/kernels/logprobd_kernels/__init__.py; do
   grep -qE "^(__version__|version) = \"$version\"$" "$file" || fail "$file has another version than $version"
 done
+grep -q "\"logprobd-kernels==$version\"" kernels/torch_ops/python/pyproject.toml ||
+  fail "kernels/torch_ops/python/pyproject.toml needs another version of logprobd-kernels than $version"
 heading=$(grep -m1 '^## ' CHANGELOG.md)
 if ! $dry_run; then
   grep -qE "^## $version \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" <<<"$heading" ||
@@ -33,16 +43,24 @@ out=dist
 [ ! -e "$out" ] || fail "$out exists: remove it first"
 # Programs and kernels of every supported GPU, without tests. The path of the build is part of the programs.
 cmake --preset cuda -B build/dist -DLOGPROBD_TESTS=OFF -DLOGPROBD_BENCHMARKS=OFF
-cmake --build build/dist --target logprobd logprobctl
+cmake --build build/dist --target logprobd logprobctl logprobd_kernels
 bash deploy/packages/build_wheels.sh build/dist "$out"
+bash deploy/packages/build_operator.sh build/dist "$out"
 bash deploy/debian/make_deb.sh build/dist "$out"
 git archive --format=tar --prefix="logprobd-kubernetes-$version/" HEAD deploy/kubernetes deploy/monitoring |
   gzip -9n >"$out/logprobd-kubernetes-$version.tar.gz"
+bash deploy/site/build.sh build/dist/site
+tar --sort=name --mtime="@$(git log -1 --format=%ct)" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+  --transform="s,^site,logprobd-docs-$version," -C build/dist -c site | gzip -9n >"$out/logprobd-docs-$version.tar.gz"
 if command -v buildah >/dev/null; then
-  bash deploy/image/build.sh --packages "$out" --tag "logprobd:$version" cpu
-  buildah push "logprobd:$version" "docker-archive:$out/logprobd-image-$version.tar:logprobd:$version"
+  for target in cpu cuda; do
+    tag=$version
+    [ $target = cpu ] || tag+=-$target
+    bash deploy/image/build.sh "${base[@]}" --packages "$out" --tag "logprobd:$tag" $target
+    buildah push "logprobd:$tag" "docker-archive:$out/logprobd-image-$tag.tar:logprobd:$tag"
+  done
 else
-  echo "release.sh: note: there is no buildah, so $out has no image" >&2
+  echo "release.sh: note: there is no buildah, so $out has no images" >&2
 fi
 (cd "$out" && sha256sum -- * >SHA256SUMS)
 cat "$out/SHA256SUMS"

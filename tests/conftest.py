@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support" / "python"))
 sys.path.insert(0, str(ROOT / "client" / "python"))
 
-from built_packages import build_packages  # noqa: E402
+from built_packages import build_operator_packages, build_packages  # noqa: E402
 from model_folder import ModelFolder  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 
@@ -30,9 +30,20 @@ def binaries() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def packages(binaries: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Returns a folder with the wheels of the server and of the client."""
+    """Returns a folder with the packages of the server and the client."""
     folder = tmp_path_factory.mktemp("packages")
     build_packages(binaries, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def operator_packages(
+    binaries: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """Returns a folder with the packages of the operator. Without a compiler cache they take minutes, so tests that use
+    them need a longer timeout."""
+    folder = tmp_path_factory.mktemp("operator_packages")
+    build_operator_packages(binaries, folder)
     return folder
 
 

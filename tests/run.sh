@@ -19,7 +19,7 @@ esac
 step_logs=build/tests-logs step_count=0
 $installs && step_count=$((step_count + 2))
 $builds && step_count=$((step_count + 1))
-source deploy/packages.sh
+source deploy/debian_packages.sh
 source deploy/steps.sh
 source tests/shared_folder.sh
 jobs=$(nproc)

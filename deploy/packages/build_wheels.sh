@@ -9,54 +9,26 @@ build=${1:-build/release} out=${2:-build/packages}
 for name in logprobd logprobctl; do
   [ -x "$build/bin/$name" ] || { echo "build_wheels.sh: error: no $build/bin/$name; run cmake --build $build" >&2; exit 1; }
 done
-
-# The tools have a virtual environment of their own, which is made again when their list changes.
-tools=build/venv-packages
-wanted=$(sha256sum deploy/packages/requirements.txt)
-if [ "$(cat "$tools/.requirements" 2>/dev/null)" != "$wanted" ]; then
-  rm -rf "$tools"
-  /usr/bin/python3 -m venv "$tools"
-  "$tools/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
-    -r deploy/packages/requirements.txt
-  printf '%s' "$wanted" >"$tools/.requirements"
-fi
-export PATH=$PWD/$tools/bin:$PATH
-
-# Files in the archives get the time of the commit.
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
-export SOURCE_DATE_EPOCH
-staging=$(mktemp -d)
-trap 'rm -rf "$staging"' EXIT
+source deploy/packages/build_steps.sh
 mkdir -p "$out"
 
-cp -r deploy/packages/server "$staging/server"
-cp LICENSE "$staging/server"
-mkdir "$staging/server/logprobd_server/bin"
+copy_tracked deploy/packages/server client/python
+server=$staging/deploy/packages/server
+cp LICENSE "$server"
+mkdir "$server/logprobd_server/bin"
 for name in logprobd logprobctl; do
-  strip -o "$staging/server/logprobd_server/bin/$name" "$build/bin/$name"
+  strip -o "$server/logprobd_server/bin/$name" "$build/bin/$name"
 done
-version=$(bash deploy/version.sh)
-python3 deploy/packages/contents.py --version "$version" --licenses "$staging/server/licenses" \
-  --sbom "$out/logprobd_server-$version.spdx.json" "$build/bin/logprobd" "$build/bin/logprobctl" >"$staging/log"
+quietly python3 deploy/packages/contents.py --name logprobd-server --version "$version" --licenses "$server/licenses" \
+  --sbom "$out/logprobd_server-$version.spdx.json" "$build/bin/logprobd" "$build/bin/logprobctl"
 # The packages of the extra [cuda] lie beside ours. auditwheel adds the folder of the libraries that it copies.
-patchelf --set-rpath '$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/lib' \
-  "$staging/server/logprobd_server/bin/logprobd"
-python -m build --wheel --no-isolation --outdir "$staging/unrepaired" "$staging/server" >"$staging/log" 2>&1 ||
-  { cat "$staging/log" >&2; exit 1; }
-auditwheel repair --strip --wheel-dir "$out" "$staging"/unrepaired/*.whl >"$staging/log" 2>&1 ||
-  { cat "$staging/log" >&2; exit 1; }
+patchelf --set-rpath '$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/lib' "$server/logprobd_server/bin/logprobd"
+quietly python -m build --wheel --no-isolation --outdir "$staging/unrepaired" "$server"
+quietly auditwheel repair --strip --wheel-dir "$out" "$staging"/unrepaired/*.whl
 
-# Files that git does not know, such as caches, stay out of the client's packages.
-git ls-files -z client/python LICENSE | xargs -0 cp --parents -t "$staging"
-cp LICENSE "$staging/client/python"
-python -m build --no-isolation --outdir "$staging/client" "$staging/client/python" >"$staging/log" 2>&1 ||
-  { cat "$staging/log" >&2; exit 1; }
-cp "$staging"/client/*.whl "$out"
-# setuptools writes the current time into source distributions.
-for archive in "$staging"/client/*.tar.gz; do
-  tar -xf "$archive" -C "$staging/client"
-  folder=$(basename "$archive" .tar.gz)
-  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$staging/client" -c "$folder" |
-    gzip -9n >"$out/$folder.tar.gz"
-done
+client=$staging/client/python
+cp LICENSE "$client"
+quietly python -m build --no-isolation --outdir "$staging/packages" "$client"
+cp "$staging"/packages/*.whl "$out"
+repack "$staging"/packages/*.tar.gz "$out"
 ls -l "$out"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Lists what is inside the server's programs and the libraries that they load, and writes it as an SPDX document.
+"""Lists what is inside the programs or libraries of a package and the libraries that they load, and writes it as an
+SPDX document.
 
-    contents.py --version 0.2.0 --licenses DIR --sbom FILE PROGRAM...
+    contents.py --name logprobd-server --version 0.2.0 --licenses DIR --sbom FILE PROGRAM...
 
 Copies the licence texts of the distribution's packages to DIR. Fails if a library belongs to a package without a known
 licence, so that a new dependency is added to LICENSES first. SOURCE_DATE_EPOCH is the document's time.
@@ -33,8 +34,8 @@ LICENSES = {
     "spdlog": "MIT",
     "toml11": "MIT",
 }
-# Packages of which only headers are compiled into the programs.
-HEADERS = ("libcli11-dev", "libtoml11-dev", "nlohmann-json3-dev")
+# The distribution's packages of which only headers are compiled into the programs, by our package.
+HEADERS = {"logprobd-server": ("libcli11-dev", "libtoml11-dev", "nlohmann-json3-dev")}
 # Every system that the wheel supports has them.
 SYSTEM_LIBRARIES = re.compile(
     r"(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libz)\.so\..*"
@@ -113,9 +114,9 @@ def parts_of_the_build() -> list[dict[str, str]]:
     return parts
 
 
-def spdx(version: str, parts: list[dict[str, str]]) -> dict[str, object]:
+def spdx(name: str, version: str, parts: list[dict[str, str]]) -> dict[str, object]:
     created = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.UTC)
-    ours = {"name": "logprobd-server", "version": version, "license": "Apache-2.0", "purl": ""}
+    ours = {"name": name, "version": version, "license": "Apache-2.0", "purl": ""}
     packages = []
     for part in [ours, *parts]:
         package: dict[str, object] = {
@@ -142,8 +143,8 @@ def spdx(version: str, parts: list[dict[str, str]]) -> dict[str, object]:
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
-        "name": f"logprobd-server-{version}",
-        "documentNamespace": f"https://spdx.org/spdxdocs/logprobd-server-{version}-{created:%Y%m%d%H%M%S}",
+        "name": f"{name}-{version}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{version}-{created:%Y%m%d%H%M%S}",
         "creationInfo": {
             "created": f"{created:%Y-%m-%dT%H:%M:%SZ}",
             "creators": ["Tool: contents.py"],
@@ -179,18 +180,28 @@ def spdx(version: str, parts: list[dict[str, str]]) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("programs", type=pathlib.Path, nargs="+")
-    parser.add_argument("--version", required=True, help="version of the server")
+    parser.add_argument("--name", required=True, help="name of our package")
+    parser.add_argument("--version", required=True, help="version of our package")
     parser.add_argument("--licenses", type=pathlib.Path, required=True, help="folder to write")
     parser.add_argument("--sbom", type=pathlib.Path, required=True, help="file to write")
     arguments = parser.parse_args()
     libraries = set().union(*(libraries_of(program) for program in arguments.programs))
-    packages = sorted({package_of(library) for library in libraries} | set(HEADERS))
+    packages = sorted(
+        {package_of(library) for library in libraries} | set(HEADERS.get(arguments.name, ()))
+    )
     arguments.licenses.mkdir(parents=True, exist_ok=True)
     for package in packages:
         text = pathlib.Path("/usr/share/doc") / package / "copyright"
         shutil.copyfile(text, arguments.licenses / f"{package}.txt")
+    # CUTLASS's package has its licence only in the headers.
+    for header in ROOT.glob("build/cutlass/**/include/cutlass/cutlass.h"):
+        notice = header.read_text().split("*/", maxsplit=1)[0]
+        text = re.sub(r"^[/* ]*", "", notice, flags=re.MULTILINE).strip() + "\n"
+        (arguments.licenses / "nvidia-cutlass.txt").write_text(text)
     parts = [describe(package) for package in packages] + parts_of_the_build()
-    arguments.sbom.write_text(json.dumps(spdx(arguments.version, parts), indent=1) + "\n")
+    arguments.sbom.write_text(
+        json.dumps(spdx(arguments.name, arguments.version, parts), indent=1) + "\n"
+    )
     print(f"{arguments.sbom}: {len(parts)} parts")
 
 

@@ -61,7 +61,7 @@ done
 ldd "${binaries[@]}" | awk '$3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux[^/]*)\.so|/libcu|/libnv' |
   while read -r library; do strip -o "$staging/lib/$(basename "$library")" "$(readlink -f "$library")"; done
-for library in "$build"/lib/liblogprobd_torch_ops.so; do
+for library in "$build"/lib/liblogprobd_torch_ops.so "$build"/lib/liblogprobd_kernels.so.*; do
   strip -o "$staging/bin/$(basename "$library")" "$library"
 done
 # The memory leak that the soak test must find; the other machine may have no compiler.

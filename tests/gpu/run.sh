@@ -30,7 +30,7 @@ python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2
 libraries=$(library_path "$unpacked/lib")
 mkdir "$unpacked/run"
 for binary in "$unpacked"/bin/*; do
-  case $binary in *.so | */COMMIT) cp "$binary" "$unpacked/run"; continue ;; esac
+  case $binary in *.so | *.so.* | */COMMIT) cp "$binary" "$unpacked/run"; continue ;; esac
   wrapper=$unpacked/run/$(basename "$binary")
   printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$libraries" "$binary" >"$wrapper"
   chmod +x "$wrapper"

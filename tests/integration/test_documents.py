@@ -159,8 +159,9 @@ def test_the_operator_s_example_in_python_runs(binaries) -> None:
     assert "0.0000" in result.stdout  # the gradient of the ignored row
 
 
-def test_tables_are_rendered_from_the_results() -> None:
-    script = ROOT / "tests" / "bench" / "render_tables.py"
+@pytest.mark.parametrize("name", ["render_tables.py", "plot_rows.py"])
+def test_tables_and_plots_are_rendered_from_the_results(name: str) -> None:
+    script = ROOT / "tests" / "bench" / name
     result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 

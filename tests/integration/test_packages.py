@@ -36,11 +36,12 @@ print(abs(result.logprob - (logits[np.arange(8), targets] - lse)).max())
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory, packages) -> Path:
-    """An environment that has only both wheels and what they depend on."""
+    """An environment that has only the server's and the client's wheel and what they depend on."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, *packages.glob("*.whl")], check=True, timeout=300)
+    wheels = [*packages.glob("logprobd-*.whl"), *packages.glob("logprobd_server-*.whl")]
+    subprocess.run([*pip, *wheels], check=True, timeout=300)
     return folder
 
 
@@ -99,7 +100,7 @@ def test_the_wheel_is_for_one_platform_and_every_python(packages):
 
 def test_the_contents_of_the_server_s_wheel_are_listed_with_their_licences(packages):
     (server,) = packages.glob("logprobd_server-*.whl")
-    (sbom,) = packages.glob("*.spdx.json")
+    (sbom,) = packages.glob("logprobd_server-*.spdx.json")
     parts = {part["name"]: part for part in json.loads(sbom.read_text())["packages"]}
     with zipfile.ZipFile(server) as wheel:
         names = wheel.namelist()
@@ -107,6 +108,7 @@ def test_the_contents_of_the_server_s_wheel_are_listed_with_their_licences(packa
     assert {"logprobd-server", "libgrpc29", "libprotobuf32", "nlohmann-json3-dev"} <= parts.keys()
     assert all(part["versionInfo"] and part["licenseDeclared"] for part in parts.values())
     assert any(name.endswith("/licenses/libgrpc29.txt") for name in names)
+    assert any(name.endswith("/licenses/nvidia-cutlass.txt") for name in names)
     assert any(name.startswith("logprobd_server.libs/libgrpc") for name in names)
     assert not any("cublas" in name for name in names)
 

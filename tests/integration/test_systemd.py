@@ -20,7 +20,7 @@ def run(*command: object, **options) -> str:
     """Runs a command, which must succeed, and returns its output."""
     tool = str(command[0])
     if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is missing: install the test packages of deploy/packages.sh")
+        pytest.skip(f"{tool} is missing: install the test packages of deploy/debian_packages.sh")
     result = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, timeout=150, **options
     )

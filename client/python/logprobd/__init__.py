@@ -1,8 +1,10 @@
 """Log-probabilities and entropy of tokens, from the hidden states that enter the LM head.
 
-with logprobd.Client("127.0.0.1:8470") as client:
-    result = client.score(hidden, targets)
-    result.logprob, result.entropy
+    with logprobd.Client("127.0.0.1:8470") as client:
+        result = client.score(hidden, targets)
+        result.logprob, result.entropy
+
+AsyncClient has the methods of Client as coroutines, and serve starts a server on this host.
 """
 
 from logprobd.aio import AsyncClient

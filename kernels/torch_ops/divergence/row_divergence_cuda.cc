@@ -1,7 +1,7 @@
 // Computes divergences and gradients with the kernels of kernels/divergence.
 
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <cstdint>
 
@@ -42,7 +42,7 @@ class CudaKernels : public RowDivergence {
     const c10::cuda::CUDAGuard on_device(statistics.device());
     auto* const rows =
         reinterpret_cast<DivergenceStatistics*>(statistics.mutable_data_ptr<double>());
-    CheckLaunch(LaunchDivergenceSums(RowsParams(block), rows, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchDivergenceSums(RowsParams(block), rows, c10::cuda::getCurrentCUDAStream()),
                 "the sums of divergences");
   }
 
@@ -64,7 +64,7 @@ class CudaKernels : public RowDivergence {
                                                            : kernels::Dtype::kF32;
     params.gradients = gradient.mutable_data_ptr();
     params.gradient_stride = gradient.stride(0);
-    CheckLaunch(LaunchDivergenceGradient(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchDivergenceGradient(params, c10::cuda::getCurrentCUDAStream()),
                 "the gradients of divergences");
   }
 };

@@ -1,9 +1,9 @@
 // Computes gradients of dot products in 16 bits with the fused kernels. Either the fused kernel
 // recomputes the products, with another epilogue, or cached exponentials are converted.
 
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -160,7 +160,7 @@ class FusedDotGradients : public DotGradients {
     params.mean_logit_weights = Floats(mean_logit_weights_);
     params.gradients = tiles.mutable_data_ptr();
     params.gradient_stride = tiles.stride(0);
-    CheckLaunch(LaunchFusedGradient(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchFusedGradient(params, c10::cuda::getCurrentCUDAStream()),
                 "the fused gradient");
   }
 
@@ -181,7 +181,7 @@ class FusedDotGradients : public DotGradients {
         tiles.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
     params.gradients = tiles.mutable_data_ptr();
     params.gradient_stride = tiles.stride(0);
-    CheckLaunch(LaunchCachedGradients(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchCachedGradients(params, c10::cuda::getCurrentCUDAStream()),
                 "the gradient from cached exponentials");
   }
 
@@ -198,7 +198,7 @@ class FusedDotGradients : public DotGradients {
     params.num_tiles = head_.num_tiles();
     params.rows = row_gradients();
     params.factors = factors_.mutable_data_ptr<float>();
-    CheckLaunch(LaunchRebaseExponentials(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchRebaseExponentials(params, c10::cuda::getCurrentCUDAStream()),
                 "the rebasing of cached exponentials");
   }
 
@@ -241,7 +241,7 @@ class FusedDotGradients : public DotGradients {
       params.target_logits = reinterpret_cast<const float*>(cache() + layout_.target_logit());
     }
     params.rows = static_cast<RowGradient*>(row_gradients_.mutable_data_ptr());
-    CheckLaunch(LaunchRowGradients(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchRowGradients(params, c10::cuda::getCurrentCUDAStream()),
                 "the kernel of row gradients");
   }
 

@@ -1,7 +1,6 @@
 // Computes scores with the fused kernels: first the partials of tiles, then the scores. In a group
 // of ranks, the exact sums of kernels/combine/shard_sums.h are computed in between.
 
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
@@ -10,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <cmath>
@@ -547,7 +547,7 @@ class FusedScores : public PendingScores {
         has_cache_(cache.defined()),
         operands_(rows.hidden, problem),
         memory_(Allocate(rows.size(), num_tiles_, problem)) {
-    const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     const RowArrays arrays(rows, problem, operands_.head);
     ComputeOperands(rows.size(), arrays, memory_, stream);
     if (rows.candidates.defined()) {
@@ -562,7 +562,7 @@ class FusedScores : public PendingScores {
   LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
     const LinearLogprobOptions& options = problem.options;
     const c10::cuda::CUDAGuard on_device(problem.device());
-    const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     // The host waits for the number of rows only now, while the enqueued partials are computed.
     const Rows found = rows_.Resolved();
     if (rows_.pending != nullptr) {

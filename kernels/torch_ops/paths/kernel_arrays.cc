@@ -1,9 +1,9 @@
 #include "kernels/torch_ops/paths/kernel_arrays.h"
 
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
@@ -124,7 +124,7 @@ FusedRows::FusedRows(const at::Tensor& hidden, const Problem& problem)
   params.hidden_size = hidden_size_;
   params.num_splits = num_splits_;
   params.out = operand_.mutable_data_ptr();
-  CheckLaunch(LaunchBf16Split(params, at::cuda::getCurrentCUDAStream()), "the split of hidden");
+  CheckLaunch(LaunchBf16Split(params, c10::cuda::getCurrentCUDAStream()), "the split of hidden");
 }
 
 at::Tensor FusedRows::EmptySplits(int64_t num_rows, const Problem& problem) {
@@ -159,11 +159,12 @@ namespace {
 
 /// Returns the factor that corrects dot products for the truncation of the tensor cores.
 double DotCorrection(const Problem& problem) {
-  const auto* const properties =
-      at::cuda::getDeviceProperties(problem.inputs.weight.device().index());
-  return properties->major == kernels::kTruncationMajor
-             ? kernels::TruncationCorrection(problem.hidden_size())
-             : 1.0;
+  int major = 0;
+  CheckLaunch(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                     problem.inputs.weight.device().index()),
+              "the query of the GPU's compute capability");
+  return major == kernels::kTruncationMajor ? kernels::TruncationCorrection(problem.hidden_size())
+                                            : 1.0;
 }
 
 }  // namespace

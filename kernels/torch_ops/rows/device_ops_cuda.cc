@@ -1,16 +1,16 @@
 // Implements operations on rows with CUDA kernels. For tensors that the kernels do not support, the
 // versions of the base class are used.
 
-#include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/core/Event.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -89,13 +89,14 @@ class CudaCompaction : public PendingCompaction {
     if (has_valid_indices_) params.valid_indices = params.row_indices + num_rows_;
     params.num_compacted = params.row_indices + count_offset();
     params.result = static_cast<kernels::CompactedRows*>(result_memory_.mutable_data_ptr());
-    CheckLaunch(LaunchCompactRows(params, at::cuda::getCurrentCUDAStream()), "the row compaction");
-    end_.record();
+    CheckLaunch(LaunchCompactRows(params, c10::cuda::getCurrentCUDAStream()), "the row compaction");
+    end_.record(c10::cuda::getCurrentCUDAStream());
   }
 
   ~CudaCompaction() override {
     // The kernel must have finished before its host memory gets a new owner.
-    if (!subset_.has_value()) C10_CUDA_CHECK_WARN(cudaEventSynchronize(end_.event()));
+    if (!subset_.has_value())
+      C10_CUDA_CHECK_WARN(cudaEventSynchronize(static_cast<cudaEvent_t>(end_.eventId())));
   }
 
   CudaCompaction(const CudaCompaction&) = delete;
@@ -115,7 +116,7 @@ class CudaCompaction : public PendingCompaction {
     if (!IsVectorAligned(values)) return at::index_select_out(rows, values, 0, row_indices());
     kernels::CopyRowsParams params = CopyParams(values, rows);
     params.row_indices = indices_.const_data_ptr<int64_t>();
-    CheckLaunch(LaunchCopyRows(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchCopyRows(params, c10::cuda::getCurrentCUDAStream()),
                 "the copy of compacted rows");
     return rows;
   }
@@ -149,7 +150,7 @@ class CudaCompaction : public PendingCompaction {
   const bool has_valid_indices_;
   const at::Tensor indices_;  // row indices, valid indices and the count, one after another
   const at::Tensor result_memory_;
-  at::cuda::CUDAEvent end_;
+  c10::Event end_{c10::DeviceType::CUDA};
   std::optional<RowSubset> subset_;
 };
 
@@ -274,7 +275,7 @@ class CudaOps : public DeviceOps {
     params.scores[2] = {Floats(lse), arrays.lse()};
     params.scores[3] = {Floats(mean_logit), arrays.mean_logit()};
     params.loss = loss.mutable_data_ptr<float>();
-    CheckLaunch(LaunchRowLoss(params, at::cuda::getCurrentCUDAStream()), "the loss");
+    CheckLaunch(LaunchRowLoss(params, c10::cuda::getCurrentCUDAStream()), "the loss");
     return loss;
   }
 
@@ -289,7 +290,7 @@ class CudaOps : public DeviceOps {
     kernels::CopyRowsParams params = CopyParams(rows, products);
     params.factors = factors.const_data_ptr<float>();
     params.dtype = *dtype;
-    CheckLaunch(LaunchCopyRows(params, at::cuda::getCurrentCUDAStream()),
+    CheckLaunch(LaunchCopyRows(params, c10::cuda::getCurrentCUDAStream()),
                 "the multiplication of rows by factors");
   }
 
@@ -304,7 +305,7 @@ class CudaOps : public DeviceOps {
     const c10::cuda::CUDAGuard on_device(gradient.device());
     CheckLaunch(kernels::LaunchScaleUnlessOne(gradient.mutable_data_ptr(), *dtype, gradient.numel(),
                                               factor.const_data_ptr<float>(),
-                                              at::cuda::getCurrentCUDAStream()),
+                                              c10::cuda::getCurrentCUDAStream()),
                 "the scaling of a gradient");
   }
 };

@@ -1,12 +1,33 @@
-"""Builds the packages of the server and the client from the binaries of a build."""
+"""Builds the packages of the server, the client and the operator from the binaries of a build."""
 
+import os
 import pathlib
+import shutil
+import site
 import subprocess
+import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "deploy" / "packages"
+# The operator's sources lie in a new temporary folder for every build.
+CCACHE = {
+    "CCACHE_BASEDIR": tempfile.gettempdir(),
+    "CCACHE_NOHASHDIR": "1",
+    "CCACHE_SLOPPINESS": "time_macros,include_file_ctime,include_file_mtime",
+}
 
 
 def build_packages(binaries: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes wheels, a source distribution and the list of contents to a folder."""
-    script = ROOT / "deploy" / "packages" / "build_wheels.sh"
-    subprocess.run(["bash", script, binaries.parent, folder], check=True, timeout=600)
+    """Writes the packages of the server and the client to a folder."""
+    subprocess.run(
+        ["bash", SCRIPTS / "build_wheels.sh", binaries.parent, folder], check=True, timeout=600
+    )
+
+
+def build_operator_packages(binaries: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes the packages of the operator to a folder. Its wheel is for the torch of the tests."""
+    environment = os.environ | CCACHE
+    if shutil.which("ccache"):
+        environment["CXX"] = f"ccache {os.environ.get('CXX', 'c++')}"
+    (torch,) = (path for path in site.getsitepackages() if pathlib.Path(path, "torch").is_dir())
+    command = ["bash", SCRIPTS / "build_operator.sh", binaries.parent, folder, torch]
+    subprocess.run(command, check=True, timeout=1200, env=environment)

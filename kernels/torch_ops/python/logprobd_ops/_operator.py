@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import pathlib
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-LIBRARY_NAME = "liblogprobd_torch_ops.so"
 # The name does not begin with LOGPROBD_, because the server rejects unknown variables with this
 # prefix.
 LIBRARY_VARIABLE = "LINEAR_LOGPROB_LIBRARY"
+LIBRARY_PREFIX = "liblogprobd_torch_ops-torch"
+BUILD_LIBRARY = (
+    "to build the library for this torch, with a C++ compiler, run: pip install --no-build-isolation "
+    "--no-deps --force-reinstall --no-binary logprobd-ops logprobd-ops"
+)
 
 WHOLE_VOCABULARY = -1  # value of the operators' vocab_valid
 
@@ -61,16 +66,52 @@ def check_softcap(softcap: float | None) -> None:
         raise ValueError(f"softcap is {softcap}: it must be above 0, or None for no cap")
 
 
+def _library_of_torch(folder: pathlib.Path, torch_version: str) -> pathlib.Path:
+    """Returns the library in a folder for a version of torch. Raises an ImportError that lists the versions
+    that have one."""
+    minor = ".".join(torch_version.split(".")[:2])
+    library = folder / f"{LIBRARY_PREFIX}{minor}.so"
+    if library.exists():
+        return library
+    found = [
+        path.stem.removeprefix(LIBRARY_PREFIX) for path in folder.glob(f"{LIBRARY_PREFIX}*.so")
+    ]
+    if not found:
+        raise ImportError(
+            f"{folder} has no library, because it is a folder of sources: install the package, or set "
+            f"{LIBRARY_VARIABLE} to the library that the CMake target logprobd_torch_ops builds"
+        )
+    versions = ", ".join(
+        sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+    )
+    raise ImportError(
+        f"logprobd-ops has no library for torch {torch_version}, only for {versions}: install one of these versions; "
+        + BUILD_LIBRARY
+    )
+
+
 def load_library() -> None:
-    """Loads the library that LINEAR_LOGPROB_LIBRARY names, or the one in this package if the
-    variable is not set. Raises an ImportError that says how to get the library."""
-    path = os.environ.get(LIBRARY_VARIABLE) or pathlib.Path(__file__).with_name(LIBRARY_NAME)
+    """Loads the library that LINEAR_LOGPROB_LIBRARY names, or the one in this package for the imported
+    torch if the variable is not set. Raises an ImportError that says how to get the library."""
+    path = os.environ.get(LIBRARY_VARIABLE)
+    if not path:
+        path = str(_library_of_torch(pathlib.Path(__file__).parent, torch.__version__))
+        try:
+            import logprobd_kernels  # noqa: PLC0415 (other libraries have the kernels beside them)
+
+            # The operator's library finds them by name, since they are loaded.
+            ctypes.CDLL(str(logprobd_kernels.library_path()))
+        except (ImportError, OSError) as error:
+            raise ImportError(
+                f"cannot load the kernels: {error}. Run: pip install --force-reinstall logprobd-kernels"
+            ) from None
     try:
         torch.ops.load_library(path)
     except OSError as error:
         raise ImportError(
-            f"cannot load {path}: {error}. Build the CMake target logprobd_torch_ops with the torch that "
-            f"is imported here ({torch.__version__}), and set {LIBRARY_VARIABLE} to the path of {LIBRARY_NAME}"
+            # torch's own error does not say why.
+            f"cannot load {path}: {error.__cause__ or error}. If it was built for another torch than {torch.__version__}, for example one "
+            f"with CUDA: {BUILD_LIBRARY}"
         ) from None
 
 

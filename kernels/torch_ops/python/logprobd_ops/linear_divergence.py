@@ -196,10 +196,9 @@ def linear_divergence_loss(
             are none).
         memory_budget: bytes for the logits and gradients of a block of rows, which is at least one row. Default: as
             in linear_logprob.
-        The other arguments are those of linear_divergence.
 
-    Raises:
-        The exceptions of linear_divergence. RuntimeError in a second backward pass.
+    The other arguments are those of linear_divergence. Raises the exceptions of linear_divergence, and RuntimeError in a
+    second backward pass.
     """
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')

@@ -89,11 +89,10 @@ def linear_logprob_loss(
         need_entropy: return the entropy; it is computed in any case if it has a coefficient.
         memory_budget: bytes for the cached logits. It limits how many rows are processed at a time; this is
             at least one row. Default: as in linear_logprob.
-        The other arguments are those of linear_logprob.
 
-    Raises:
-        The exceptions of linear_logprob. ValueError also if a coefficient is not finite, has a wrong shape,
-        dtype or device, or requires a gradient. RuntimeError in a second backward pass.
+    The other arguments are those of linear_logprob. Raises the exceptions of linear_logprob; ValueError also if a
+    coefficient is not finite, has a wrong shape, dtype or device, or requires a gradient; RuntimeError in a second
+    backward pass.
     """
     check_head_options("linear_logprob_loss", head_options)
     if reduction not in get_args(Reduction):

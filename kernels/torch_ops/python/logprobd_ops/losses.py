@@ -107,8 +107,9 @@ def linear_cross_entropy(
             possible, `memory` is "auto", no input is fp16 (a loss scale would come after the rounding
             of the gradients) and no hooks take the tensors that autograd saves (as in
             torch.utils.checkpoint without reentrance); else False.
-        ignore_index, temperature, scale, softcap, vocab_start, vocab_valid, process_group, sequence_parallel,
-            hidden_gradient, hidden_splits, autocast, memory, memory_budget, weight_grad: see linear_logprob.
+
+    linear_logprob describes ignore_index, temperature, scale, softcap, vocab_start, vocab_valid, process_group,
+    sequence_parallel, hidden_gradient, hidden_splits, autocast, memory, memory_budget and weight_grad.
 
     Waits for the device as often as linear_logprob does. Raises ValueError for an option that is out of range or
     that gradients_in_forward does not support.

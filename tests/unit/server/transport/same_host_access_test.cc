@@ -28,7 +28,8 @@ constexpr int64_t kPage = 4'096;
 constexpr size_t kAllocationBytes = 1'024;
 constexpr int64_t kRequestBytes = 32;  // size of ValidRequest's two rows
 
-/// A server with a Unix socket and a fake head, and a client with a region of one page.
+/// A server with a Unix socket, a fake head and shared memory of one page, and a client with a
+/// region that takes it.
 class SameHostAccessTest : public ::testing::Test {
  protected:
   SameHostAccessTest()
@@ -42,6 +43,7 @@ class SameHostAccessTest : public ::testing::Test {
     options.unix_socket = absl::StrCat(::testing::TempDir(), "/local_access_", getpid());
     options.pinning = &pinning_;
     options.devices = &devices_;
+    options.shared_memory.bytes_max = kPage;
     return options;
   }
 
@@ -158,8 +160,12 @@ TEST_F(SameHostAccessTest, ForgetsTheRegionsOfALeaseThatEnds) {
 
   EXPECT_EQ(Score(InRegion()).error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(Score(on_gpu).error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_EQ(Metric("logprobd_shm_regions"), 0);
-  EXPECT_EQ(Metric("logprobd_shm_bytes"), 0);
+  // The server creates a region only once the one that it replaces is no longer counted.
+  ControlClient next(server_.server->unix_socket_path() + SameHostAccess::kControlSuffix);
+  next.Hello();
+  ASSERT_EQ(next.CreateRegion(kPage).message.status_code(), 0);
+  EXPECT_EQ(Metric("logprobd_shm_regions"), 1);
+  EXPECT_EQ(Metric("logprobd_shm_bytes"), kPage);
 }
 
 TEST_F(SameHostAccessTest, ScoresChunksOfAStream) {
