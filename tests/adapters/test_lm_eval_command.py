@@ -123,19 +123,24 @@ def test_the_example_shows_smaller_errors_and_fewer_rows(environment) -> None:
 
 
 @pytest.fixture(scope="module")
-def readme_environment(environment, tmp_path_factory) -> dict[str, str]:
+def readme_environment(
+    environment, packages, operator_packages, tmp_path_factory
+) -> dict[str, str]:
     """Returns the variables of an environment into which the packages may be installed."""
     folder = tmp_path_factory.mktemp("readme") / "venv"
     run(environment, sys.executable, "-m", "venv", str(folder))
     (packages,) = folder.glob("lib/python3*/site-packages")
     seen = [*site.getsitepackages(), *(path for path in sys.path if "site-packages" in path)]
     (packages / "tests.pth").write_text("\n".join(dict.fromkeys(seen)) + "\n")
-    variables = environment | {"PATH": f"{folder / 'bin'}:{environment['PATH']}"}
-    del variables["PYTHONPATH"]
+    variables = environment | {
+        "PATH": f"{folder / 'bin'}:{environment['PATH']}",
+        "PIP_FIND_LINKS": f"{packages} {operator_packages}",
+    }
+    del variables["PYTHONPATH"], variables["LINEAR_LOGPROB_LIBRARY"]
     return variables
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_commands_of_the_readme_run(readme_environment) -> None:
     text = (ROOT / "client" / "adapters" / "README.md").read_text()
     (block,) = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
