@@ -1,9 +1,9 @@
 """Builds the packages of the server, the client and the operator from the binaries of a build."""
 
+import importlib.util
 import os
 import pathlib
 import shutil
-import site
 import subprocess
 import tempfile
 
@@ -28,6 +28,6 @@ def build_operator_packages(binaries: pathlib.Path, folder: pathlib.Path) -> Non
     environment = os.environ | CCACHE
     if shutil.which("ccache"):
         environment["CXX"] = f"ccache {os.environ.get('CXX', 'c++')}"
-    (torch,) = (path for path in site.getsitepackages() if pathlib.Path(path, "torch").is_dir())
+    torch = pathlib.Path(importlib.util.find_spec("torch").origin).parents[1]
     command = ["bash", SCRIPTS / "build_operator.sh", binaries.parent, folder, torch]
     subprocess.run(command, check=True, timeout=1200, env=environment)
