@@ -61,16 +61,6 @@ def assert_near(ours: list[float], theirs: list[float], counts: list[int], toler
         assert abs(mine - other) <= tolerance * count, (ours, theirs)
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory) -> dict[torch.dtype, pathlib.Path]:
-    """Returns the folders of a small model in fp32 and bf16."""
-    result = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        result[dtype] = tmp_path_factory.mktemp(str(dtype))
-        tiny_model.write_model(result[dtype], dtype)
-    return result
-
-
 @pytest.fixture
 def make_model(kind, start_server):
     """Returns a function that makes the model of this test's scorer for a folder."""
@@ -166,15 +156,6 @@ def test_requests_that_share_their_tokens_are_scored_once_without_logits(
     assert sum(counts) == 1 + (1 + 2 + 3 + 4) + 4
 
 
-def test_a_request_without_tokens_to_score_is_refused(make_model, folders) -> None:
-    ours = make_model(folders[torch.float32])
-
-    with pytest.raises(ValueError, match="has 1 tokens of context and 0 of answer"):
-        ours._loglikelihood_tokens([(None, [1], [])])
-    with pytest.raises(ValueError, match="the answer one to max_length, 64"):
-        ours._loglikelihood_tokens([(None, [1], [3] * 65)])
-
-
 def test_text_is_generated_as_by_lm_eval(make_model, folders) -> None:
     folder = folders[torch.float32]
     asked = requests("generate_until", [("the sun is", {"until": ["\n"], "max_gen_toks": 5})])
@@ -225,7 +206,7 @@ def test_heads_with_scale_cap_bias_or_tie_give_the_scores_of_lm_eval(
     mine, theirs = (lm.loglikelihood(asked) for lm in (make_model(tmp_path, max_length=64), stock))
 
     counts = tokens_of(stock, ALL_PAIRS)
-    assert_near([a for a, _ in mine], [a for a, _ in theirs], counts, 2 * FP32_TOLERANCE)
+    assert_near([a for a, _ in mine], [a for a, _ in theirs], counts, FP32_TOLERANCE)
 
 
 def test_a_model_with_lora_is_scored_with_its_adapter(make_model, folders, tmp_path) -> None:
@@ -256,7 +237,7 @@ def test_a_server_of_another_head_is_refused(folders, binaries, tmp_path) -> Non
     options = {"pretrained": str(folders[torch.float32]), "device": "cpu"}
 
     with ServerProcess(binaries, "--model", str(tmp_path)) as other:
-        with pytest.raises(logprobd.InvalidArgument, match="serve the head of the model that is"):
+        with pytest.raises(logprobd.InvalidArgument, match="use a scorer of the model's head"):
             LogprobdLM(address=other.grpc, **options)
 
 
@@ -271,7 +252,7 @@ def test_a_head_of_another_size_is_refused(folders, start_server, tmp_path) -> N
 
 def test_a_head_that_is_not_a_plain_matrix_is_refused(folders) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folders[torch.float32])
-    model.set_output_embeddings(compare.DoubleHead(model.get_output_embeddings()))
+    model.set_output_embeddings(tiny_model.DoubleHead(model.get_output_embeddings()))
 
     with pytest.raises(logprobd.InvalidArgument, match="is a DoubleHead, expected a torch.nn.Li"):
         LocalScorer.from_model(model)

@@ -76,12 +76,13 @@ def test_two_processes_share_the_requests_and_cache_them(
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     arguments = ["--model", "logprobd-local", "--model_args", f"pretrained={folder}"]
     caches = ["--cache_requests", "true", "--use_cache", str(tmp_path / "answers")]
+    batches = ["--batch_size", "auto"]
     variables = environment | {
         "ACCELERATE_USE_CPU": "true",
         "LM_HARNESS_CACHE_PATH": str(tmp_path / "requests"),
     }
 
-    command = [sys.executable, *launch, *MODULE, *arguments, *TASKS, *caches]
+    command = [sys.executable, *launch, *MODULE, *arguments, *TASKS, *caches, *batches]
     run(variables, *command, "--output_path", str(tmp_path / "out"))
 
     assert results_in(tmp_path / "out") == pytest.approx(expected, rel=1e-4)

@@ -26,21 +26,10 @@ from transformers import AutoModelForCausalLM
 TASKS = ["logprobd_questions", "logprobd_passages"]
 
 
-class DoubleHead(torch.nn.Module):
-    """A head that computes its logits in double precision."""
-
-    def __init__(self, head: torch.nn.Linear) -> None:
-        super().__init__()
-        self.weight = head.weight
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.double() @ self.weight.double().T
-
-
 def exact_model(folder: Path, **options: Any) -> HFLM:
     """Returns lm-eval's own model with logits and softmax in double precision."""
     model = AutoModelForCausalLM.from_pretrained(folder)
-    model.set_output_embeddings(DoubleHead(model.get_output_embeddings()))
+    model.set_output_embeddings(tiny_model.DoubleHead(model.get_output_embeddings()))
     return HFLM(model, tokenizer=str(folder), **options)
 
 
