@@ -40,8 +40,9 @@ def model(built_operator) -> Model:
 
 
 def random_requests() -> list[tuple[list[int], list[int]]]:
-    """Returns requests of few tokens, many of which share all tokens but the last, cut at different places, and requests
-    for each token after one context, of which one is greedy."""
+    """Returns requests of few tokens, many of which share all tokens but the last, cut at different places; and one
+    request for each token after one context, of which one is greedy.
+    """
     choose = random.Random(4)
     requests = []
     for _ in range(120):
@@ -91,19 +92,20 @@ def test_contexts_are_cut_from_the_left(model) -> None:
     assert model.lengths == [(1, INPUT_MAX)]
 
 
-@pytest.mark.parametrize(
-    "context, answer, message",
-    [
-        ([1], [], "has 1 tokens of context and 0 of answer"),
-        ([], [3], "has 0 tokens of context and 1 of answer"),
-        ([1], [3] * (INPUT_MAX + 1), f"the answer one to {INPUT_MAX}"),
-    ],
-)
-def test_a_request_that_cannot_be_scored_is_refused(model, context, answer, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        score_answers(
-            LocalScorer(model.head), model.body, [(context, answer)], [[0]], INPUT_MAX
-        )
+def test_a_request_without_context_or_answer_is_refused() -> None:
+    with pytest.raises(ValueError, match="request 1 has 1 tokens of context and 0 of answer"):
+        group_requests([([1], [2]), ([1], [])])
+    with pytest.raises(ValueError, match="request 0 has 0 tokens of context and 1 of answer"):
+        group_requests([([], [2])])
+
+
+def test_an_answer_that_the_model_cannot_take_is_refused(model) -> None:
+    requests = [([1], [3] * (INPUT_MAX + 1))]
+
+    with pytest.raises(
+        ValueError, match=f"has {INPUT_MAX + 1} tokens, expected at most {INPUT_MAX}"
+    ):
+        score_answers(LocalScorer(model.head), model.body, requests, [[0]], INPUT_MAX)
 
 
 def test_a_model_without_a_separate_body_is_refused() -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import lighteval
 import lighteval_tasks
 import logprobd
 import pytest
@@ -19,6 +20,7 @@ from lighteval.models.transformers.transformers_model import (
     TransformersModelConfig,
 )
 from lighteval.tasks.requests import Doc
+from logprobd_adapters import lighteval as adapter
 from logprobd_adapters.lighteval import LogprobdModel, LogprobdModelConfig
 
 # Both sum fp32 products, and lighteval's sums are in fp32 as well.
@@ -155,7 +157,7 @@ def test_answers_that_the_model_would_generate_are_greedy(make_model, folders) -
     ours, stock = make_model(folder), stock_model(folder, batch_size=4)
     context = ours.tok_encode("the sun is")
     best = scored_in_double(folder, context, [0])[0].argmax().item()
-    choices = [ours.tokenizer.decode([token]) for token in (best, (best + 1) % 100)]
+    choices = [ours.tokenizer.decode([token]) for token in (best, best - 1)]
     asked = [Doc(query="the sun is", choices=choices, gold_index=0, id="0", task_name="greedy")]
 
     mine, theirs = (model.loglikelihood(asked)[0] for model in (ours, stock))
@@ -218,6 +220,18 @@ def test_cached_answers_are_not_scored_again(built_operator, folders, tmp_path) 
     assert found[0] == found[1]
 
 
+def test_processes_with_different_requests_are_an_error(
+    built_operator, folders, monkeypatch
+) -> None:
+    model = LogprobdModel(
+        LogprobdModelConfig(model_name=str(folders[torch.float32]), local=True, batch_size=4)
+    )
+    monkeypatch.setattr(adapter, "gather_object", lambda parts: [*parts, (0, {})])
+
+    with pytest.raises(logprobd.InvalidArgument, match="set PYTHONHASHSEED=0 for all processes"):
+        model.loglikelihood_rolling(passages())
+
+
 def test_settings_are_read_from_the_arguments_of_the_command(
     built_operator, folders, tmp_path
 ) -> None:
@@ -247,6 +261,14 @@ def test_a_server_of_another_head_is_refused(folders, start_server, tmp_path) ->
 TASKS = ",".join(task.name for task in lighteval_tasks.TASKS_TABLE)
 
 
+@pytest.fixture
+def no_downloads() -> None:
+    """Puts an empty file where lighteval would download that of a task that no test uses, when it imports its tasks."""
+    folder = pathlib.Path(lighteval.__file__).parent / "tasks" / "tasks"
+    (folder / "tinyBenchmarks.pkl").touch()
+
+
+@pytest.mark.usefixtures("no_downloads")
 @pytest.mark.parametrize("processes", (1, 2))
 def test_the_command_evaluates_with_a_server(
     environment, start_server, folders, tmp_path, processes
@@ -257,6 +279,7 @@ def test_the_command_evaluates_with_a_server(
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if processes == 2 else []
     settings = f"model_name={folder},address={server.grpc},batch_size=4"
     variables = environment | {"ACCELERATE_USE_CPU": "true", "HF_HOME": str(tmp_path / "home")}
+    variables["PYTHONHASHSEED"] = "0"
 
     done = subprocess.run(
         [

@@ -35,15 +35,19 @@ PAIRS = {
         ("the sun is red and", " black"),
     ],
     "no context": [("", "the sea"), ("", "honey"), ("", "<s> honey bread")],
-    "a context that is cut": [(LONG, " and honey"), (LONG + " red", " bread"), (LONG, " and bread")],
+    "a context that is cut": [
+        (LONG, " and honey"),
+        (LONG + " red", " bread"),
+        (LONG, " and bread"),
+    ],
     "unknown words": [("What do xyzzy make ?", " plugh honey")],
     "a space at the end of the context": [("What do bees make ? ", "honey and bread")],
 }
 ALL_PAIRS = sum(PAIRS.values(), [])
 
 
-# lm-eval's own cache takes the logprobs of the wrong rows for answers of different lengths that share all tokens but the
-# last, so it is switched off where such answers are compared.
+# lm-eval's own cache takes the logprobs of the wrong rows for answers of different lengths that share all tokens but
+# the last, so it is switched off where such answers are compared.
 NO_CACHE = {"logits_cache": False}
 
 
@@ -56,7 +60,9 @@ def tokens_of(lm: HFLM, pairs: list[tuple[str, str]]) -> list[int]:
     return [len(lm.tok_encode(answer, add_special_tokens=False)) for _, answer in pairs]
 
 
-def assert_near(ours: list[float], theirs: list[float], counts: list[int], tolerance: float) -> None:
+def assert_near(
+    ours: list[float], theirs: list[float], counts: list[int], tolerance: float
+) -> None:
     for mine, other, count in zip(ours, theirs, counts, strict=True):
         assert abs(mine - other) <= tolerance * count, (ours, theirs)
 
@@ -101,7 +107,9 @@ def test_bf16_answers_agree_with_double_precision(make_model, folders, name) -> 
 
 
 @pytest.mark.parametrize("logits_cache", (True, False))
-def test_answers_that_the_model_would_generate_are_greedy(make_model, folders, logits_cache) -> None:
+def test_answers_that_the_model_would_generate_are_greedy(
+    make_model, folders, logits_cache
+) -> None:
     folder = folders[torch.float32]
     ours = make_model(folder, logits_cache=logits_cache)
     stock = HFLM(str(folder), device="cpu", batch_size=4, **NO_CACHE)
@@ -160,7 +168,9 @@ def test_text_is_generated_as_by_lm_eval(make_model, folders) -> None:
     folder = folders[torch.float32]
     asked = requests("generate_until", [("the sun is", {"until": ["\n"], "max_gen_toks": 5})])
 
-    ours, stock = (lm.generate_until(asked) for lm in (make_model(folder), HFLM(str(folder), device="cpu")))
+    ours, stock = (
+        lm.generate_until(asked) for lm in (make_model(folder), HFLM(str(folder), device="cpu"))
+    )
 
     assert ours == stock
 
@@ -215,10 +225,7 @@ def test_a_model_with_lora_is_scored_with_its_adapter(make_model, folders, tmp_p
     base = transformers.AutoModelForCausalLM.from_pretrained(folder)
     lora = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     peft.get_peft_model(base, lora).save_pretrained(tmp_path)
-    # HFLM resizes the model to its tokenizer before it loads an adapter.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"w{n}" for n in range(tiny_model.VOCAB_SIZE - len(tokenizer))])
-    options = {"peft": str(tmp_path), "tokenizer": tokenizer}
+    options = {"peft": str(tmp_path)}
     asked = requests("loglikelihood", ALL_PAIRS)
     stock = HFLM(str(folder), device="cpu", batch_size=4, **options, **NO_CACHE)
     plain = HFLM(str(folder), device="cpu", batch_size=4, **NO_CACHE)

@@ -113,7 +113,9 @@ def test_cached_answers_are_not_scored_again(folder, tmp_path) -> None:
 def test_the_example_shows_smaller_errors_and_fewer_rows(environment) -> None:
     done = run(environment, sys.executable, str(tiny_model.HERE / "compare.py"))
 
-    rows = [line for line in done.stdout.splitlines() if line.startswith(("| lm-eval", "| logprobd"))]
+    rows = [
+        line for line in done.stdout.splitlines() if line.startswith(("| lm-eval", "| logprobd"))
+    ]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     figures = {name: [float(figure) for figure in of_name] for name, *of_name in cells}
     stock, ours = figures["lm-eval"], figures["logprobd"]

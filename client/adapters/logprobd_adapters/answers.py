@@ -14,11 +14,11 @@ from torch.nn.utils.rnn import pad_sequence
 from logprobd_adapters.scorer import Scorer
 
 Request = tuple[list[int], list[int]]
-"""The tokens of a context and of an answer to it."""
+"""The tokens of a context and of an answer to it, at least one of each."""
 
 Answer = tuple[float, bool]
-"""The sum of the log-probabilities of an answer's tokens, in nats, and whether the answer is greedy:
-each token is the most likely one."""
+"""The sum of the log-probabilities of an answer's tokens, in nats, and whether it is greedy: each
+token is the most likely one."""
 
 
 def unwrapped(model: Any) -> Any:
@@ -56,9 +56,16 @@ def group_requests(requests: Sequence[Request], shares: bool = True) -> list[lis
 
     Args:
         shares: False puts each request into a group of its own.
+
+    Raises InvalidArgument for an empty context or answer.
     """
     groups: dict[Any, list[int]] = defaultdict(list)
     for index, (context, answer) in enumerate(requests):
+        if not context or not answer:
+            raise InvalidArgument(
+                f"request {index} has {len(context)} tokens of context and {len(answer)} of "
+                "answer, expected at least one of each"
+            )
         groups[tuple(context + answer[:-1]) if shares else index].append(index)
     for group in groups.values():
         group.sort(key=lambda index: -len(requests[index][1]))
@@ -87,8 +94,8 @@ def score_answers(
         groups: some of group_requests(requests).
         input_max: most tokens of a sequence. Contexts are cut from the left to it.
 
-    Returns the answers by the index of their request. Raises InvalidArgument for an empty context
-    or an answer that has no or more than input_max tokens.
+    Returns the answers by the index of their request. Raises InvalidArgument for an answer of more
+    than input_max tokens.
     """
     inputs = [_input_of(*requests[group[0]], input_max) for group in groups]
     # Padding is on the right, where no state before it depends on it.
@@ -131,9 +138,9 @@ def score_answers(
 
 def _input_of(context: list[int], answer: list[int], input_max: int) -> list[int]:
     """Returns the tokens whose states predict the answer, cut from the left to input_max."""
-    if not context or not 0 < len(answer) <= input_max:
+    if len(answer) > input_max:
         raise InvalidArgument(
-            f"a request has {len(context)} tokens of context and {len(answer)} of answer: the "
-            f"context needs at least one, and the answer one to {input_max}"
+            f"an answer has {len(answer)} tokens, expected at most {input_max}, which is all that "
+            "the model takes"
         )
     return (context + answer)[-(input_max + 1) : -1]

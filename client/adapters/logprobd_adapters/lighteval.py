@@ -4,8 +4,8 @@
     lighteval custom "model_name=DIR,address=HOST:PORT" model.py "arc:easy"
 
 The model's body runs in this process as in lighteval's own TransformersModel. Only the rows that
-predict an answer's tokens are scored. No [rows, vocabulary] logits exist, and none are rounded below
-fp32. Text is generated as by TransformersModel.
+predict an answer's tokens are scored. No [rows, vocabulary] logits exist, and none are rounded
+below fp32. Text is generated as by TransformersModel.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lighteval.tasks.requests import Doc
 from lighteval.utils.cache_management import SampleCache
 from lighteval.utils.parallelism import find_executable_batch_size
 from logprobd import Client
+from logprobd.errors import InvalidArgument
 from torch import Tensor
 from tqdm import tqdm
 
@@ -36,7 +37,7 @@ from logprobd_adapters.scorer import (
 )
 
 
-class LogprobdModelConfig(TransformersModelConfig):  # type: ignore[misc]
+class LogprobdModelConfig(TransformersModelConfig):
     """The settings of lighteval's TransformersModelConfig, and those of the scorer."""
 
     address: str | None = None
@@ -47,7 +48,7 @@ class LogprobdModelConfig(TransformersModelConfig):  # type: ignore[misc]
     """Whether tokens are scored by the operator in this process instead of a server."""
 
 
-class LogprobdModel(TransformersModel):  # type: ignore[misc]
+class LogprobdModel(TransformersModel):
     """A Hugging Face model whose tokens are scored by a Scorer.
 
     Requests that share all tokens but the last are scored together, and logprobs are summed in
@@ -105,7 +106,9 @@ class LogprobdModel(TransformersModel):  # type: ignore[misc]
             ]
             for tokens in texts
         ]
-        answers = iter(self._score([window for each in windows for window in each], self.max_length))
+        answers = iter(
+            self._score([window for each in windows for window in each], self.max_length)
+        )
         responses = []
         for tokens, of_text in zip(texts, windows, strict=True):
             found = [next(answers) for _ in of_text]
@@ -123,7 +126,9 @@ class LogprobdModel(TransformersModel):  # type: ignore[misc]
         """Returns the logprobs of each document's choices; its callers cache them."""
         # TransformersModel also encodes contexts and choices apart, whatever pairwise_tokenization.
         pairs = [
-            self.tok_encode_pair(self.prompt_manager.prepare_prompt(doc), doc.choices, pairwise=True)
+            self.tok_encode_pair(
+                self.prompt_manager.prepare_prompt(doc), doc.choices, pairwise=True
+            )
             for doc in docs
         ]
         requests = [pair for each in pairs for pair in zip(*each, strict=True)]
@@ -153,7 +158,14 @@ class LogprobdModel(TransformersModel):  # type: ignore[misc]
             for begin in tqdm(range(0, len(mine), size), disable=self.disable_tqdm):
                 batch = mine[begin : begin + size]
                 answers |= score_answers(self.scorer, self._states, requests, batch, input_max)
-        for part in gather_object([answers]):
+        key = hash(tuple((tuple(context), tuple(answer)) for context, answer in requests))
+        parts = gather_object([(key, answers)])
+        if any(other != key for other, _ in parts):
+            raise InvalidArgument(
+                "the processes have different requests, since lighteval orders tasks by the hashes "
+                "of their names: set PYTHONHASHSEED=0 for all processes"
+            )
+        for _, part in parts:
             answers |= part
         return [answers[index] for index in range(len(requests))]
 

@@ -32,6 +32,7 @@ from logprobd_adapters.scorer import (
     check_head,
 )
 
+
 class ScorerLM(HFLM):
     """A Hugging Face model whose tokens are scored by a Scorer.
 

@@ -23,7 +23,7 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def words() -> list[str]:
-    """Returns the words of the tasks' data and of their prompts, in a fixed order."""
+    """Returns VOCAB_SIZE words: special ones, those of the tasks' data and prompts, and others."""
     split = pre_tokenizers.Whitespace()
     texts = ["Question: Answer:"]
     for line in (HERE / "questions" / "test.jsonl").read_text().splitlines():
@@ -32,11 +32,12 @@ def words() -> list[str]:
     for line in (HERE / "passages" / "test.jsonl").read_text().splitlines():
         texts.append(json.loads(line)["text"])
     found = (word for text in texts for word, _ in split.pre_tokenize_str(text))
-    return list(dict.fromkeys(found))
+    known = list(dict.fromkeys([*SPECIAL, *found]))
+    return known + [f"word{number}" for number in range(len(known), VOCAB_SIZE)]
 
 
 def write_tokenizer(folder: Path) -> None:
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words()])}
+    vocabulary = {word: number for number, word in enumerate(words())}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
