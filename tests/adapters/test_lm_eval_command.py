@@ -70,6 +70,7 @@ def test_the_command_evaluates_with_a_server(
     assert results_in(tmp_path) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.usefixtures("built_operator")
 def test_two_processes_share_the_requests_and_cache_them(
     environment, folder, expected, tmp_path
 ) -> None:
@@ -90,6 +91,7 @@ def test_two_processes_share_the_requests_and_cache_them(
     assert list((tmp_path / "requests").iterdir())
 
 
+@pytest.mark.usefixtures("built_operator")
 def test_cached_answers_are_not_scored_again(folder, tmp_path) -> None:
     tasks = TaskManager(include_path=str(tiny_model.HERE), include_defaults=False)
     rows = []
@@ -110,6 +112,7 @@ def test_cached_answers_are_not_scored_again(folder, tmp_path) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.usefixtures("built_operator")
 def test_the_example_shows_smaller_errors_and_fewer_rows(environment) -> None:
     done = run(environment, sys.executable, str(tiny_model.HERE / "compare.py"))
 
@@ -127,17 +130,19 @@ def test_the_example_shows_smaller_errors_and_fewer_rows(environment) -> None:
 
 @pytest.fixture(scope="module")
 def readme_environment(environment, tmp_path_factory) -> dict[str, str]:
-    """Returns the variables of an environment into which the packages may be installed."""
+    """Returns the variables of an environment into which the packages may be installed, and which has the operator."""
     folder = tmp_path_factory.mktemp("readme") / "venv"
     run(environment, sys.executable, "-m", "venv", str(folder))
     (packages,) = folder.glob("lib/python3*/site-packages")
     seen = [*site.getsitepackages(), *(path for path in sys.path if "site-packages" in path)]
     (packages / "tests.pth").write_text("\n".join(dict.fromkeys(seen)) + "\n")
-    variables = environment | {"PATH": f"{folder / 'bin'}:{environment['PATH']}"}
-    del variables["PYTHONPATH"]
-    return variables
+    return environment | {
+        "PATH": f"{folder / 'bin'}:{environment['PATH']}",
+        "PYTHONPATH": str(ROOT / "kernels" / "torch_ops" / "python"),
+    }
 
 
+@pytest.mark.usefixtures("built_operator")
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_readme_run(readme_environment) -> None:
     text = (ROOT / "client" / "adapters" / "README.md").read_text()

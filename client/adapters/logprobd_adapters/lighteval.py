@@ -91,24 +91,25 @@ class LogprobdModel(TransformersModel):
     def loglikelihood_rolling(self, docs: list[Doc]) -> list[ModelResponse]:
         """Returns the sum of the logprobs of all tokens of each query, in nats.
 
-        The first token is predicted from the tokenizer's BOS or EOS token. Windows of max_length
-        tokens do not overlap, except that the last one's context fills its window. Rolling answers
-        are not cached.
+        The first token is predicted from the tokenizer's BOS or EOS token. Each token is scored
+        once, in windows of max_length; the last window is filled up with context. TransformersModel
+        caches such answers, but its cache does not return them, so these are not cached.
         """
         prefix = self.tokenizer.bos_token_id
         if prefix is None:
             prefix = self.tokenizer.eos_token_id
+        length = self.max_length
         texts = [self.tok_encode(doc.query, add_special_tokens=False) for doc in docs]
-        windows: list[list[Request]] = [
-            [
-                ([prefix, *tokens[:begin]], tokens[begin : begin + self.max_length])
-                for begin in range(0, len(tokens), self.max_length)
-            ]
-            for tokens in texts
-        ]
-        answers = iter(
-            self._score([window for each in windows for window in each], self.max_length)
-        )
+        windows: list[list[Request]] = []
+        for tokens in texts:
+            before = [prefix, *tokens]
+            windows.append(
+                [
+                    (before[max(0, begin + 1 - length) : begin + 1], tokens[begin : begin + length])
+                    for begin in range(0, len(tokens), length)
+                ]
+            )
+        answers = iter(self._score([window for each in windows for window in each], length))
         responses = []
         for tokens, of_text in zip(texts, windows, strict=True):
             found = [next(answers) for _ in of_text]
