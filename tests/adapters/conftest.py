@@ -26,26 +26,24 @@ os.environ.setdefault(
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 sys.path[:0] = [str(path) for path in (*SOURCES, EXAMPLE)]
 
-FRAMEWORKS = ("lm_eval",)
+FRAMEWORKS = ("lighteval", "lm_eval")
 collect_ignore_glob = [
     f"test_{name}*.py" for name in FRAMEWORKS if importlib.util.find_spec(name) is None
 ]
-# The operator is built by default only with CUDA.
-SCORERS = (
-    "remote",
-    pytest.param(
-        "local",
-        marks=pytest.mark.skipif(
-            not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists(),
-            reason="the operator is not built",
-        ),
-    ),
-)
 
 
-@pytest.fixture(params=SCORERS)
+@pytest.fixture
+def built_operator() -> None:
+    """Skips a test if the operator is not built, as by default without CUDA."""
+    if not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
+        pytest.skip("the operator is not built")
+
+
+@pytest.fixture(params=("remote", "local"))
 def kind(request: pytest.FixtureRequest) -> str:
     """Names the scorer of a test that every scorer must pass."""
+    if request.param == "local":
+        request.getfixturevalue("built_operator")
     return request.param
 
 
@@ -56,3 +54,16 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
         "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
     }
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Returns the folders, by dtype, of a small model in fp32 and bf16."""
+    import tiny_model  # needs transformers, which only the environments of the frameworks have
+    import torch
+
+    result = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        result[dtype] = tmp_path_factory.mktemp(str(dtype))
+        tiny_model.write_model(result[dtype], dtype)
+    return result

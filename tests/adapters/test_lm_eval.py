@@ -35,15 +35,19 @@ PAIRS = {
         ("the sun is red and", " black"),
     ],
     "no context": [("", "the sea"), ("", "honey"), ("", "<s> honey bread")],
-    "a context that is cut": [(LONG, " and honey"), (LONG + " red", " bread"), (LONG, " and bread")],
+    "a context that is cut": [
+        (LONG, " and honey"),
+        (LONG + " red", " bread"),
+        (LONG, " and bread"),
+    ],
     "unknown words": [("What do xyzzy make ?", " plugh honey")],
     "a space at the end of the context": [("What do bees make ? ", "honey and bread")],
 }
 ALL_PAIRS = sum(PAIRS.values(), [])
 
 
-# lm-eval's own cache takes the logprobs of the wrong rows for answers of different lengths that share all tokens but the
-# last, so it is switched off where such answers are compared.
+# lm-eval's own cache takes the logprobs of the wrong rows for answers of different lengths that share all tokens but
+# the last, so it is switched off where such answers are compared.
 NO_CACHE = {"logits_cache": False}
 
 
@@ -56,19 +60,11 @@ def tokens_of(lm: HFLM, pairs: list[tuple[str, str]]) -> list[int]:
     return [len(lm.tok_encode(answer, add_special_tokens=False)) for _, answer in pairs]
 
 
-def assert_near(ours: list[float], theirs: list[float], counts: list[int], tolerance: float) -> None:
+def assert_near(
+    ours: list[float], theirs: list[float], counts: list[int], tolerance: float
+) -> None:
     for mine, other, count in zip(ours, theirs, counts, strict=True):
         assert abs(mine - other) <= tolerance * count, (ours, theirs)
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory) -> dict[torch.dtype, pathlib.Path]:
-    """Returns the folders of a small model in fp32 and bf16."""
-    result = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        result[dtype] = tmp_path_factory.mktemp(str(dtype))
-        tiny_model.write_model(result[dtype], dtype)
-    return result
 
 
 @pytest.fixture
@@ -111,7 +107,9 @@ def test_bf16_answers_agree_with_double_precision(make_model, folders, name) -> 
 
 
 @pytest.mark.parametrize("logits_cache", (True, False))
-def test_answers_that_the_model_would_generate_are_greedy(make_model, folders, logits_cache) -> None:
+def test_answers_that_the_model_would_generate_are_greedy(
+    make_model, folders, logits_cache
+) -> None:
     folder = folders[torch.float32]
     ours = make_model(folder, logits_cache=logits_cache)
     stock = HFLM(str(folder), device="cpu", batch_size=4, **NO_CACHE)
@@ -166,20 +164,13 @@ def test_requests_that_share_their_tokens_are_scored_once_without_logits(
     assert sum(counts) == 1 + (1 + 2 + 3 + 4) + 4
 
 
-def test_a_request_without_tokens_to_score_is_refused(make_model, folders) -> None:
-    ours = make_model(folders[torch.float32])
-
-    with pytest.raises(ValueError, match="has 1 tokens of context and 0 of answer"):
-        ours._loglikelihood_tokens([(None, [1], [])])
-    with pytest.raises(ValueError, match="the answer one to max_length, 64"):
-        ours._loglikelihood_tokens([(None, [1], [3] * 65)])
-
-
 def test_text_is_generated_as_by_lm_eval(make_model, folders) -> None:
     folder = folders[torch.float32]
     asked = requests("generate_until", [("the sun is", {"until": ["\n"], "max_gen_toks": 5})])
 
-    ours, stock = (lm.generate_until(asked) for lm in (make_model(folder), HFLM(str(folder), device="cpu")))
+    ours, stock = (
+        lm.generate_until(asked) for lm in (make_model(folder), HFLM(str(folder), device="cpu"))
+    )
 
     assert ours == stock
 
@@ -225,7 +216,7 @@ def test_heads_with_scale_cap_bias_or_tie_give_the_scores_of_lm_eval(
     mine, theirs = (lm.loglikelihood(asked) for lm in (make_model(tmp_path, max_length=64), stock))
 
     counts = tokens_of(stock, ALL_PAIRS)
-    assert_near([a for a, _ in mine], [a for a, _ in theirs], counts, 2 * FP32_TOLERANCE)
+    assert_near([a for a, _ in mine], [a for a, _ in theirs], counts, FP32_TOLERANCE)
 
 
 def test_a_model_with_lora_is_scored_with_its_adapter(make_model, folders, tmp_path) -> None:
@@ -234,10 +225,7 @@ def test_a_model_with_lora_is_scored_with_its_adapter(make_model, folders, tmp_p
     base = transformers.AutoModelForCausalLM.from_pretrained(folder)
     lora = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     peft.get_peft_model(base, lora).save_pretrained(tmp_path)
-    # HFLM resizes the model to its tokenizer before it loads an adapter.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"w{n}" for n in range(tiny_model.VOCAB_SIZE - len(tokenizer))])
-    options = {"peft": str(tmp_path), "tokenizer": tokenizer}
+    options = {"peft": str(tmp_path)}
     asked = requests("loglikelihood", ALL_PAIRS)
     stock = HFLM(str(folder), device="cpu", batch_size=4, **options, **NO_CACHE)
     plain = HFLM(str(folder), device="cpu", batch_size=4, **NO_CACHE)
@@ -256,7 +244,7 @@ def test_a_server_of_another_head_is_refused(folders, binaries, tmp_path) -> Non
     options = {"pretrained": str(folders[torch.float32]), "device": "cpu"}
 
     with ServerProcess(binaries, "--model", str(tmp_path)) as other:
-        with pytest.raises(logprobd.InvalidArgument, match="serve the head of the model that is"):
+        with pytest.raises(logprobd.InvalidArgument, match="use a scorer of the model's head"):
             LogprobdLM(address=other.grpc, **options)
 
 
@@ -271,7 +259,7 @@ def test_a_head_of_another_size_is_refused(folders, start_server, tmp_path) -> N
 
 def test_a_head_that_is_not_a_plain_matrix_is_refused(folders) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folders[torch.float32])
-    model.set_output_embeddings(compare.DoubleHead(model.get_output_embeddings()))
+    model.set_output_embeddings(tiny_model.DoubleHead(model.get_output_embeddings()))
 
     with pytest.raises(logprobd.InvalidArgument, match="is a DoubleHead, expected a torch.nn.Li"):
         LocalScorer.from_model(model)

@@ -70,18 +70,20 @@ def test_the_command_evaluates_with_a_server(
     assert results_in(tmp_path) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.usefixtures("built_operator")
 def test_two_processes_share_the_requests_and_cache_them(
     environment, folder, expected, tmp_path
 ) -> None:
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     arguments = ["--model", "logprobd-local", "--model_args", f"pretrained={folder}"]
     caches = ["--cache_requests", "true", "--use_cache", str(tmp_path / "answers")]
+    batches = ["--batch_size", "auto"]
     variables = environment | {
         "ACCELERATE_USE_CPU": "true",
         "LM_HARNESS_CACHE_PATH": str(tmp_path / "requests"),
     }
 
-    command = [sys.executable, *launch, *MODULE, *arguments, *TASKS, *caches]
+    command = [sys.executable, *launch, *MODULE, *arguments, *TASKS, *caches, *batches]
     run(variables, *command, "--output_path", str(tmp_path / "out"))
 
     assert results_in(tmp_path / "out") == pytest.approx(expected, rel=1e-4)
@@ -89,6 +91,7 @@ def test_two_processes_share_the_requests_and_cache_them(
     assert list((tmp_path / "requests").iterdir())
 
 
+@pytest.mark.usefixtures("built_operator")
 def test_cached_answers_are_not_scored_again(folder, tmp_path) -> None:
     tasks = TaskManager(include_path=str(tiny_model.HERE), include_defaults=False)
     rows = []
@@ -109,10 +112,13 @@ def test_cached_answers_are_not_scored_again(folder, tmp_path) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.usefixtures("built_operator")
 def test_the_example_shows_smaller_errors_and_fewer_rows(environment) -> None:
     done = run(environment, sys.executable, str(tiny_model.HERE / "compare.py"))
 
-    rows = [line for line in done.stdout.splitlines() if line.startswith(("| lm-eval", "| logprobd"))]
+    rows = [
+        line for line in done.stdout.splitlines() if line.startswith(("| lm-eval", "| logprobd"))
+    ]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     figures = {name: [float(figure) for figure in of_name] for name, *of_name in cells}
     stock, ours = figures["lm-eval"], figures["logprobd"]
@@ -129,9 +135,9 @@ def readme_environment(
     """Returns the variables of an environment into which the packages may be installed."""
     folder = tmp_path_factory.mktemp("readme") / "venv"
     run(environment, sys.executable, "-m", "venv", str(folder))
-    (packages,) = folder.glob("lib/python3*/site-packages")
+    (own_site,) = folder.glob("lib/python3*/site-packages")
     seen = [*site.getsitepackages(), *(path for path in sys.path if "site-packages" in path)]
-    (packages / "tests.pth").write_text("\n".join(dict.fromkeys(seen)) + "\n")
+    (own_site / "tests.pth").write_text("\n".join(dict.fromkeys(seen)) + "\n")
     variables = environment | {
         "PATH": f"{folder / 'bin'}:{environment['PATH']}",
         "PIP_FIND_LINKS": f"{packages} {operator_packages}",

@@ -132,7 +132,9 @@ def test_both_scorers_give_the_same_bits_on_a_cpu(client, case) -> None:
     outputs = ("logprob", "entropy", "lse", "argmax", "greedy", "target_rank")
 
     remote, local = (
-        scorer.score(case.hidden, case.targets, outputs=outputs, candidates=(flat, offsets), top_k=4)
+        scorer.score(
+            case.hidden, case.targets, outputs=outputs, candidates=(flat, offsets), top_k=4
+        )
         for scorer in (RemoteScorer(client), case.local())
     )
 
@@ -165,7 +167,7 @@ def test_an_output_that_was_not_requested_cannot_be_read(scorer, case) -> None:
 
 
 def test_bad_arguments_are_refused(scorer, case) -> None:
-    with pytest.raises(ValueError, match='outputs has .entropies.'):
+    with pytest.raises(ValueError, match="outputs has .entropies."):
         scorer.score(case.hidden, case.targets, outputs=("entropies",))
     with pytest.raises(ValueError, match="hidden"):
         scorer.score(case.hidden[:, :-1], case.targets)

@@ -7,3 +7,5 @@ LocalScorer by the operator logprobd_ops in this process. Each adapter works wit
 from logprobd_adapters.scorer import LocalScorer, RemoteScorer, Scorer, Scores
 
 __all__ = ["LocalScorer", "RemoteScorer", "Scorer", "Scores"]
+
+__version__ = "0.2.0"

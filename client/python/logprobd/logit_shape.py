@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import NamedTuple
 
@@ -57,8 +58,11 @@ def _factor(settings: Config, key: str) -> float | None:
     value = settings.find(key)
     if value is None or value is False:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InvalidArgument(f"{key} of the config is {value!r}, expected a positive number")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < ctypes.c_float(value).value < math.inf:
+        raise InvalidArgument(
+            f"{key} of the config is {value!r}, expected a positive number that fits fp32"
+        )
     return float(value)
 
 

@@ -26,21 +26,10 @@ from transformers import AutoModelForCausalLM
 TASKS = ["logprobd_questions", "logprobd_passages"]
 
 
-class DoubleHead(torch.nn.Module):
-    """A head that computes its logits in double precision."""
-
-    def __init__(self, head: torch.nn.Linear) -> None:
-        super().__init__()
-        self.weight = head.weight
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.double() @ self.weight.double().T
-
-
 def exact_model(folder: Path, **options: Any) -> HFLM:
     """Returns lm-eval's own model with logits and softmax in double precision."""
     model = AutoModelForCausalLM.from_pretrained(folder)
-    model.set_output_embeddings(DoubleHead(model.get_output_embeddings()))
+    model.set_output_embeddings(tiny_model.DoubleHead(model.get_output_embeddings()))
     return HFLM(model, tokenizer=str(folder), **options)
 
 
@@ -48,15 +37,15 @@ def exact_model(folder: Path, **options: Any) -> HFLM:
 class Outcome:
     """The log-likelihoods of one evaluation, in nats, and the rows whose logits it computed."""
 
-    choices: list[list[float]]
+    answers: list[float]
     passages: list[float]
     rows: int
 
     def errors(self, exact: "Outcome") -> tuple[float, float]:
         """Returns the largest difference of an answer and of a passage, in nats."""
-        pairs = zip(sum(self.choices, []), sum(exact.choices, []), strict=True)
+        answers = zip(self.answers, exact.answers, strict=True)
         passages = zip(self.passages, exact.passages, strict=True)
-        return max(abs(a - b) for a, b in pairs), max(abs(a - b) for a, b in passages)
+        return max(abs(a - b) for a, b in answers), max(abs(a - b) for a, b in passages)
 
 
 def count_rows(model: LM) -> list[int]:
@@ -83,7 +72,7 @@ def evaluate(model: LM) -> Outcome:
     results = lm_eval.simple_evaluate(model, tasks=TASKS, task_manager=tasks, bootstrap_iters=0)
     questions, passages = (results["samples"][task] for task in TASKS)
     return Outcome(
-        [[answers[0][0] for answers in sample["resps"]] for sample in questions],
+        [answer[0][0] for sample in questions for answer in sample["resps"]],
         [float(sample["resps"][0][0]) for sample in passages],
         sum(counts),
     )
@@ -96,9 +85,7 @@ def compare(folder: Path) -> tuple[Outcome, dict[str, Outcome]]:
     exact = evaluate(exact_model(folder, batch_size=4))
     stock = {
         "lm-eval": evaluate(HFLM(model, **options)),
-        "lm-eval, softmax_dtype=float32": evaluate(
-            HFLM(model, softmax_dtype="float32", **options)
-        ),
+        "lm-eval, softmax_dtype=float32": evaluate(HFLM(model, softmax_dtype="float32", **options)),
     }
     with logprobd.serve(folder, device="cpu") as client:
         served = evaluate(LogprobdLM(model, address=client.address, **options))

@@ -23,20 +23,21 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def words() -> list[str]:
-    """Returns the words of the tasks' data and of their prompts, in a fixed order."""
+    """Returns VOCAB_SIZE words: special ones, those of the tasks' data and prompts, and others."""
     split = pre_tokenizers.Whitespace()
     texts = ["Question: Answer:"]
-    for line in (HERE / "questions.jsonl").read_text().splitlines():
+    for line in (HERE / "questions" / "test.jsonl").read_text().splitlines():
         question = json.loads(line)
         texts += [question["question"], *question["choices"]]
-    for line in (HERE / "passages.jsonl").read_text().splitlines():
+    for line in (HERE / "passages" / "test.jsonl").read_text().splitlines():
         texts.append(json.loads(line)["text"])
     found = (word for text in texts for word, _ in split.pre_tokenize_str(text))
-    return list(dict.fromkeys(found))
+    known = list(dict.fromkeys([*SPECIAL, *found]))
+    return known + [f"word{number}" for number in range(len(known), VOCAB_SIZE)]
 
 
 def write_tokenizer(folder: Path) -> None:
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words()])}
+    vocabulary = {word: number for number, word in enumerate(words())}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
@@ -66,6 +67,17 @@ def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0
         model.get_output_embeddings().weight.normal_(std=LOGIT_STDDEV / HIDDEN_SIZE**0.5)
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder)
+
+
+class DoubleHead(torch.nn.Module):
+    """A head that computes its logits in double precision."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = head.weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.double() @ self.weight.double().T
 
 
 if __name__ == "__main__":
