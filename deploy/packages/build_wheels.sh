@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheels of the server, of the Python client and of the adapters, the source distributions of the latter two, and an
-# SPDX document of what is in the server's wheel: the programs of a build and all libraries that they need, except the C and C++ libraries and
-# those of CUDA. The same programs and the same commit give the same bytes.
+# SPDX document of what is in the wheel of the server: the programs of a build and all libraries that they need, except the C
+# and C++ libraries and those of CUDA. The same programs and the same commit give the same bytes.
 #   bash deploy/packages/build_wheels.sh [BUILD] [OUT]     by default build/release and build/packages
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
