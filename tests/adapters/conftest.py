@@ -17,35 +17,36 @@ SOURCES = (
     ROOT / "client" / "adapters",
     ROOT / "kernels" / "torch_ops" / "python",
 )
-EXAMPLE = ROOT / "client" / "adapters" / "examples" / "eval_bf16_vs_exact"
+EXAMPLES = [
+    ROOT / "client" / "adapters" / "examples" / name
+    for name in ("eval_bf16_vs_exact", "grpo_reference")
+]
 
 os.environ.setdefault(
     "LINEAR_LOGPROB_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
 )
 # No test needs anything of Hugging Face's hub.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-sys.path[:0] = [str(path) for path in (*SOURCES, EXAMPLE)]
+sys.path[:0] = [str(path) for path in (*SOURCES, *EXAMPLES)]
 
-FRAMEWORKS = ("lm_eval",)
+FRAMEWORKS = ("lm_eval", "trl")
 collect_ignore_glob = [
     f"test_{name}*.py" for name in FRAMEWORKS if importlib.util.find_spec(name) is None
 ]
-# The operator is built by default only with CUDA.
-SCORERS = (
-    "remote",
-    pytest.param(
-        "local",
-        marks=pytest.mark.skipif(
-            not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists(),
-            reason="the operator is not built",
-        ),
-    ),
-)
 
 
-@pytest.fixture(params=SCORERS)
+@pytest.fixture
+def built_operator() -> None:
+    """Skips a test if the operator is not built, as by default without CUDA."""
+    if not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
+        pytest.skip("the operator is not built")
+
+
+@pytest.fixture(params=("remote", "local"))
 def kind(request: pytest.FixtureRequest) -> str:
     """Names the scorer of a test that every scorer must pass."""
+    if request.param == "local":
+        request.getfixturevalue("built_operator")
     return request.param
 
 

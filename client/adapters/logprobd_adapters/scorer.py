@@ -12,6 +12,12 @@ from logprobd.logit_shape import logit_shape
 from logprobd.score_args import DEFAULT_IGNORE_INDEX
 from torch import Tensor
 
+# A model rounds its logits to its dtype, at worst to bf16, so its logprobs may differ from a
+# scorer's by some of their roundings.
+CHECKED_TOKENS = 8
+_CHECK_TOLERANCE = 0.05
+_CHECK_TOLERANCE_PER_LOGIT = 0.02
+
 Candidates = Tensor | tuple[Tensor, Tensor]
 """Further ids to score: [..., n], the same number for each row; or ids [N] and offsets [rows + 1],
 where the candidates of row r are ids[offsets[r] : offsets[r + 1]]."""
@@ -285,3 +291,30 @@ class LocalScorer:
         lists = ("top_k_ids", "top_k_logprobs", "candidate_logprobs")
         tensors |= {name: values for name in lists if (values := getattr(result, name)) is not None}
         return Scores(tensors)
+
+
+def check_head(scorer: Scorer, hidden: Tensor, logits: Tensor) -> None:
+    """Compares a scorer with a model's own logits on a few tokens.
+
+    Args:
+        hidden: [rows, H], the input of the model's head.
+        logits: [rows, V], what the model computes from it.
+
+    Raises InvalidArgument if the scorer's head is not that of the model.
+    """
+    if hidden.shape[1] != scorer.hidden_size:
+        raise InvalidArgument(
+            f"the model has hidden size {hidden.shape[1]}, but the head of the scorer "
+            f"{scorer.hidden_size}: use a scorer of the model's head"
+        )
+    logits = logits[:, : scorer.vocab_size].float()
+    targets = logits.argmax(-1)
+    expected = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    difference = (scorer.score(hidden, targets).logprob - expected.to(hidden.device)).abs()
+    tolerance = _CHECK_TOLERANCE + _CHECK_TOLERANCE_PER_LOGIT * logits.abs().max().item()
+    if not difference.max().item() <= tolerance:
+        raise InvalidArgument(
+            f"logprobs of the scorer differ from the model's by {difference.max():.2f} nats, more "
+            f"than rounding explains ({tolerance:.2f}): use a scorer of the model's head, and the "
+            "same version of it"
+        )
