@@ -10,6 +10,7 @@ git ls-files -co --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' '*.inc' | xargs 
 python=build/venv-tests/bin/python
 [ -x "$python" ] || python=python3
 "$python" -m ruff "${ruff[@]}" --config client/python/pyproject.toml client/python
+"$python" -m ruff "${ruff[@]}" --config client/adapters/pyproject.toml client/adapters
 "$python" -m ruff "${ruff[@]}" --config kernels/torch_ops/python/pyproject.toml kernels/torch_ops/python
 "$python" -m ruff "${ruff[@]}" --config .ci/ruff.toml tests deploy .ci
 echo "format: ok"

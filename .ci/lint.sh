@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=build/venv-tests/bin/python
 [ -x "$python" ] || { echo "lint.sh: error: no $python; run bash tests/run.sh, which creates it" >&2; exit 1; }
-for package in client/python:logprobd kernels/torch_ops/python:logprobd_ops; do
+for package in client/python:logprobd client/adapters:logprobd_adapters kernels/torch_ops/python:logprobd_ops; do
   folder=${package%%:*}
   "$python" -m ruff check --config "$folder/pyproject.toml" "$folder"
   (cd "$folder" && "$OLDPWD/$python" -m mypy "${package##*:}")

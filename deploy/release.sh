@@ -22,7 +22,7 @@ fail() { echo "release.sh: error: $*" >&2; exit 1; }
 # CMakeLists.txt defines the version. The Python packages repeat it, because they can be built without CMake.
 defined=$(bash deploy/version.sh)
 [ "$version" = "$defined" ] || fail "CMakeLists.txt has version $defined, not $version: change it there, or release $defined"
-for file in client/python/logprobd/__init__.py kernels/torch_ops/python/pyproject.toml \
+for file in client/python/logprobd/__init__.py client/adapters/logprobd_adapters/__init__.py kernels/torch_ops/python/pyproject.toml \
   deploy/packages/server/logprobd_server/__init__.py deploy/packages/kernels/logprobd_kernels/__init__.py; do
   grep -qE "^(__version__|version) = \"$version\"$" "$file" || fail "$file has another version than $version"
 done

@@ -21,27 +21,8 @@ $installs && step_count=$((step_count + 2))
 $builds && step_count=$((step_count + 1))
 source deploy/debian_packages.sh
 source deploy/steps.sh
+source tests/shared_folder.sh
 jobs=$(nproc)
-
-# shared_folder LINK PREFIX REQUIREMENTS INSTALL: links build/LINK to a folder in the user's cache folder, so that all
-# clones share it. The first clone fills it by `INSTALL FOLDER REQUIREMENTS`.
-shared_folder() {
-  local link=$1 requirements=$3 install=$4 folder lock
-  folder=${XDG_CACHE_HOME:-$HOME/.cache}/logprobd/$2-$({ /usr/bin/python3 --version && cat "$requirements"; } |
-    sha256sum | cut -c1-16)
-  mkdir -p "$(dirname "$folder")"
-  # Two clones may install at once.
-  exec {lock}>"$folder.lock"
-  flock "$lock"
-  if [ ! -f "$folder/.complete" ]; then
-    rm -rf "$folder"
-    "$install" "$folder" "$requirements"
-    touch "$folder/.complete"
-  fi
-  exec {lock}>&-
-  rm -rf "build/$link"
-  ln -s "$folder" "build/$link"
-}
 
 install_environment() {
   /usr/bin/python3 -m venv "$1"
@@ -56,8 +37,8 @@ install_originals() {
 # The tests' Python packages, which include Torch; and the packages that the operator's drop-in functions replace, which
 # only the tests of these functions put on Python's path.
 python_environment() {
-  shared_folder venv-tests venv tests/requirements.txt install_environment
-  shared_folder site-originals originals tests/requirements-originals.txt install_originals
+  shared_folder venv-tests venv install_environment tests/requirements.txt
+  shared_folder site-originals originals install_originals tests/requirements-originals.txt
 }
 
 build() {

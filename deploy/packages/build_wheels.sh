@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheels of the server and of the Python client, the client's source distribution, and an SPDX document of what
-# is in the server's wheel: the programs of a build and all libraries that they need, except the C and C++ libraries and
-# those of CUDA. The same programs and the same commit give the same bytes.
+# Builds the wheels of the server, of the Python client and of the adapters, the source distributions of the latter two, and an
+# SPDX document of what is in the wheel of the server: the programs of a build and all libraries that they need, except the C
+# and C++ libraries and those of CUDA. The same programs and the same commit give the same bytes.
 #   bash deploy/packages/build_wheels.sh [BUILD] [OUT]     by default build/release and build/packages
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -12,7 +12,7 @@ done
 source deploy/packages/build_steps.sh
 mkdir -p "$out"
 
-copy_tracked deploy/packages/server client/python
+copy_tracked deploy/packages/server client/python client/adapters
 server=$staging/deploy/packages/server
 cp LICENSE "$server"
 mkdir "$server/logprobd_server/bin"
@@ -26,9 +26,10 @@ patchelf --set-rpath '$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/li
 quietly python -m build --wheel --no-isolation --outdir "$staging/unrepaired" "$server"
 quietly auditwheel repair --strip --wheel-dir "$out" "$staging"/unrepaired/*.whl
 
-client=$staging/client/python
-cp LICENSE "$client"
-quietly python -m build --no-isolation --outdir "$staging/packages" "$client"
-cp "$staging"/packages/*.whl "$out"
-repack "$staging"/packages/*.tar.gz "$out"
+for folder in client/python client/adapters; do
+  cp LICENSE "$staging/$folder"
+  quietly python -m build --no-isolation --outdir "$staging/packages/$folder" "$staging/$folder"
+  cp "$staging/packages/$folder"/*.whl "$out"
+  repack "$staging/packages/$folder"/*.tar.gz "$out"
+done
 ls -l "$out"

@@ -117,7 +117,7 @@ def test_two_builds_have_the_same_bytes(binaries, packages, tmp_path):
     build_packages(binaries, tmp_path)
 
     files = sorted(path.name for path in packages.iterdir())
-    assert len(files) == 4
+    assert len(files) == 6
     for name in files:
         digests = {
             hashlib.sha256((folder / name).read_bytes()).digest() for folder in (packages, tmp_path)

@@ -120,7 +120,7 @@ class BuildOperator(build_ext):
 
     @staticmethod
     def call(*command: str | pathlib.Path) -> None:
-        if subprocess.run(command, cwd=ROOT).returncode != 0:
+        if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
             raise SystemExit(f"setup.py: error: failed: {shlex.join(map(str, command))}")
 
     @staticmethod

@@ -1,0 +1,157 @@
+"""Models of lm-eval whose log-likelihoods come from a Scorer, and the command logprobd-lm-eval.
+
+    logprobd-lm-eval --model logprobd --model_args pretrained=DIR,address=HOST:PORT --tasks ...
+    logprobd-lm-eval --model logprobd-local --model_args pretrained=DIR --tasks ...
+
+The model's body runs in this process as in lm-eval's own model "hf". Only the rows that predict an
+answer's tokens are scored. No [rows, vocabulary] logits exist, and none are rounded below fp32.
+Text is generated as by "hf".
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import Collator
+from logprobd import Client
+from logprobd.errors import InvalidArgument
+from torch import Tensor
+from tqdm import tqdm
+
+from logprobd_adapters.answers import Answer, body_of, group_requests, score_answers, unwrapped
+from logprobd_adapters.scorer import (
+    CHECKED_TOKENS,
+    LocalScorer,
+    RemoteScorer,
+    Scorer,
+    check_head,
+)
+
+
+class ScorerLM(HFLM):
+    """A Hugging Face model whose tokens are scored by a Scorer.
+
+    Requests that share all tokens but the last are scored together, each further last token as a
+    candidate. Log-probabilities are summed in double precision. `softmax_dtype` has no effect.
+
+    Args:
+        arguments, keywords: those of lm-eval's HFLM.
+
+    Raises InvalidArgument if the model is not a decoder with a separate body, or if the scorer's
+    head is not that of the model.
+    """
+
+    scorer: Scorer
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        if self.backend != "causal":
+            raise InvalidArgument(
+                f"the backend is {self.backend}: use a causal language model, or --model hf"
+            )
+        if hasattr(self, "accelerator"):  # HFLM splits requests among GPUs only
+            self._rank = self.accelerator.process_index
+            self._world_size = self.accelerator.num_processes
+        self._body = body_of(self.model)
+        self.scorer = self._make_scorer()
+        tokens = torch.arange(CHECKED_TOKENS, device=self.device)[None]
+        check_head(self.scorer, self._model_call(tokens)[0], super()._model_call(tokens)[0])
+
+    @abc.abstractmethod
+    def _make_scorer(self) -> Scorer:
+        """Returns the scorer of the loaded model's head."""
+
+    def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
+        """Returns the hidden states [batch, length, hidden_size] of tokens [batch, length]."""
+        with (
+            torch.no_grad(),
+            torch.autocast(
+                self.device.type,
+                dtype=self.mixed_precision_dtype,
+                enabled=self.mixed_precision_dtype is not None,
+            ),
+        ):
+            states: Tensor = self._body(inps).last_hidden_state
+            return states
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[Any, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[Answer]:
+        """Returns the answers to requests: the texts, which are the key of lm-eval's cache, or None
+        for windows of a rolling request; the context's tokens; and the answer's tokens."""
+        pairs = [(context, answer) for _, context, answer in requests]
+        groups = group_requests(pairs, shares=self.logits_cache)
+        firsts = [requests[group[0]] for group in groups]
+        is_auto = self.batch_size == "auto"
+        detects = is_auto and not override_bs
+        if detects:
+            self.batch_sizes: dict[int, int] = {}
+        batches = Collator.get_chunks(
+            groups,
+            n=(override_bs or 0) if is_auto else self.batch_size,
+            fn=(lambda number, _: self._batch_scheduler(number, firsts)) if detects else None,
+        )
+        answers: dict[int, Answer] = {}
+        with tqdm(
+            total=len(requests),
+            disable=disable_tqdm or self.rank != 0,
+            desc="Running loglikelihood requests",
+        ) as progress:
+            for batch in batches:
+                found = score_answers(self.scorer, self._states, pairs, batch, self.max_length)
+                for index, answer in found.items():
+                    text = requests[index][0]
+                    if text is not None:  # rolling requests are cached as a whole
+                        self.cache_hook.add_partial("loglikelihood", text, answer)
+                answers |= found
+                progress.update(len(found))
+        return [answers[index] for index in range(len(requests))]
+
+    def _states(self, tokens: Tensor) -> Tensor:
+        return self._model_call(tokens.to(self.device))
+
+
+@register_model("logprobd")
+class LogprobdLM(ScorerLM):
+    """A model that is scored by a server.
+
+    Args:
+        address: the server's address. None means LOGPROBD_ADDRESS, else 127.0.0.1:8470.
+        head: name of the head; "" means the only head.
+        arguments, keywords: those of lm-eval's HFLM.
+    """
+
+    def __init__(
+        self, *arguments: Any, address: str | None = None, head: str = "", **keywords: Any
+    ) -> None:
+        self._server = (address, head)
+        super().__init__(*arguments, **keywords)
+
+    def _make_scorer(self) -> Scorer:
+        address, head = self._server
+        return RemoteScorer(Client(address), head)
+
+
+@register_model("logprobd-local")
+class LogprobdLocalLM(ScorerLM):
+    """A model that is scored by the operator in this process."""
+
+    def _make_scorer(self) -> Scorer:
+        return LocalScorer.from_model(unwrapped(self.model))
+
+
+def main() -> None:
+    """Runs lm-eval's command line with the models "logprobd" and "logprobd-local"."""
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""The protocol beneath all adapters, and its two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from logprobd import Client
+from logprobd.errors import InvalidArgument
+from logprobd.logit_shape import logit_shape
+from logprobd.score_args import DEFAULT_IGNORE_INDEX
+from torch import Tensor
+
+# A model rounds its logits to its dtype, at worst to bf16, so its logprobs may differ from a
+# scorer's by some of their roundings.
+CHECKED_TOKENS = 8
+_CHECK_TOLERANCE = 0.05
+_CHECK_TOLERANCE_PER_LOGIT = 0.02
+
+Candidates = Tensor | tuple[Tensor, Tensor]
+"""Further ids to score: [..., n], the same number for each row; or ids [N] and offsets [rows + 1],
+where the candidates of row r are ids[offsets[r] : offsets[r + 1]]."""
+
+
+class Scores:
+    """The scores of one call: tensors on the device of `hidden`, without gradients.
+
+    "[...]" is the shape of the targets. Values are float32, in nats; ids and ranks are int64. Rows
+    whose target is ignore_index hold zeros. Reading an output that was not requested raises
+    AttributeError.
+    """
+
+    logprob: Tensor
+    """[...], log-probability of the target, never above 0."""
+    entropy: Tensor
+    """[...], entropy of the distribution, in [0, ln vocab]."""
+    lse: Tensor
+    """[...], logsumexp of logits / temperature."""
+    argmax_id: Tensor
+    """[...] int64, id of the largest logit; the lowest id in case of ties. -1 if a logit is not
+    finite."""
+    greedy: Tensor
+    """[...] bool, whether the target is the argmax."""
+    sum_p_squared: Tensor
+    """[...], sum of squared probabilities."""
+    max_logit: Tensor
+    """[...], largest logit before temperature."""
+    min_logit: Tensor
+    """[...], smallest logit before temperature."""
+    target_rank: Tensor
+    """[...] int64, number of ids with a larger logit than the target's, or an equal one and a lower
+    id."""
+    top_k_ids: Tensor
+    """[..., top_k] int64, most likely id first; ties are ordered by ascending id."""
+    top_k_logprobs: Tensor
+    """[..., top_k], log-probabilities of top_k_ids."""
+    candidate_logprobs: Tensor
+    """Log-probabilities of the candidates, of the shape of their ids."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.__dict__.update(tensors)
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Tensor:
+            raise AttributeError(
+                f"{name} was not requested: call score with outputs=, top_k= or candidates="
+            )
+
+
+class Scorer(Protocol):
+    """Scores rows of hidden states with one head."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Number of values of a row."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids over which probabilities sum to 1. Targets are in [0, vocab_size)."""
+
+    def score(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        outputs: Iterable[str] = ("logprob",),
+        candidates: Candidates | None = None,
+        top_k: int = 0,
+        ignore_index: int = DEFAULT_IGNORE_INDEX,
+    ) -> Scores:
+        """Scores the target of each row. The scores of a row do not depend on the other rows.
+
+        Args:
+            hidden: [..., hidden_size], the input of the head after the final norm (Hugging Face's
+                last_hidden_state), bf16, fp16 or fp32.
+            targets: [...] integers, already shifted: targets[i] is the token that follows row i.
+                Rows with ignore_index are not scored.
+            temperature: divisor of the logits, a number or a tensor of the shape of targets.
+            outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit,
+                min_logit, target_rank. logprob is always computed.
+            candidates: further ids whose log-probabilities are computed.
+            top_k: number of best ids to list for each row, at most 128.
+            ignore_index: target of rows that are not scored.
+
+        Raises ValueError for arguments that do not fit each other or the head, and IndexError or
+        ValueError for an id outside the vocabulary. RemoteScorer also raises the errors of
+        logprobd.Client.score.
+        """
+
+
+class RemoteScorer:
+    """Scores rows on a server.
+
+    Args:
+        client: a client of one or several servers. It stays the caller's, who closes it.
+        head: name of the head; "" means the only head.
+
+    Raises the errors of logprobd.Client.info. Thread-safe, and can be pickled.
+    """
+
+    def __init__(self, client: Client, head: str = "") -> None:
+        self._client = client
+        self._head = head
+        info = client.info(head)
+        self._hidden_size, self._vocab_size = info.hidden_size, info.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self._hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def score(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        outputs: Iterable[str] = ("logprob",),
+        candidates: Candidates | None = None,
+        top_k: int = 0,
+        ignore_index: int = DEFAULT_IGNORE_INDEX,
+    ) -> Scores:
+        """See Scorer.score."""
+        result = self._client.score(
+            hidden,
+            targets,
+            temperature=temperature,
+            outputs={"logprob", *outputs},
+            candidates=candidates,
+            top_k=top_k,
+            ignore_index=ignore_index,
+            head=self._head,
+        )
+        wanted = set(result.outputs) & set(Scores.__annotations__)
+        return Scores({name: getattr(result, name) for name in wanted})
+
+
+# Arguments of the operator that request an output, and the name of its result.
+_OPERATOR_OUTPUTS = {
+    "logprob": ("", "logprob"),
+    "entropy": ("need_entropy", "entropy"),
+    "lse": ("", "lse"),
+    "argmax": ("return_argmax", "argmax"),
+    "greedy": ("return_argmax", "argmax"),
+    "sum_p_squared": ("return_sum_p_squared", "sum_p_squared"),
+    "max_logit": ("return_max_logit", "max_logit"),
+    "min_logit": ("return_min_logit", "min_logit"),
+    "target_rank": ("return_target_rank", "target_rank"),
+}
+
+
+class LocalScorer:
+    """Scores rows in this process by the operator logprobd_ops, without [rows, V] logits.
+
+    On a CPU it gives the bits of a server's CPU engine.
+
+    Args:
+        weight: [V, H], bf16, fp16 or fp32, on the device of the rows. It is not copied, so scores
+            follow its changes.
+        bias: [V].
+        scale: factor of the dot products, above 0.
+        softcap: above 0; None: no cap.
+        vocab_size: ids from this one on are padding. None: all rows of the weight are valid.
+
+    Raises ImportError if logprobd_ops or its library is missing.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+        softcap: float | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        import logprobd_ops  # noqa: PLC0415  (loads a library, which a RemoteScorer does not need)
+
+        if weight.dim() != 2:
+            raise InvalidArgument(f"weight has shape {list(weight.shape)}, expected [V, H]")
+        rows = weight.shape[0]
+        if vocab_size is not None and not 0 < vocab_size <= rows:
+            raise InvalidArgument(
+                f"vocab_size is {vocab_size}, expected 1 to {rows}, the weight's rows"
+            )
+        self._operator = logprobd_ops.linear_logprob
+        self._weight, self._bias = weight, bias
+        self._vocab_size = vocab_size or rows
+        self._head: dict[str, Any] = {"scale": scale, "softcap": softcap}
+
+    @classmethod
+    def from_model(cls, model: Any) -> LocalScorer:
+        """Returns a scorer of the head of a Hugging Face model, with the scale, the cap and the
+        vocabulary size of its config.
+
+        Raises InvalidArgument if the head is not a plain torch.nn.Linear, for example because it is
+        quantised or has an adapter.
+        """
+        head = model.get_output_embeddings()
+        if type(head) is not torch.nn.Linear:
+            raise InvalidArgument(
+                f"the head of the model is a {type(head).__name__}, expected a torch.nn.Linear: "
+                "load the model without quantisation and without an adapter on its head"
+            )
+        text = model.config.get_text_config()
+        shape = logit_shape(model.config.to_json_string(use_diff=False))
+        return cls(
+            head.weight,
+            head.bias,
+            scale=shape.scale,
+            softcap=shape.softcap,
+            vocab_size=min(text.vocab_size, head.weight.shape[0]),
+        )
+
+    @property
+    def hidden_size(self) -> int:
+        return self._weight.shape[1]
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @torch.no_grad()
+    def score(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        outputs: Iterable[str] = ("logprob",),
+        candidates: Candidates | None = None,
+        top_k: int = 0,
+        ignore_index: int = DEFAULT_IGNORE_INDEX,
+    ) -> Scores:
+        """See Scorer.score."""
+        outputs = {"logprob", *outputs}
+        if unknown := outputs - _OPERATOR_OUTPUTS.keys():
+            raise InvalidArgument(
+                f"outputs has {min(unknown)!r}: use any of {', '.join(_OPERATOR_OUTPUTS)}"
+            )
+        options: dict[str, Any] = {"need_entropy": False} | dict.fromkeys(
+            {_OPERATOR_OUTPUTS[name][0] for name in outputs} - {""}, True
+        )
+        ids, offsets = candidates if isinstance(candidates, tuple) else (candidates, None)
+        result = self._operator(
+            hidden,
+            self._weight,
+            targets,
+            self._bias,
+            temperature=temperature,
+            ignore_index=ignore_index,
+            vocab_valid=self._vocab_size,
+            top_k=top_k,
+            candidate_ids=ids,
+            candidate_offsets=offsets,
+            autocast=False,
+            **self._head,
+            **options,
+        )
+        tensors = {name: getattr(result, _OPERATOR_OUTPUTS[name][1]) for name in outputs}
+        if "argmax" in tensors:
+            tensors["argmax_id"] = tensors.pop("argmax")
+        if "greedy" in tensors:
+            tensors["greedy"] = (tensors["greedy"] == targets) & (targets != ignore_index)
+        lists = ("top_k_ids", "top_k_logprobs", "candidate_logprobs")
+        tensors |= {name: values for name in lists if (values := getattr(result, name)) is not None}
+        return Scores(tensors)
+
+
+def check_head(scorer: Scorer, hidden: Tensor, logits: Tensor) -> None:
+    """Compares a scorer with a model's own logits on a few tokens.
+
+    Args:
+        hidden: [rows, H], the input of the model's head.
+        logits: [rows, V], what the model computes from it.
+
+    Raises InvalidArgument if the scorer's head is not that of the model.
+    """
+    if hidden.shape[1] != scorer.hidden_size:
+        raise InvalidArgument(
+            f"the model has hidden size {hidden.shape[1]}, but the head of the scorer "
+            f"{scorer.hidden_size}: use a scorer of the model's head"
+        )
+    logits = logits[:, : scorer.vocab_size].float()
+    targets = logits.argmax(-1)
+    expected = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    difference = (scorer.score(hidden, targets).logprob - expected.to(hidden.device)).abs()
+    tolerance = _CHECK_TOLERANCE + _CHECK_TOLERANCE_PER_LOGIT * logits.abs().max().item()
+    if not difference.max().item() <= tolerance:
+        raise InvalidArgument(
+            f"logprobs of the scorer differ from the model's by {difference.max():.2f} nats, more "
+            f"than rounding explains ({tolerance:.2f}): use a scorer of the model's head, and the "
+            "same version of it"
+        )

@@ -1,0 +1,238 @@
+"""Scores the reference policy of TRL's trainers by a Scorer.
+
+    trainer = GRPOTrainer(...)
+    use_scorer(trainer, RemoteScorer(client, head="reference"))
+    trainer.train()
+
+The body of the reference runs as before, and the scorer takes the place of its head. The policy's
+own log-probabilities have gradients, which no scorer has: for those use logprobd_ops.compat.trl.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from logprobd.errors import InvalidArgument
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.utils import is_peft_available
+from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer, SFTTrainer
+from trl.trainer.utils import FusedCausalLMOutput
+
+from logprobd_adapters.scorer import CHECKED_TOKENS, Scorer, check_head
+
+_IGNORED = -100  # TRL's label of tokens that are not scored
+_PRECOMPUTED = ("ref_chosen_logps", "ref_rejected_logps", "ref_logps", "ref_KL_logps")
+
+
+def use_scorer(trainer: Any, scorer: Scorer) -> None:
+    """Makes a trainer score its reference, or with SFTTrainer its evaluation, by `scorer`.
+
+    Call it after the trainer is made and before it trains. With precompute_ref_log_probs, TRL has
+    computed the reference's log-probabilities by then, and they are computed again here.
+
+    Args:
+        trainer: GRPOTrainer, RLOOTrainer, DPOTrainer, KTOTrainer or SFTTrainer.
+        scorer: scorer of the head of the reference.
+
+    Raises InvalidArgument if the trainer calls no head that stays as it is without gradients, or if
+    the scorer's head is not the reference's. The second check needs the model's own head, unsharded
+    and not quantised; without it, it is left out.
+    """
+    if not isinstance(trainer, GRPOTrainer | RLOOTrainer | DPOTrainer | KTOTrainer | SFTTrainer):
+        raise InvalidArgument(
+            f"{type(trainer).__name__} does not score a fixed head: it has no reference or takes "
+            "full logits; for the log-probabilities of the policy use logprobd_ops.compat.trl"
+        )
+    if getattr(trainer.args, "sync_ref_model", False):
+        raise InvalidArgument(
+            "sync_ref_model changes the head of the reference while the scorer's stays: set it to "
+            "False"
+        )
+    unwrap = trainer.accelerator.unwrap_model
+    policy = unwrap(trainer.model)
+    has_adapter = _is_peft_model(policy)
+    model = policy.get_base_model() if has_adapter else policy
+    outputs = {"log_probs": "logprob"}
+    is_served = _always
+    if isinstance(trainer, SFTTrainer):
+        _check_evaluation(trainer, model)
+        outputs |= {"entropy": "entropy", "is_top1": "greedy"}
+    elif isinstance(trainer, GRPOTrainer | RLOOTrainer) and trainer.beta == 0:
+        raise InvalidArgument("the trainer has no reference, because its beta is 0")
+    elif trainer.ref_model is not None:
+        model = unwrap(trainer.ref_model)
+    elif has_adapter:
+        is_served = functools.partial(_is_reference, policy)
+    else:
+        is_served = _serve_precomputation(trainer)
+    _check_model(trainer, model, scorer)
+    _bind(trainer, model, scorer, outputs, is_served)
+    if getattr(trainer, "precompute_ref_logps", False):
+        _precompute(trainer)
+
+
+def _always() -> bool:
+    return True
+
+
+def _is_peft_model(model: Any) -> bool:
+    if not is_peft_available():
+        return False
+    from peft import PeftModel  # noqa: PLC0415  (an optional dependency)
+
+    return isinstance(model, PeftModel)
+
+
+def _is_reference(policy: Any) -> bool:
+    """Returns whether a PEFT model is, for the moment, the reference: without its adapter, or with
+    the copy that TRL makes of an adapter whose training goes on."""
+    return policy._adapters_disabled or "ref" in policy.active_adapters
+
+
+def _serve_precomputation(trainer: Any) -> Callable[[], bool]:
+    """Returns a function that says whether the policy is, before its training, the reference."""
+    compute = trainer.compute_ref_log_probs
+    is_computing = False
+
+    def compute_ref_log_probs(model: Any, inputs: Any) -> Any:
+        nonlocal is_computing
+        is_computing = True
+        try:
+            return compute(model, inputs)
+        finally:
+            is_computing = False
+
+    trainer.compute_ref_log_probs = compute_ref_log_probs
+    return lambda: is_computing
+
+
+def _check_evaluation(trainer: SFTTrainer, model: PreTrainedModel) -> None:
+    """Refuses a trainer whose evaluation calls a head that moves, or another function."""
+    if type(trainer).compute_loss is not SFTTrainer.compute_loss:
+        raise InvalidArgument(f"{type(trainer).__name__} has a loss of its own: use SFTTrainer")
+    if any(parameter.requires_grad for parameter in model.get_output_embeddings().parameters()):
+        raise InvalidArgument(
+            "SFTTrainer has no reference, and it trains the head, so the scorer's would differ "
+            "after a step: train an adapter or freeze the head, or use logprobd_ops.compat.trl"
+        )
+
+
+def _check_model(trainer: Any, model: PreTrainedModel, scorer: Scorer) -> None:
+    """Compares the scorer with the model's own head, if that is there as a whole."""
+    if model.base_model is model:
+        raise InvalidArgument(f"{type(model).__name__} has no separate body")
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if (
+        weight is None
+        or isinstance(weight, DTensor)
+        or weight.is_meta
+        or weight.shape[0] < scorer.vocab_size
+    ):
+        return
+    states: list[Tensor] = []
+    hook = model.base_model.register_forward_hook(
+        lambda _, __, output: states.append(output.last_hidden_state)
+    )
+    tokens = torch.arange(CHECKED_TOKENS, device=weight.device)[None]
+    # Dropout must not change the random numbers of the training.
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng([weight.device] if weight.is_cuda else []),
+        trainer.accelerator.autocast(),
+    ):
+        logits = model(input_ids=tokens).logits
+    hook.remove()
+    check_head(scorer, states[0][0], logits[0])
+
+
+def _bind(
+    trainer: Any,
+    model: PreTrainedModel,
+    scorer: Scorer,
+    outputs: dict[str, str],
+    is_served: Callable[[], bool],
+) -> None:
+    """Replaces the forward of a model that TRL has given a fused head.
+
+    Calls with fused_lm_head=True and without gradients are served while `is_served()`. Calls that
+    ask for router logits, which the loss of a mixture of experts needs, stay TRL's.
+
+    Args:
+        trainer, model, scorer: see use_scorer.
+        outputs: fields of TRL's result, [batch, length], and the scorer's outputs that they are;
+            they are zero where the label is -100.
+        is_served: whether the model is the reference at the time of the call.
+    """
+    original = model.forward
+    temperature = getattr(trainer, "temperature", 1.0)
+
+    @functools.wraps(type(model).forward)
+    def forward(self: PreTrainedModel, *arguments: Any, **keywords: Any) -> Any:
+        if (
+            not keywords.get("fused_lm_head")
+            or torch.is_grad_enabled()
+            or keywords.get("output_router_logits")
+            or not is_served()
+        ):
+            return original(*arguments, **keywords)
+        del keywords["fused_lm_head"]
+        labels = keywords.pop("labels", None)
+        shift_labels = keywords.pop("shift_labels", None)
+        num_items = keywords.pop("num_items_in_batch", None)
+        keywords["use_cache"] = False
+        # accelerate's autocast encloses the forward that this one replaces.
+        with trainer.accelerator.autocast():
+            hidden = self.base_model(*arguments, **keywords).last_hidden_state
+        if shift_labels is None:
+            hidden, shift_labels = hidden[:, :-1], labels[:, 1:]
+        mask = (shift_labels != _IGNORED).to(hidden.device)
+        scores = scorer.score(
+            hidden[mask],
+            shift_labels.to(hidden.device)[mask],
+            temperature=temperature,
+            outputs=outputs.values(),
+        )
+        fields = {
+            name: (score := getattr(scores, output))
+            .new_zeros(mask.shape)
+            .masked_scatter(mask, score)
+            for name, output in outputs.items()
+        }
+        count = mask.sum().clamp(min=1) if num_items is None else num_items
+        loss = -fields["log_probs"].sum() / count
+        return FusedCausalLMOutput(loss=loss, label_mask=mask, **fields)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def _precompute(trainer: Any) -> None:
+    """Computes the columns of the reference's log-probabilities again."""
+    # TRL caches columns on disk by this hash; those of the model's own head must not be found.
+    trainer._precompute_model_hash = uuid.uuid4().hex
+    arguments = trainer.args
+    batch_size = arguments.precompute_ref_batch_size
+
+    def precomputed(dataset: Any, name: str, default_batch_size: int) -> Any:
+        columns = [column for column in _PRECOMPUTED if column in dataset.column_names]
+        return trainer._precompute_ref_logps(
+            dataset.remove_columns(columns), name, batch_size or default_batch_size
+        )
+
+    trainer.train_dataset = precomputed(
+        trainer.train_dataset, "train", arguments.per_device_train_batch_size
+    )
+    evaluation = trainer.eval_dataset
+    if isinstance(evaluation, dict):
+        trainer.eval_dataset = {
+            name: precomputed(dataset, name, arguments.per_device_eval_batch_size)
+            for name, dataset in evaluation.items()
+        }
+    elif evaluation is not None:
+        trainer.eval_dataset = precomputed(evaluation, "eval", arguments.per_device_eval_batch_size)

@@ -1,0 +1,72 @@
+"""Tests of client/adapters with the packages of the source tree, this build's server and the operator's library.
+
+Tests of a framework are collected where it is installed: in the environments of .ci/run-adapters.
+"""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
+SOURCES = (
+    ROOT / "client" / "python",
+    ROOT / "client" / "adapters",
+    ROOT / "kernels" / "torch_ops" / "python",
+)
+EXAMPLES = [
+    ROOT / "client" / "adapters" / "examples" / name
+    for name in ("eval_bf16_vs_exact", "grpo_reference")
+]
+
+os.environ.setdefault(
+    "LINEAR_LOGPROB_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
+)
+# No test needs anything of Hugging Face's hub.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+sys.path[:0] = [str(path) for path in (*SOURCES, *EXAMPLES)]
+
+FRAMEWORKS = ("lighteval", "lm_eval", "trl")
+collect_ignore_glob = [
+    f"test_{name}*.py" for name in FRAMEWORKS if importlib.util.find_spec(name) is None
+]
+
+
+@pytest.fixture
+def built_operator() -> None:
+    """Skips a test if the operator is not built, as by default without CUDA."""
+    if not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
+        pytest.skip("the operator is not built")
+
+
+@pytest.fixture(params=("remote", "local"))
+def kind(request: pytest.FixtureRequest) -> str:
+    """Names the scorer of a test that every scorer must pass."""
+    if request.param == "local":
+        request.getfixturevalue("built_operator")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Returns the variables of commands that import the packages of the source tree and find the server."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+        "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Returns the folders, by dtype, of a small model in fp32 and bf16."""
+    import tiny_model  # needs transformers, which only the environments of the frameworks have
+    import torch
+
+    result = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        result[dtype] = tmp_path_factory.mktemp(str(dtype))
+        tiny_model.write_model(result[dtype], dtype)
+    return result

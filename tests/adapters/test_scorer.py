@@ -1,0 +1,191 @@
+"""RemoteScorer and LocalScorer give the same scores, which agree with double precision."""
+
+import json
+import pathlib
+import pickle
+
+import logprobd
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from linear_logprob_reference import reference, reference_logits
+from logprobd_adapters import LocalScorer, RemoteScorer, Scorer
+from model_folder import write_safetensors
+
+ROWS, HIDDEN, VOCAB, PADDING = 9, 40, 331, 5
+SHAPE = {"scale": 0.3, "softcap": 9.0}
+OUTPUTS = (
+    *("logprob", "entropy", "lse", "argmax", "greedy", "sum_p_squared"),
+    *("max_logit", "min_logit", "target_rank"),
+)
+
+
+class Case:
+    """A bf16 head with bias, scale, cap and padding, and bf16 rows."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(3)
+        spread = 4 / SHAPE["scale"] / HIDDEN**0.5
+        weight = random.standard_normal((VOCAB + PADDING, HIDDEN)) * spread
+        self.arrays = {
+            "lm_head.weight": weight.astype(ml_dtypes.bfloat16),
+            "lm_head.bias": random.standard_normal(VOCAB + PADDING).astype(np.float32),
+        }
+        weight, bias = (torch.from_numpy(a.astype(np.float32)) for a in self.arrays.values())
+        self.weight, self.bias = weight.bfloat16(), bias
+        self.hidden = torch.from_numpy(random.standard_normal((ROWS, HIDDEN))).bfloat16()
+        self.targets = torch.from_numpy(random.integers(0, VOCAB, ROWS))
+        self.targets[2] = self.logits()[2].argmax()
+        self.temperature = torch.from_numpy(random.uniform(0.3, 2, ROWS).astype(np.float32))
+
+    def logits(self, temperature: float | torch.Tensor = 1.0) -> torch.Tensor:
+        return reference_logits(
+            self.hidden,
+            self.weight,
+            self.bias,
+            temperature=temperature,
+            vocab_valid=VOCAB,
+            **SHAPE,
+        )
+
+    def write(self, folder: pathlib.Path) -> None:
+        write_safetensors(folder / "model.safetensors", self.arrays)
+        config = {
+            "hidden_size": HIDDEN,
+            "vocab_size": VOCAB,
+            "tie_word_embeddings": False,
+            "logit_scale": SHAPE["scale"],
+            "final_logit_softcapping": SHAPE["softcap"],
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+
+    def local(self) -> LocalScorer:
+        return LocalScorer(self.weight, self.bias, vocab_size=VOCAB, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case()
+
+
+@pytest.fixture(scope="module")
+def client(case, binaries, tmp_path_factory):
+    from server_process import ServerProcess  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("head")
+    case.write(folder)
+    with ServerProcess(binaries, "--model", str(folder)) as server:
+        with logprobd.Client(server.grpc) as client:
+            yield client
+
+
+@pytest.fixture
+def scorer(kind, case, request) -> Scorer:
+    return case.local() if kind == "local" else RemoteScorer(request.getfixturevalue("client"))
+
+
+def test_sizes_are_those_of_the_head_without_padding(scorer) -> None:
+    assert (scorer.hidden_size, scorer.vocab_size) == (HIDDEN, VOCAB)
+
+
+def test_scores_agree_with_double_precision(scorer, case) -> None:
+    expected = reference(
+        *(case.hidden, case.weight, case.targets, case.bias),
+        temperature=case.temperature,
+        vocab_valid=VOCAB,
+        **SHAPE,
+    )
+
+    scores = scorer.score(case.hidden, case.targets, temperature=case.temperature, outputs=OUTPUTS)
+
+    for name in ("logprob", "entropy", "lse", "sum_p_squared", "max_logit", "min_logit"):
+        values = getattr(scores, name)
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values.double(), getattr(expected, name), atol=3e-5, rtol=1e-5)
+    assert scores.argmax_id.tolist() == expected.argmax.tolist()
+    assert scores.target_rank.tolist() == expected.target_rank.tolist()
+    assert scores.greedy.tolist() == [row == 2 for row in range(ROWS)]
+
+
+def test_candidates_and_top_k_agree_with_double_precision(scorer, case) -> None:
+    logprobs = case.logits().log_softmax(-1)
+    ids = torch.arange(2 * ROWS).reshape(ROWS, 2)
+    lists = [list(range(row)) for row in range(ROWS)]
+    offsets = torch.tensor([0, *np.cumsum([len(each) for each in lists])])
+    flat = torch.tensor(sum(lists, []))
+
+    of_array = scorer.score(case.hidden, case.targets, candidates=ids, top_k=3)
+    of_lists = scorer.score(case.hidden, case.targets, candidates=(flat, offsets))
+
+    expected = torch.cat([logprobs[row, torch.tensor(lists[row])] for row in range(1, ROWS)])
+    close = {"atol": 3e-5, "rtol": 1e-5, "check_dtype": False}
+    torch.testing.assert_close(of_array.candidate_logprobs, logprobs.gather(1, ids), **close)
+    torch.testing.assert_close(of_lists.candidate_logprobs, expected, **close)
+    best = logprobs.topk(3)
+    assert of_array.top_k_ids.tolist() == best.indices.tolist()
+    torch.testing.assert_close(of_array.top_k_logprobs, best.values, **close)
+
+
+def test_both_scorers_give_the_same_bits_on_a_cpu(client, case) -> None:
+    flat, offsets = torch.arange(2 * ROWS), torch.arange(0, 2 * ROWS + 1, 2)
+    outputs = ("logprob", "entropy", "lse", "argmax", "greedy", "target_rank")
+
+    remote, local = (
+        scorer.score(
+            case.hidden, case.targets, outputs=outputs, candidates=(flat, offsets), top_k=4
+        )
+        for scorer in (RemoteScorer(client), case.local())
+    )
+
+    names = ("logprob", "entropy", "lse", "argmax_id", "greedy", "target_rank")
+    for name in (*names, "top_k_ids", "top_k_logprobs", "candidate_logprobs"):
+        assert torch.equal(getattr(remote, name), getattr(local, name)), name
+
+
+def test_ignored_rows_hold_zeros(scorer, case) -> None:
+    targets = case.targets.clone()
+    targets[1] = -7
+
+    scores = scorer.score(case.hidden, targets, outputs=("entropy", "greedy"), ignore_index=-7)
+
+    assert scores.logprob[1] == 0 and scores.entropy[1] == 0 and not scores.greedy[1]
+    assert (scores.logprob[2:] < 0).all()
+
+
+def test_no_rows_give_no_scores(scorer, case) -> None:
+    scores = scorer.score(case.hidden[:0], case.targets[:0], outputs=("argmax",))
+
+    assert scores.logprob.shape == scores.argmax_id.shape == (0,)
+
+
+def test_an_output_that_was_not_requested_cannot_be_read(scorer, case) -> None:
+    scores = scorer.score(case.hidden, case.targets)
+
+    with pytest.raises(AttributeError, match="entropy was not requested: call score with outputs="):
+        _ = scores.entropy
+
+
+def test_bad_arguments_are_refused(scorer, case) -> None:
+    with pytest.raises(ValueError, match="outputs has .entropies."):
+        scorer.score(case.hidden, case.targets, outputs=("entropies",))
+    with pytest.raises(ValueError, match="hidden"):
+        scorer.score(case.hidden[:, :-1], case.targets)
+    with pytest.raises((ValueError, IndexError), match=str(VOCAB)):
+        scorer.score(case.hidden, case.targets + VOCAB)
+
+
+def test_a_remote_scorer_can_be_pickled(client, case) -> None:
+    scorer = RemoteScorer(client)
+    copy = pickle.loads(pickle.dumps(scorer))
+
+    scores = (each.score(case.hidden, case.targets).logprob for each in (scorer, copy))
+
+    assert torch.equal(*scores)
+
+
+def test_a_local_scorer_refuses_a_head_of_another_shape(case) -> None:
+    with pytest.raises(ValueError, match=r"weight has shape \[336, 40, 1\], expected \[V, H\]"):
+        LocalScorer(case.weight[..., None])
+    with pytest.raises(ValueError, match="vocab_size is 337, expected 1 to 336"):
+        LocalScorer(case.weight, vocab_size=337)
