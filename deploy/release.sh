@@ -10,7 +10,7 @@ dry_run=false base=()
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) dry_run=true; shift ;;
-    --base) base=(--base "${2:?}"); shift 2 ;;
+    --base) base=(--base "${2:?--base needs the name of an image}"); shift 2 ;;
     -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit ;;
     *) break ;;
   esac
@@ -22,9 +22,9 @@ fail() { echo "release.sh: error: $*" >&2; exit 1; }
 # CMakeLists.txt defines the version. The Python packages repeat it, because they can be built without CMake.
 defined=$(bash deploy/version.sh)
 [ "$version" = "$defined" ] || fail "CMakeLists.txt has version $defined, not $version: change it there, or release $defined"
-for file in client/python/logprobd/__init__.py client/adapters/logprobd_adapters/__init__.py kernels/torch_ops/python/pyproject.toml \
+for file in client/python/logprobd/__init__.py client/adapters/logprobd_adapters/__init__.py kernels/torch_ops/python/logprobd_ops/_operator.py \
   deploy/packages/server/logprobd_server/__init__.py deploy/packages/kernels/logprobd_kernels/__init__.py; do
-  grep -qE "^(__version__|version) = \"$version\"$" "$file" || fail "$file has another version than $version"
+  grep -qE "^(__version__|VERSION) = \"$version\"$" "$file" || fail "$file has another version than $version"
 done
 grep -q "\"logprobd-kernels==$version\"" kernels/torch_ops/python/pyproject.toml ||
   fail "kernels/torch_ops/python/pyproject.toml needs another version of logprobd-kernels than $version"
@@ -42,6 +42,7 @@ fi
 out=dist
 [ ! -e "$out" ] || fail "$out exists: remove it first"
 # Programs and kernels of every supported GPU, without tests. The path of the build is part of the programs.
+rm -rf build/dist
 cmake --preset cuda -B build/dist -DLOGPROBD_TESTS=OFF -DLOGPROBD_BENCHMARKS=OFF
 cmake --build build/dist --target logprobd logprobctl logprobd_kernels
 bash deploy/packages/build_wheels.sh build/dist "$out"

@@ -4,7 +4,7 @@
 # same kernels, compiler and commit give the same bytes.
 #   bash deploy/packages/build_operator.sh [BUILD] [OUT] [FOLDER...]     by default build/release and build/packages
 # FOLDER contains a package torch, such as the site-packages of an environment. Without one, the wheels of PyPI that
-# torch/*.txt pin are fetched into build/torch (6 GB, of which 7 GB are unpacked). Each takes 3 minutes on two CPUs; $CXX is the compiler.
+# torch/*.txt pin are fetched (6 GB) and unpacked into build/torch (7 GB). Each takes 3 minutes on two CPUs; $CXX is the compiler.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 build=${1:-build/release} out=${2:-build/packages}
@@ -63,7 +63,12 @@ repack "$staging"/packages/logprobd_ops-*.tar.gz "$out"
 # The libraries are built as users build theirs.
 source=$staging/logprobd_ops-$version
 for torch in "${torches[@]}"; do
-  (cd "$source" && PYTHONPATH=$torch:$package python setup.py --quiet build_ext --inplace --build-temp "$staging/objects")
+  # Other packages beside torch must not replace the pinned tools.
+  rm -rf "$staging/torch"
+  mkdir "$staging/torch"
+  ln -s "$(realpath "$torch")/torch" "$staging/torch/torch"
+  [ ! -e "$torch/nvidia" ] || ln -s "$(realpath "$torch")/nvidia" "$staging/torch/nvidia"
+  (cd "$source" && PYTHONPATH=$staging/torch:$package python setup.py --quiet build_ext --inplace --build-temp "$staging/objects")
   rm -r "$staging/objects"
 done
 quietly python -m build --wheel --no-isolation --outdir "$staging/unrepaired" "$source"

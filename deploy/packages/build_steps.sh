@@ -1,6 +1,7 @@
 # Steps of the scripts that build packages, which source this file and run in the root of the repository. It puts the tools
 # on PATH, and makes the folder $staging, which is removed at the end.
 source deploy/tool_environment.sh
+umask 022  # Archives contain the modes of files.
 tool_environment packages
 
 # Files in the archives get the time of the commit.
@@ -25,6 +26,6 @@ repack() {
   local folder
   folder=$(basename "$1" .tar.gz)
   tar -xf "$1" -C "$staging"
-  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$staging" -c "$folder" |
+  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -C "$staging" -c "$folder" |
     gzip -9n >"$2/$folder.tar.gz"
 }

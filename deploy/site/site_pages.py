@@ -24,6 +24,7 @@ from proto_page import proto_pages
 
 LOG = logging.getLogger(f"mkdocs.hooks.{__name__}")  # MkDocs counts its warnings
 LINK = re.compile(r"(?<=\]\()[^)\s#]+")
+IMAGES = (".png", ".svg")
 FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 # Lines that GitHub and Python-Markdown read differently: parts of an item that are not indented by 4, and \| in code.
 MISREAD = re.compile(
@@ -48,7 +49,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in sorted(pages.items()):
         files.append(File.generated(config, path, content=text))
     for path in sorted(sources):
-        if f"{path}.md" not in pages:
+        if path.endswith(IMAGES):
+            files.append(File.generated(config, path, abs_src_path=str(root / path)))
+        elif f"{path}.md" not in pages:
             page = _source_page(root, path)
             hidden = InclusionLevel.NOT_IN_NAV
             files.append(File.generated(config, f"{path}.md", content=page, inclusion=hidden))
@@ -79,7 +82,7 @@ def _with_links_to_pages(text: str, root: Path, folder: str) -> tuple[str, set[s
         if target.endswith(".md") or not (root / target).is_file():
             return link[0]
         sources.add(target)
-        return f"{link[0]}.md"
+        return link[0] if target.endswith(IMAGES) else f"{link[0]}.md"
 
     return LINK.sub(page, text), sources
 

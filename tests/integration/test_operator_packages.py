@@ -83,13 +83,13 @@ def test_the_import_lists_the_versions_of_torch_that_have_a_library(python):
 
     assert f"no library for torch 2.99.1, only for {MINOR}:" in message
     assert "pip install --no-build-isolation" in message
-    assert "--no-binary logprobd-ops logprobd-ops" in message
+    assert "--no-binary logprobd-ops logprobd-ops==" in message
 
 
 def test_the_import_names_a_missing_package_of_kernels(python):
     message = import_error(python, "import sys\nsys.modules['logprobd_kernels'] = None")
 
-    assert "pip install --force-reinstall logprobd-kernels" in message
+    assert "pip install --force-reinstall --no-deps logprobd-kernels==" in message
 
 
 def test_the_import_says_how_to_build_for_a_torch_without_the_libraries_of_cuda(python, tmp_path):
@@ -104,7 +104,27 @@ def test_the_import_says_how_to_build_for_a_torch_without_the_libraries_of_cuda(
     message = import_error(python, before)
 
     assert "libc10_none.so: cannot open shared object file" in message
-    assert "for example one with CUDA: to build the library for this torch" in message
+    assert "for example one with CUDA. To build the library for this torch" in message
+
+
+def test_the_import_refuses_kernels_of_another_version(python):
+    message = import_error(
+        python, "import logprobd_kernels\nlogprobd_kernels.__version__ = '0.0.1'"
+    )
+
+    assert "logprobd-kernels has version 0.0.1, not " in message
+    assert "pip install --force-reinstall --no-deps logprobd-kernels==" in message
+
+
+def test_the_libraries_are_hardened(python):
+    names = "logprobd_kernels/lib/*.so.*", "logprobd_ops/*.so"
+    (own_site,) = python.parents[1].glob("lib/python3*/site-packages")
+    for name in names:
+        (library,) = own_site.glob(name)
+        command = ["readelf", "-ldW", library]
+        described = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        assert "GNU_RELRO" in described
+        assert "NOW" in described
 
 
 def test_the_wheels_are_for_one_platform_and_every_python(operator_packages):
@@ -165,6 +185,24 @@ def test_the_build_names_a_missing_package(operator_packages, tmp_path):
     assert (
         "torch is missing: install torch, then run pip with --no-build-isolation"
         in done.stdout + done.stderr
+    )
+
+
+def test_a_missing_compiler_is_named(python, operator_packages, tmp_path):
+    (archive,) = operator_packages.glob("logprobd_ops-*.tar.gz")
+    pip = [python, "-m", "pip", "install", "--no-build-isolation", "--no-deps", archive]
+
+    done = subprocess.run(
+        pip,
+        env={"PATH": "/usr/bin:/bin", "CXX": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    assert done.returncode != 0
+    assert (
+        f"no C++ compiler {tmp_path / 'none'}: install g++, or set CXX" in done.stdout + done.stderr
     )
 
 

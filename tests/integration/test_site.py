@@ -109,6 +109,9 @@ def test_every_link_of_the_site_has_a_target_in_it(site):
                 continue
             name, _, anchor = unquote(html.unescape(link)).partition("#")
             target = Path(os.path.normpath(page.parent / name)) if name else page
+            assert tag != "img" or target.suffix != ".html", (
+                f"{page.relative_to(site)} shows {link}"
+            )
             assert target.is_file(), f"{page.relative_to(site)}: {link}"
             assert not anchor or anchor in pages[target], f"{page.relative_to(site)}: {link}"
             count += 1

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from logprobd import demo_model
 from logprobd.client import Client
 
-_READY = re.compile(r" ready .*\bgrpc=\"?([^\s\"]+)")
+# Of a line of the server's log, as text or as JSON.
+_READY = re.compile(r"[ \"]ready[ \"].*\bgrpc(?:=|\":)\"?([^\s\",}]+)")
 _LINES_OF_ERRORS = 20
 _STOP_SECONDS = 60.0
 
@@ -75,7 +76,12 @@ class _Server:
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            # The line that says that the server is ready has this level.
+            env=os.environ | {"LOGPROBD_LOG_LEVEL": "info"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         self._lines: deque[str] = deque(maxlen=_LINES_OF_ERRORS)
         self._address: str | None = None

@@ -28,6 +28,8 @@ SOURCES = ROOT / "kernels" / "torch_ops"
 # Sources that only a torch with CUDA can use. CMakeLists.txt lists them, too.
 CUDA_SOURCES = ("_cuda.cc", "fused_gradients.cc", "fused_scores.cc", "kernel_arrays.cc")
 REMEDY = "install {0}, then run pip with --no-build-isolation, so that the build uses the {0} that is installed"
+# Folders of the package nvidia-cuda-runtime, by the major version of CUDA; later ones are named as that of 13.
+NVIDIA_HEADERS = {"12": "cuda_runtime/include"}
 
 
 def package_folder(name: str, distribution: str) -> pathlib.Path:
@@ -48,9 +50,15 @@ class BuildOperator(build_ext):
             return
         torch = package_folder("torch", "torch")
         kernels = package_folder("logprobd_kernels", "logprobd-kernels")
-        (version,) = re.findall(
-            r"^__version__ = '(\d+\.\d+)", (torch / "version.py").read_text(), re.M
+        about_torch = (torch / "version.py").read_text()
+        (version,) = re.findall(r"^__version__ = '(\d+\.\d+)", about_torch, re.MULTILINE)
+        kernel_library = (
+            kernels / "lib" / f"liblogprobd_kernels.so.{self.distribution.get_version()}"
         )
+        if not kernel_library.exists():
+            raise SystemExit(
+                f"setup.py: error: no {kernel_library}: install logprobd-kernels=={self.distribution.get_version()}"
+            )
         has_cuda = (torch / "lib" / "libtorch_cuda.so").exists()
         sources = [
             path.relative_to(ROOT)
@@ -59,9 +67,9 @@ class BuildOperator(build_ext):
         ]
         includes = [torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include"]
         if has_cuda:
-            includes += self.cuda_includes(torch)
+            includes.append(self.cuda_include(torch, about_torch))
         flags = [
-            *("-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility-inlines-hidden"),
+            *("-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"),
             *("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"),
             # ATen's parallel loops need OpenMP. The functions that the compiler calls are those of torch's own OpenMP
             # library, so it is not linked.
@@ -80,7 +88,6 @@ class BuildOperator(build_ext):
         library = package / f"{LIBRARY_PREFIX}{version}.so"
         package.mkdir(parents=True, exist_ok=True)
         libraries = ["torch", "torch_cpu", "c10"] + (["torch_cuda", "c10_cuda"] if has_cuda else [])
-        (kernel_library,) = (kernels / "lib").glob("liblogprobd_kernels.so.*")
         self.call(
             *self.compiler_command(),
             *("-shared", "-s", "-Wl,-z,relro,-z,now", "-o", library, *objects, kernel_library),
@@ -120,26 +127,29 @@ class BuildOperator(build_ext):
 
     @staticmethod
     def call(*command: str | pathlib.Path) -> None:
-        if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+        try:
+            failed = subprocess.run(command, cwd=ROOT, check=False).returncode != 0
+        except FileNotFoundError:
+            raise SystemExit(
+                f"setup.py: error: no C++ compiler {command[0]}: install g++, or set CXX to a compiler"
+            ) from None
+        if failed:
             raise SystemExit(f"setup.py: error: failed: {shlex.join(map(str, command))}")
 
     @staticmethod
-    def cuda_includes(torch: pathlib.Path) -> list[pathlib.Path]:
-        """Returns folders with the headers of the CUDA runtime that torch was built with."""
-        folders = [
-            header.parent
-            for pattern in ("cu*/include", "cuda_runtime/include")
-            for header in sorted(torch.parent.glob(f"nvidia/{pattern}/cuda_runtime_api.h"))
-        ]
-        home = os.environ.get("CUDA_HOME")
-        if not folders and home:
-            folders = [pathlib.Path(home, "include")]
-        if not folders:
-            raise SystemExit(
-                "setup.py: error: no cuda_runtime_api.h: install the nvidia-cuda-runtime on which this torch depends, "
-                "or set CUDA_HOME to a CUDA toolkit of the same major version"
-            )
-        return folders
+    def cuda_include(torch: pathlib.Path, about_torch: str) -> pathlib.Path:
+        """Returns the folder with the headers of the CUDA runtime that torch was built with."""
+        (major,) = re.findall(r"^cuda.* = '(\d+)\.", about_torch, re.MULTILINE)
+        folders = [torch.parent / "nvidia" / NVIDIA_HEADERS.get(major, f"cu{major}/include")]
+        if home := os.environ.get("CUDA_HOME"):
+            folders.append(pathlib.Path(home, "include"))
+        for folder in folders:
+            if (folder / "cuda_runtime_api.h").exists():
+                return folder
+        raise SystemExit(
+            f"setup.py: error: no cuda_runtime_api.h in {' or '.join(map(str, folders))}: install the nvidia-cuda-runtime "
+            f"on which this torch depends, or set CUDA_HOME to a CUDA toolkit {major}"
+        )
 
 
 class PlatformWheel(bdist_wheel):

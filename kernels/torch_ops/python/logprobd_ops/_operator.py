@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 # prefix.
 LIBRARY_VARIABLE = "LINEAR_LOGPROB_LIBRARY"
 LIBRARY_PREFIX = "liblogprobd_torch_ops-torch"
+# Kernels and operator must have the same version.
+VERSION = "0.2.0"
 BUILD_LIBRARY = (
-    "to build the library for this torch, with a C++ compiler, run: pip install --no-build-isolation "
-    "--no-deps --force-reinstall --no-binary logprobd-ops logprobd-ops"
+    "To build the library for this torch, with a C++ compiler, run: pip install 'setuptools>=77' && "
+    "pip install --no-build-isolation --no-deps --force-reinstall --no-binary logprobd-ops "
+    f"logprobd-ops=={VERSION}"
 )
 
 WHOLE_VOCABULARY = -1  # value of the operators' vocab_valid
@@ -85,7 +88,7 @@ def _library_of_torch(folder: pathlib.Path, torch_version: str) -> pathlib.Path:
         sorted(found, key=lambda version: [int(part) for part in version.split(".")])
     )
     raise ImportError(
-        f"logprobd-ops has no library for torch {torch_version}, only for {versions}: install one of these versions; "
+        f"logprobd-ops has no library for torch {torch_version}, only for {versions}: install one of these versions. "
         + BUILD_LIBRARY
     )
 
@@ -99,19 +102,23 @@ def load_library() -> None:
         try:
             import logprobd_kernels  # noqa: PLC0415 (other libraries have the kernels beside them)
 
+            if logprobd_kernels.__version__ != VERSION:
+                raise ImportError(
+                    f"logprobd-kernels has version {logprobd_kernels.__version__}, not {VERSION}"
+                )
             # The operator's library finds them by name, since they are loaded.
             ctypes.CDLL(str(logprobd_kernels.library_path()))
         except (ImportError, OSError) as error:
             raise ImportError(
-                f"cannot load the kernels: {error}. Run: pip install --force-reinstall logprobd-kernels"
+                f"cannot load the kernels: {error}. Run: pip install --force-reinstall --no-deps logprobd-kernels=={VERSION}"
             ) from None
     try:
         torch.ops.load_library(path)
     except OSError as error:
         raise ImportError(
             # torch's own error does not say why.
-            f"cannot load {path}: {error.__cause__ or error}. If it was built for another torch than {torch.__version__}, for example one "
-            f"with CUDA: {BUILD_LIBRARY}"
+            f"cannot load {path}: {error.__cause__ or error}. It may be built for another torch than {torch.__version__}, for example "
+            f"one with CUDA. {BUILD_LIBRARY}"
         ) from None
 
 

@@ -25,6 +25,9 @@ print("2026-01-01T00:00:00.000Z info starting version=0.2.0", file=sys.stderr, f
 READY = """
 print("2026-01-01T00:00:00.000Z info ready head=default grpc={address} http=none", file=sys.stderr, flush=True)
 """
+READY_AS_JSON = """
+print('{{"level":"info","message":"ready","head":"default","grpc":"{address}","http":"none"}}', file=sys.stderr, flush=True)
+"""
 
 
 @pytest.fixture
@@ -54,6 +57,13 @@ def test_the_block_gets_a_client_of_the_server_which_stops_after_it(program):
     assert arguments[:4] == ["--model", "model", "--device", "cpu"]
     assert arguments[-2:] == ["--cpu-threads", "1"]
     assert "127.0.0.1:0" in arguments
+
+
+def test_the_log_may_be_json(program):
+    with FakeServer() as fake:
+        program(READY_AS_JSON.format(address=fake.address) + "\nwhile True: time.sleep(60)")
+        with logprobd.serve("model", flags=["--log-format", "json"], timeout=30) as client:
+            assert client.info().hidden_size > 0
 
 
 def test_without_a_model_a_demo_model_is_served_and_removed(program):
