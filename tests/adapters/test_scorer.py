@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pickle
+import re
 
 import logprobd
 import ml_dtypes
@@ -189,3 +190,12 @@ def test_a_local_scorer_refuses_a_head_of_another_shape(case) -> None:
         LocalScorer(case.weight[..., None])
     with pytest.raises(ValueError, match="vocab_size is 337, expected 1 to 336"):
         LocalScorer(case.weight, vocab_size=337)
+
+
+def test_the_example_of_the_readme_runs(built_operator, capsys) -> None:
+    readme = pathlib.Path(__file__).parents[2] / "client" / "adapters" / "README.md"
+    (example,) = re.findall(r"^```python\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+
+    exec(example, {})
+
+    assert capsys.readouterr().out.count("tensor(") == 4
