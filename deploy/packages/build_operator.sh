@@ -67,7 +67,9 @@ for torch in "${torches[@]}"; do
   rm -rf "$staging/torch"
   mkdir "$staging/torch"
   ln -s "$(realpath "$torch")/torch" "$staging/torch/torch"
-  [ ! -e "$torch/nvidia" ] || ln -s "$(realpath "$torch")/nvidia" "$staging/torch/nvidia"
+  for headers in nvidia triton; do
+    [ ! -e "$torch/$headers" ] || ln -s "$(realpath "$torch")/$headers" "$staging/torch/$headers"
+  done
   (cd "$source" && PYTHONPATH=$staging/torch:$package python setup.py --quiet build_ext --inplace --build-temp "$staging/objects")
   rm -r "$staging/objects"
 done

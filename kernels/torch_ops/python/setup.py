@@ -2,7 +2,7 @@
 
 It needs a C++20 compiler ($CXX, default: c++) and logprobd-kernels, but no CUDA compiler: the kernels are in
 logprobd-kernels, and this compiles what connects them to torch. For a torch with CUDA it uses the headers of the
-package nvidia-cuda-runtime, on which that torch depends. A wheel contains the libraries that already lie in the package,
+packages nvidia-cuda-runtime and triton, on which that torch depends. A wheel contains the libraries that already lie in the package,
 for example those of several versions of torch; only if there are none, a library is compiled.
 """
 
@@ -28,8 +28,6 @@ SOURCES = ROOT / "kernels" / "torch_ops"
 # Sources that only a torch with CUDA can use. CMakeLists.txt lists them, too.
 CUDA_SOURCES = ("_cuda.cc", "fused_gradients.cc", "fused_scores.cc", "kernel_arrays.cc")
 REMEDY = "install {0}, then run pip with --no-build-isolation, so that the build uses the {0} that is installed"
-# Folders of the package nvidia-cuda-runtime, by the major version of CUDA; later ones are named as that of 13.
-NVIDIA_HEADERS = {"12": "cuda_runtime/include"}
 
 
 def package_folder(name: str, distribution: str) -> pathlib.Path:
@@ -67,7 +65,7 @@ class BuildOperator(build_ext):
         ]
         includes = [torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include"]
         if has_cuda:
-            includes.append(self.cuda_include(torch, about_torch))
+            includes += self.cuda_includes(torch, about_torch)
         flags = [
             *("-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"),
             *("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"),
@@ -137,19 +135,26 @@ class BuildOperator(build_ext):
             raise SystemExit(f"setup.py: error: failed: {shlex.join(map(str, command))}")
 
     @staticmethod
-    def cuda_include(torch: pathlib.Path, about_torch: str) -> pathlib.Path:
-        """Returns the folder with the headers of the CUDA runtime that torch was built with."""
+    def cuda_includes(torch: pathlib.Path, about_torch: str) -> list[pathlib.Path]:
+        """Returns folders with the headers of the CUDA runtime that torch was built with. Some of the headers are those
+        that Triton contains, on which a torch with CUDA depends, because NVIDIA's package of the runtime lacks them."""
         (major,) = re.findall(r"^cuda.* = '(\d+)\.", about_torch, re.MULTILINE)
-        folders = [torch.parent / "nvidia" / NVIDIA_HEADERS.get(major, f"cu{major}/include")]
+        nvidia = torch.parent / "nvidia"
+        folders = [
+            nvidia / f"cu{major}" / "include",  # from CUDA 13 on
+            nvidia / "cuda_runtime" / "include",
+            nvidia / "cuda_nvcc" / "include",
+            torch.parent / "triton" / "backends" / "nvidia" / "include",
+        ]
         if home := os.environ.get("CUDA_HOME"):
             folders.append(pathlib.Path(home, "include"))
-        for folder in folders:
-            if (folder / "cuda_runtime_api.h").exists():
-                return folder
-        raise SystemExit(
-            f"setup.py: error: no cuda_runtime_api.h in {' or '.join(map(str, folders))}: install the nvidia-cuda-runtime "
-            f"on which this torch depends, or set CUDA_HOME to a CUDA toolkit {major}"
-        )
+        for header in ("cuda_runtime_api.h", "crt/host_config.h"):
+            if not any((folder / header).exists() for folder in folders):
+                raise SystemExit(
+                    f"setup.py: error: no {header} in {', '.join(map(str, folders))}: install the nvidia-cuda-runtime and "
+                    f"the triton on which this torch depends, or set CUDA_HOME to a CUDA toolkit {major}"
+                )
+        return folders
 
 
 class PlatformWheel(bdist_wheel):
