@@ -28,6 +28,8 @@ for file in client/python/logprobd/__init__.py client/adapters/logprobd_adapters
 done
 grep -q "\"logprobd-kernels==$version\"" kernels/torch_ops/python/pyproject.toml ||
   fail "kernels/torch_ops/python/pyproject.toml needs another version of logprobd-kernels than $version"
+tags=$(grep -rhoE 'newTag: .*' deploy/kubernetes | sed -E 's/newTag: //; s/-cuda$//' | sort -u)
+[ "$tags" = "$version" ] || fail "deploy/kubernetes has images of the versions $tags, not $version"
 heading=$(grep -m1 '^## ' CHANGELOG.md)
 if ! $dry_run; then
   grep -qE "^## $version \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" <<<"$heading" ||

@@ -45,6 +45,7 @@ fi
 copy_tracked deploy/packages/kernels
 package=$staging/deploy/packages/kernels
 cp LICENSE "$package"
+cp deploy/packages/platform_setup.py "$package/setup.py"
 mkdir "$package/logprobd_kernels/lib"
 strip -o "$package/logprobd_kernels/lib/$(basename "$kernels")" "$kernels"
 mkdir "$package/logprobd_kernels/include"

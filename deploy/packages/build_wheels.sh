@@ -15,6 +15,7 @@ mkdir -p "$out"
 copy_tracked deploy/packages/server client/python client/adapters
 server=$staging/deploy/packages/server
 cp LICENSE "$server"
+cp deploy/packages/platform_setup.py "$server/setup.py"
 mkdir "$server/logprobd_server/bin"
 for name in logprobd logprobctl; do
   strip -o "$server/logprobd_server/bin/$name" "$build/bin/$name"

@@ -2,8 +2,8 @@
 
 It needs a C++20 compiler ($CXX, default: c++) and logprobd-kernels, but no CUDA compiler: the kernels are in
 logprobd-kernels, and this compiles what connects them to torch. For a torch with CUDA it uses the headers of the
-packages nvidia-cuda-runtime and triton, on which that torch depends. A wheel contains the libraries that already lie in the package,
-for example those of several versions of torch; only if there are none, a library is compiled.
+packages nvidia-cuda-runtime and triton, on which that torch depends. A wheel contains the libraries that already lie in
+the package, for example those of several versions of torch; only if there are none, a library is compiled.
 """
 
 import concurrent.futures
@@ -25,8 +25,8 @@ LIBRARY_PREFIX = "liblogprobd_torch_ops-torch"
 # A source distribution contains the sources; elsewhere they lie around this folder.
 ROOT = HERE / "csrc" if (HERE / "csrc").is_dir() else HERE.parents[2]
 SOURCES = ROOT / "kernels" / "torch_ops"
-# Sources that only a torch with CUDA can use. CMakeLists.txt lists them, too.
-CUDA_SOURCES = ("_cuda.cc", "fused_gradients.cc", "fused_scores.cc", "kernel_arrays.cc")
+# Sources that include CUDA's headers are left out for a torch without CUDA.
+NEEDS_CUDA = re.compile(r"^#include <(c10/cuda/|cuda_)", re.MULTILINE)
 REMEDY = "install {0}, then run pip with --no-build-isolation, so that the build uses the {0} that is installed"
 
 
@@ -61,7 +61,7 @@ class BuildOperator(build_ext):
         sources = [
             path.relative_to(ROOT)
             for path in sorted(SOURCES.glob("*/*.cc"))
-            if has_cuda or not path.name.endswith(CUDA_SOURCES)
+            if has_cuda or not NEEDS_CUDA.search(path.read_text())
         ]
         includes = [torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include"]
         if has_cuda:

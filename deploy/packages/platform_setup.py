@@ -1,4 +1,4 @@
-"""Tags the wheel for one platform and every Python, because it contains programs and no extension modules."""
+"""The setup.py of packages with programs or a library, which are for one platform and every Python."""
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
