@@ -26,7 +26,7 @@ READY = """
 print("2026-01-01T00:00:00.000Z info ready head=default grpc={address} http=none", file=sys.stderr, flush=True)
 """
 READY_AS_JSON = """
-print('{{"level":"info","message":"ready","head":"default","grpc":"{address}","http":"none"}}', file=sys.stderr, flush=True)
+print('{{"level":"info","message":"ready","head":"default","grpc":"{address}"}}', file=sys.stderr, flush=True)
 """
 
 
