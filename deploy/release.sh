@@ -61,6 +61,7 @@ if command -v buildah >/dev/null; then
     [ $target = cpu ] || tag+=-$target
     bash deploy/image/build.sh "${base[@]}" --packages "$out" --tag "logprobd:$tag" $target
     buildah push "logprobd:$tag" "docker-archive:$out/logprobd-image-$tag.tar:logprobd:$tag"
+    python3 deploy/image/repeatable_archive.py "$out/logprobd-image-$tag.tar"
   done
 else
   echo "release.sh: note: there is no buildah, so $out has no images" >&2

@@ -1,9 +1,11 @@
 """The container image is built from a Debian root and is small, and its server scores as a user without rights."""
 
+import hashlib
 import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +76,30 @@ def test_the_compressed_image_is_small(builder, image, tmp_path):
 
     files = sum(path.stat().st_size for path in (tmp_path / "image").iterdir())
     assert 10 << 20 < files < BYTES_MAX
+
+
+def test_two_builds_have_the_same_bytes(builder, packages, repository, tmp_path):
+    folder = repository / "deploy" / "image"
+    digests = set()
+    for name in ("first", "second"):
+        archive = tmp_path / name
+        build = (
+            "bash",
+            folder / "build.sh",
+            "--base",
+            BASE,
+            "--packages",
+            packages,
+            "--tag",
+            IMAGE,
+        )
+        builder.run(*build, "cpu")
+        builder.run("buildah", "push", "-q", IMAGE, f"docker-archive:{archive}:logprobd:test")
+        builder.run(sys.executable, folder / "repeatable_archive.py", archive)
+        digests.add(hashlib.sha256(archive.read_bytes()).digest())
+        builder.run("buildah", "pull", "-q", f"docker-archive:{archive}")  # it can be loaded
+
+    assert len(digests) == 1
 
 
 def test_the_image_runs_without_rights_and_has_a_health_check(builder, image):
