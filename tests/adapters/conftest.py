@@ -17,18 +17,27 @@ SOURCES = (
     ROOT / "client" / "adapters",
     ROOT / "kernels" / "torch_ops" / "python",
 )
-EXAMPLE = ROOT / "client" / "adapters" / "examples" / "eval_bf16_vs_exact"
+EXAMPLES = [
+    ROOT / "client" / "adapters" / "examples" / name
+    for name in ("eval_bf16_vs_exact", "distill_teacher")
+]
 
 os.environ.setdefault(
     "LINEAR_LOGPROB_LIBRARY", str(BINARIES.parent / "lib" / "liblogprobd_torch_ops.so")
 )
 # No test needs anything of Hugging Face's hub.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-sys.path[:0] = [str(path) for path in (*SOURCES, EXAMPLE)]
+sys.path[:0] = [str(path) for path in (*SOURCES, *EXAMPLES)]
 
-FRAMEWORKS = ("lighteval", "lm_eval")
+FRAMEWORKS = {
+    "lighteval": ("lighteval",),
+    "lm_eval": ("lm_eval",),
+    "gateway": ("aiohttp", "orjson", "trl"),
+}
 collect_ignore_glob = [
-    f"test_{name}*.py" for name in FRAMEWORKS if importlib.util.find_spec(name) is None
+    f"test_{name}*.py"
+    for name, modules in FRAMEWORKS.items()
+    if any(importlib.util.find_spec(module) is None for module in modules)
 ]
 
 

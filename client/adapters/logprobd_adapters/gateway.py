@@ -558,7 +558,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model", required=True, metavar="DIR", help="folder or id of a Hugging Face causal model"
     )
     model.add_argument(
-        "--served-model-name", metavar="NAME", help="its name in requests. Default: the value of --model"
+        "--served-model-name", metavar="NAME", help="its name in requests. Default: DIR"
     )
     model.add_argument(
         "--device",
