@@ -19,7 +19,7 @@ SOURCES = (
 )
 EXAMPLES = [
     ROOT / "client" / "adapters" / "examples" / name
-    for name in ("eval_bf16_vs_exact", "grpo_reference")
+    for name in ("distill_teacher", "eval_bf16_vs_exact", "grpo_reference")
 ]
 
 os.environ.setdefault(
@@ -29,9 +29,16 @@ os.environ.setdefault(
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 sys.path[:0] = [str(path) for path in (*SOURCES, *EXAMPLES)]
 
-FRAMEWORKS = ("lighteval", "lm_eval", "trl")
+FRAMEWORKS = {
+    "gateway": ("aiohttp", "orjson", "trl"),
+    "lighteval": ("lighteval",),
+    "lm_eval": ("lm_eval",),
+    "trl": ("trl",),
+}
 collect_ignore_glob = [
-    f"test_{name}*.py" for name in FRAMEWORKS if importlib.util.find_spec(name) is None
+    f"test_{name}*.py"
+    for name, modules in FRAMEWORKS.items()
+    if any(importlib.util.find_spec(module) is None for module in modules)
 ]
 
 

@@ -194,7 +194,8 @@ def test_a_local_scorer_refuses_a_head_of_another_shape(case) -> None:
 
 def test_the_example_of_the_readme_runs(built_operator, capsys) -> None:
     readme = pathlib.Path(__file__).parents[2] / "client" / "adapters" / "README.md"
-    (example,) = re.findall(r"^```python\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    section = readme.read_text().partition("\n## Scorers\n")[2]
+    (example,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
     exec(example, {})
 

@@ -1,0 +1,288 @@
+"""A teacher for distillation: log-probabilities of the tokens of prompts, of the most likely tokens
+and of tokens of the caller's, from the body of a model and a Scorer.
+
+logprobd_adapters.gateway serves a Teacher over HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from logprobd.errors import InvalidArgument
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from logprobd_adapters.answers import body_of
+from logprobd_adapters.scorer import CHECKED_TOKENS, LocalScorer, Scorer, check_head
+
+TOP_K_MAX = 128
+"""Largest Prompt.top_k, that of a server and of the operator."""
+
+Backbone = Callable[[Tensor], Tensor]
+"""Returns the hidden states [prompts, length, H], after the final norm, of tokens [prompts, length]
+on the CPU. Shorter prompts are padded on the right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt to score. Row i of it predicts token i + 1."""
+
+    tokens: Sequence[int]
+    """[length], in [0, vocab_size). The length is from 1 to max_model_len."""
+    top_k: int = 0
+    """Number of most likely tokens to list for each row, from 0 to TOP_K_MAX and vocab_size."""
+    temperature: float = 1.0
+    """Divisor of the logits, above 0."""
+    start: int = 0
+    """First row that is scored, from 0 to length - 1."""
+    candidates: NDArray[np.int64] | None = None
+    """[length - 1 - start, n], ids to score in each row. -1 stands for none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptScores:
+    """The scores of a prompt's rows from Prompt.start on.
+
+    Log-probabilities are float32, in nats. If the logits of a row are not finite, its ranks and ids
+    are 0 and -1, and its log-probabilities NaN.
+    """
+
+    logprobs: NDArray[np.float32]
+    """[rows], of the token that follows the row in the prompt."""
+    ranks: NDArray[np.int64]
+    """[rows], rank of that token among all ids, from 1. Equal logits are ordered by id."""
+    top_ids: NDArray[np.int64]
+    """[rows, top_k], the most likely ids, best first."""
+    top_logprobs: NDArray[np.float32]
+    """[rows, top_k], of top_ids."""
+    candidate_logprobs: NDArray[np.float32]
+    """[rows, n], of Prompt.candidates; -inf where there is none."""
+
+
+class Teacher:
+    """Scores prompts by a backbone and a scorer of its head.
+
+    The backbone runs on batches of prompts, so its results, and only those, may differ in their
+    last bits from one batch to another. Use it from one thread at a time.
+
+    Args:
+        backbone: the model without its head.
+        scorer: the model's head.
+        max_model_len: most tokens of a prompt.
+        batch_tokens: most tokens of a batch, padding included. A longer prompt is a batch of its
+            own.
+    """
+
+    def __init__(
+        self, backbone: Backbone, scorer: Scorer, max_model_len: int, batch_tokens: int = 8192
+    ) -> None:
+        self._backbone, self._scorer = backbone, scorer
+        self.max_model_len = max_model_len
+        self.batch_tokens = batch_tokens
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        scorer: Scorer | None = None,
+        *,
+        max_model_len: int | None = None,
+        batch_tokens: int = 8192,
+    ) -> Teacher:
+        """Returns a teacher whose backbone is the body of a Hugging Face model.
+
+        The teacher keeps no reference to the model's own head, unless it is that of the scorer.
+
+        Args:
+            model: a decoder in evaluation mode.
+            scorer: None: a LocalScorer of the model's head.
+            max_model_len: None: max_position_embeddings of the model's config.
+
+        Raises InvalidArgument if the model has no separate body, if the scorer's head is not that
+        of the model, or if no max_model_len is known.
+        """
+        scorer = scorer or LocalScorer.from_model(model)
+        if max_model_len is None:
+            config = model.config.get_text_config()
+            max_model_len = getattr(config, "max_position_embeddings", None)
+        if max_model_len is None:
+            raise InvalidArgument(
+                "the model's config has no max_position_embeddings: give max_model_len"
+            )
+        body = body_of(model)
+
+        @torch.inference_mode()
+        def backbone(tokens: Tensor) -> Tensor:
+            states: Tensor = body(tokens.to(body.device), use_cache=False).last_hidden_state
+            return states
+
+        tokens = torch.arange(min(CHECKED_TOKENS, max_model_len))[None]
+        with torch.inference_mode():
+            logits = model(tokens.to(body.device), use_cache=False).logits
+        check_head(scorer, backbone(tokens)[0], logits[0])
+        return cls(backbone, scorer, max_model_len, batch_tokens)
+
+    def check(self, prompt: Prompt) -> None:
+        """Raises InvalidArgument, which says what to change, if a prompt cannot be scored."""
+        length = len(prompt.tokens)
+        if not 0 < length <= self.max_model_len:
+            raise InvalidArgument(
+                f"the prompt has {length} tokens, expected 1 to max_model_len, {self.max_model_len}"
+            )
+        vocab_size = self._scorer.vocab_size
+        if not (min(prompt.tokens) >= 0 and max(prompt.tokens) < vocab_size):
+            place = next(i for i, token in enumerate(prompt.tokens) if not 0 <= token < vocab_size)
+            raise InvalidArgument(
+                f"token {place} of the prompt is {prompt.tokens[place]}, expected an id below "
+                f"{vocab_size}"
+            )
+        top_k_max = min(TOP_K_MAX, vocab_size)
+        if not 0 <= prompt.top_k <= top_k_max:
+            raise InvalidArgument(
+                f"{prompt.top_k} most likely tokens were asked for, expected 0 to {top_k_max}: for "
+                "more, list their ids"
+            )
+        if not (prompt.temperature > 0 and math.isfinite(prompt.temperature)):
+            raise InvalidArgument(
+                f"the temperature is {prompt.temperature}, expected above 0: it divides the logits"
+            )
+        if not 0 <= prompt.start < length:
+            raise InvalidArgument(
+                f"the first row is {prompt.start}, expected 0 to {length - 1} in a prompt of "
+                f"{length} tokens"
+            )
+        candidates = prompt.candidates
+        if candidates is None:
+            return
+        rows = length - 1 - prompt.start
+        if candidates.ndim != 2 or len(candidates) != rows:
+            raise InvalidArgument(
+                f"the ids to score have shape {list(candidates.shape)}, expected [{rows}, n]: a "
+                "list for each row from the first to the one before the last"
+            )
+        if candidates.size and not (candidates.min() >= -1 and candidates.max() < vocab_size):
+            wrong = candidates[(candidates < -1) | (candidates >= vocab_size)][0]
+            raise InvalidArgument(
+                f"an id to score is {wrong}, expected one below {vocab_size}, or -1 for none"
+            )
+
+    def score(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
+        """Scores prompts in batches of consecutive ones.
+
+        Raises InvalidArgument for a prompt that cannot be scored, before any is, and the errors of
+        the scorer.
+        """
+        for prompt in prompts:
+            self.check(prompt)
+        scores: list[PromptScores] = []
+        while len(scores) < len(prompts):
+            left = prompts[len(scores) :]
+            scores += self._score_batch(left[: self.batch_size(len(p.tokens) for p in left)])
+        return scores
+
+    def batch_size(self, lengths: Iterable[int]) -> int:
+        """Returns how many prompts of these lengths, one at least, are the first batch."""
+        count = longest = 0
+        for length in lengths:
+            longest = max(longest, length)
+            if count and (count + 1) * longest > self.batch_tokens:
+                break
+            count += 1
+        return count
+
+    def _score_batch(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
+        # Padding is on the right, where no state before it depends on it.
+        tokens = pad_sequence([torch.tensor(p.tokens) for p in prompts], batch_first=True)
+        hidden = self._backbone(tokens)
+        ranges = [(p.start, len(p.tokens) - 1) for p in prompts]
+        counts = [end - start for start, end in ranges]
+        lists = [
+            np.zeros((count, 0), np.int64) if p.candidates is None else p.candidates
+            for p, count in zip(prompts, counts, strict=True)
+        ]
+        masks = [ids >= 0 for ids in lists]
+        offsets = np.cumsum([0, *np.concatenate([mask.sum(1) for mask in masks])])
+        ids = np.concatenate([ids[mask] for ids, mask in zip(lists, masks, strict=True)])
+        temperature = torch.tensor([p.temperature for p in prompts])
+        device = hidden.device
+        scores = self._scorer.score(
+            torch.cat([states[s:e] for states, (s, e) in zip(hidden, ranges, strict=True)]),
+            torch.cat([t[s + 1 : e + 1] for t, (s, e) in zip(tokens, ranges, strict=True)]).to(
+                device
+            ),
+            temperature=temperature.repeat_interleave(torch.tensor(counts)).to(device),
+            outputs=("logprob", "target_rank"),
+            candidates=(torch.from_numpy(ids).to(device), torch.from_numpy(offsets).to(device)),
+            top_k=max(p.top_k for p in prompts),
+        )
+        none = scores.logprob.new_zeros(len(scores.logprob), 0)
+        by_row = [
+            values.numpy(force=True)
+            for values in (
+                scores.logprob,
+                scores.target_rank + 1,
+                getattr(scores, "top_k_ids", none.long()),
+                getattr(scores, "top_k_logprobs", none),
+            )
+        ]
+        of_candidates = scores.candidate_logprobs.numpy(force=True)
+        ends = np.cumsum(counts)
+        results = []
+        for prompt, begin, end, mask in zip(prompts, ends - counts, ends, masks, strict=True):
+            logprobs, ranks, top_ids, top_logprobs = (values[begin:end] for values in by_row)
+            candidate_logprobs = np.full(mask.shape, -np.inf, np.float32)
+            candidate_logprobs[mask] = of_candidates[offsets[begin] : offsets[end]]
+            results.append(
+                PromptScores(
+                    logprobs,
+                    ranks,
+                    top_ids[:, : prompt.top_k],
+                    top_logprobs[:, : prompt.top_k],
+                    candidate_logprobs,
+                )
+            )
+        return results
+
+    def get_sequence_logprobs(
+        self,
+        sequences: Sequence[Sequence[int]],
+        prompt_lengths: Sequence[int],
+        top_logprobs: int = 100,
+        temperature: float = 1.0,
+    ) -> dict[str, list[Any]]:
+        """Scores completions, in place of the method of the same name of TRL's VLLMClient.
+
+        Each actual token has its log-probability, also outside of the most likely ones.
+
+        Args:
+            sequences: token ids of prompts and completions.
+            prompt_lengths: number of tokens of each prompt, 1 at least.
+            top_logprobs: number of most likely tokens to list for each token of a completion.
+
+        Returns lists [sequences, completion length, top_logprobs] "logprobs" and
+        "logprob_token_ids", and [sequences, completion length, 1] "actual_logprobs" and
+        "actual_token_ids".
+        """
+        prompts = [
+            Prompt(sequence, top_logprobs, temperature, length - 1)
+            for sequence, length in zip(sequences, prompt_lengths, strict=True)
+        ]
+        scores = self.score(prompts)
+        return {
+            "logprobs": [_without_nan(s.top_logprobs) for s in scores],
+            "logprob_token_ids": [np.maximum(s.top_ids, 0).tolist() for s in scores],
+            "actual_logprobs": [_without_nan(s.logprobs[:, None]) for s in scores],
+            "actual_token_ids": [[[token] for token in p.tokens[p.start + 1 :]] for p in prompts],
+        }
+
+
+def _without_nan(logprobs: NDArray[np.float32]) -> list[list[float]]:
+    """Returns lists with -inf, as TRL's client does, where a log-probability is NaN."""
+    lists: list[list[float]] = np.where(np.isnan(logprobs), -np.inf, logprobs).tolist()
+    return lists

@@ -1,0 +1,144 @@
+"""The command logprobd-gateway and the example that runs it."""
+
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import distill_teacher
+import pytest
+from gateway_process import GatewayProcess
+
+MODULE = [sys.executable, "-m", "logprobd_adapters.gateway"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    distill_teacher.make_model(seed=0).save_pretrained(folder)
+    return folder
+
+
+def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+
+
+def post(url: str, **fields) -> dict:
+    body = json.dumps({"prompt": [1, 2, 3], "prompt_logprobs": 1} | fields).encode()
+    with urllib.request.urlopen(f"{url}/v1/completions", body) as response:
+        return json.load(response)
+
+
+def test_help_explains_requests_errors_and_who_may_connect(environment) -> None:
+    done = run(environment, *MODULE, "--help")
+
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    for word in (
+        "prompt_logprob_token_ids",
+        "Retry-After",
+        "There is no TLS",
+        "Default: 127.0.0.1",
+    ):
+        assert word in text
+
+
+def test_the_gateway_serves_until_it_is_stopped(environment, folder, built_operator) -> None:
+    options = (
+        "--local",
+        "--model",
+        str(folder),
+        "--served-model-name",
+        "big",
+        "--max-model-len",
+        "4",
+    )
+    with GatewayProcess(environment, *options) as gateway:
+        answer = post(gateway.url, model="big")
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post(gateway.url, prompt=[1, 2, 3, 4, 5])
+        code = gateway.stop()
+
+    assert answer["model"] == "big" and len(answer["choices"][0]["prompt_logprobs"]) == 3
+    assert code == 0
+    log = "".join(gateway.log)
+    progress = (
+        "listening on ",
+        "loading ",
+        "loaded in ",
+        "max_model_len 4; the head agrees",
+        "stopping",
+    )
+    assert all(text in log for text in progress)
+    assert "POST" not in log
+
+
+def test_verbose_logs_a_line_for_each_request(environment, folder, built_operator) -> None:
+    with GatewayProcess(environment, "--local", "--model", str(folder), "--verbose") as gateway:
+        post(gateway.url)
+        gateway.stop()
+
+    (line,) = [line for line in gateway.log if "POST" in line]
+    assert re.search(r"127.0.0.1 POST /v1/completions 200, 3 tokens, [\d.]+ ms$", line)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--local", "--model", "/nowhere"), 1, "/nowhere"),
+        (("--local", "--model", "m", "--address", "127.0.0.1:1"), 2, "--local needs no server"),
+        (("--local", "--model", "m", "--listen", "8471"), 2, "'8471' is not HOST:PORT"),
+        (("--local", "--model", "m", "--batch-tokens", "0"), 2, "'0' is not a number above 0"),
+        ((), 2, "--model"),
+    ],
+)
+def test_a_mistake_ends_the_command_with_a_message(environment, options, code, message) -> None:
+    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+
+    done = run(environment, *MODULE, *options, *listen)
+
+    assert done.returncode == code and message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(environment, folder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run(environment, *MODULE, "--local", "--model", str(folder), "--listen", listen)
+
+    assert done.returncode == 1 and "address already in use" in done.stderr
+    assert "loading" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_bench_measures_every_case(environment, built_operator) -> None:
+    bench = str(pathlib.Path(__file__).parents[1] / "bench" / "gateway_bench.py")
+
+    done = run(environment, sys.executable, bench, "--requests", "1", "--vocab-size", "200")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"^\| \d+ \| \d+ \| (.*) \|$", done.stdout, re.MULTILINE)
+    figures = [[float(cell) for cell in row.split(" | ")] for row in rows]
+    assert len(figures) == 4
+    for size, request, body, head, added in figures:
+        assert min(size, request, body, head, added) > 0
+        assert body + head + added == pytest.approx(request, abs=0.2)
+
+
+def test_the_example_shows_that_the_exact_divergence_is_larger_than_the_top_tokens_show(
+    environment,
+) -> None:
+    done = run(environment, sys.executable, distill_teacher.__file__, "--steps", "25")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (difference,) = re.findall(r"own log-softmax: (\S+)", done.stdout)
+    assert float(difference) < 1e-5
+    rows = re.findall(r"^\| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", done.stdout, re.MULTILINE)
+    first, last = ([float(cell) for cell in row] for row in (rows[0], rows[-1]))
+    assert (first[0], last[0]) == (0, 25)
+    assert first[1] == first[3]  # both students begin alike
+    assert all(end < 0.5 * begin for begin, end in zip(first[1:], last[1:], strict=True))
+    assert all(float(exact) > 2 * float(shown) for _, exact, shown, _ in rows)

@@ -1,0 +1,191 @@
+"""A Teacher's scores agree with the model's own log-softmax, whatever it is batched with."""
+
+import gc
+import pathlib
+import weakref
+
+import logprobd
+import numpy as np
+import pytest
+import torch
+from logprobd.errors import InvalidArgument
+from logprobd_adapters import LocalScorer, RemoteScorer
+from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
+from server_process import ServerProcess
+from transformers import AutoModelForCausalLM
+
+TOLERANCE = 1e-5  # nats, of fp32 sums
+BF16_TOLERANCE = 1e-4  # the kernels' against double precision, tests/README.md
+LENGTHS = (64, 1, 17, 40, 2)
+
+
+def load(folder: pathlib.Path):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+
+@pytest.fixture(scope="module")
+def model(folders):
+    return load(folders[torch.float32])
+
+
+@pytest.fixture(scope="module")
+def address(folders, binaries):
+    with ServerProcess(binaries, "--model", str(folders[torch.float32])) as server:
+        yield server.grpc
+
+
+@pytest.fixture
+def remote_scorer(address):
+    with logprobd.Client(address) as client:
+        yield RemoteScorer(client)
+
+
+@pytest.fixture
+def teacher(kind, model, request) -> Teacher:
+    scorer = None if kind == "local" else request.getfixturevalue("remote_scorer")
+    return Teacher.from_model(model, scorer, batch_tokens=100)
+
+
+def random_tokens(length: int, vocab_size: int = 8192) -> list[int]:
+    return np.random.default_rng(length).integers(0, vocab_size, length).tolist()
+
+
+@torch.no_grad()
+def exact_logprobs(model, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Returns [length - 1, V] log-probabilities of the model itself, in fp32."""
+    logits = model(torch.tensor([tokens])).logits[0, :-1]
+    return (logits.float() / temperature).log_softmax(-1)
+
+
+def assert_scores(scores: PromptScores, prompt: Prompt, exact: torch.Tensor, tolerance: float):
+    """Compares the scores with [length - 1, V] log-probabilities."""
+    exact = exact[prompt.start :]
+    targets = torch.tensor(prompt.tokens[prompt.start + 1 :], dtype=torch.int64)[:, None]
+    close = {"atol": tolerance, "rtol": 0, "check_dtype": False}
+    of_targets = exact.gather(1, targets)
+    torch.testing.assert_close(torch.tensor(scores.logprobs)[:, None], of_targets, **close)
+    assert scores.ranks.tolist() == (1 + (exact > of_targets).sum(1)).tolist()
+    best = exact.topk(prompt.top_k)
+    torch.testing.assert_close(torch.tensor(scores.top_logprobs), best.values, **close)
+    assert scores.top_ids.tolist() == best.indices.tolist()
+    assert scores.logprobs.dtype == scores.top_logprobs.dtype == np.float32
+
+
+def test_scores_agree_with_the_models_log_softmax(teacher, model) -> None:
+    temperatures = (1.0, 0.5, 2.0, 0.7, 1.0)
+    prompts = [
+        Prompt(random_tokens(length), top_k, temperature, start)
+        for length, top_k, temperature, start in zip(
+            LENGTHS, (0, 3, 128, 7, 1), temperatures, (0, 0, 16, 5, 1), strict=True
+        )
+    ]
+
+    scores = teacher.score(prompts)
+
+    for prompt, of_prompt in zip(prompts, scores, strict=True):
+        exact = exact_logprobs(model, prompt.tokens, prompt.temperature)
+        assert_scores(of_prompt, prompt, exact, TOLERANCE)
+
+
+def test_candidates_are_scored_and_absent_ones_are_minus_infinity(teacher, model) -> None:
+    tokens = random_tokens(9)
+    candidates = np.arange(5 * 4).reshape(5, 4) * 100
+    candidates[1, 1:] = candidates[3] = -1
+
+    plain, with_candidates, none = teacher.score(
+        [Prompt(tokens), Prompt(tokens, start=3, candidates=candidates), Prompt(tokens, 2)]
+    )
+
+    exact = exact_logprobs(model, tokens)[3:].gather(1, torch.tensor(candidates).clamp(0))
+    expected = exact.numpy().copy()
+    expected[candidates < 0] = -np.inf
+    np.testing.assert_allclose(with_candidates.candidate_logprobs, expected, atol=TOLERANCE)
+    assert plain.candidate_logprobs.shape == none.candidate_logprobs.shape == (8, 0)
+
+
+def test_bf16_scores_agree_with_double_precision(folders, built_operator) -> None:
+    model = load(folders[torch.bfloat16])
+    prompt = Prompt(random_tokens(64), 20)
+
+    (scores,) = Teacher.from_model(model).score([prompt])
+
+    with torch.no_grad():
+        hidden = model.base_model(torch.tensor([prompt.tokens])).last_hidden_state[0, :-1]
+        exact = (hidden.double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    assert_scores(scores, prompt, exact, BF16_TOLERANCE)
+
+
+def test_prompts_are_cut_into_batches_of_padded_tokens(model, built_operator) -> None:
+    shapes = []
+
+    def backbone(tokens: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(tokens.shape))
+        return model.base_model(tokens).last_hidden_state.detach()
+
+    teacher = Teacher(backbone, LocalScorer.from_model(model), max_model_len=64, batch_tokens=40)
+
+    teacher.score([Prompt(random_tokens(length)) for length in (3, 10, 20, 20, 64, 1)])
+
+    assert shapes == [(2, 10), (2, 20), (1, 64), (1, 1)]
+
+
+def test_a_row_that_is_not_finite_has_rank_0_and_changes_no_other(model, built_operator) -> None:
+    def backbone(tokens: torch.Tensor) -> torch.Tensor:
+        hidden = model.base_model(tokens).last_hidden_state.detach().clone()
+        hidden[0, 2] = torch.nan
+        return hidden
+
+    teacher = Teacher(backbone, LocalScorer.from_model(model), max_model_len=64)
+    prompt = Prompt(random_tokens(6), 2)
+
+    scores = teacher.score([prompt])[0]
+    result = teacher.get_sequence_logprobs([prompt.tokens], [3], top_logprobs=2)
+
+    assert np.flatnonzero(scores.ranks == 0).tolist() == [2]
+    assert np.flatnonzero(np.isnan(scores.logprobs)).tolist() == [2]
+    assert result["actual_logprobs"][0][0] == [-np.inf]
+    assert result["logprobs"][0][0] == [-np.inf] * 2 and result["logprob_token_ids"][0][0] == [0, 0]
+    assert np.isfinite(result["logprobs"][0][1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (Prompt([]), "the prompt has 0 tokens, expected 1 to max_model_len, 64"),
+        (Prompt([1] * 65), "the prompt has 65 tokens, expected 1 to max_model_len, 64"),
+        (Prompt([1, 8192]), "token 1 of the prompt is 8192, expected an id below 8192"),
+        (Prompt([-1, 2]), "token 0 of the prompt is -1"),
+        (Prompt([1, 2], 129), "129 most likely tokens were asked for, expected 0 to 128"),
+        (Prompt([1, 2], temperature=0.0), "the temperature is 0.0, expected above 0"),
+        (Prompt([1, 2], temperature=float("nan")), "the temperature is nan"),
+        (Prompt([1, 2], start=2), "the first row is 2, expected 0 to 1"),
+        (
+            Prompt([1, 2], candidates=np.zeros((2, 3), int)),
+            r"have shape \[2, 3\], expected \[1, n\]",
+        ),
+        (Prompt([1, 2], candidates=np.array([[3, 8192]])), "an id to score is 8192"),
+        (Prompt([1, 2], candidates=np.array([[-2]])), "an id to score is -2"),
+    ],
+)
+def test_a_bad_prompt_is_refused(model, built_operator, prompt, message) -> None:
+    teacher = Teacher.from_model(model)
+
+    with pytest.raises(InvalidArgument, match=message):
+        teacher.score([Prompt([1, 2]), prompt])
+
+
+def test_the_models_own_head_is_freed_if_a_server_scores(folders, remote_scorer) -> None:
+    model = load(folders[torch.float32])
+    head = weakref.ref(model.lm_head.weight)
+
+    teacher = Teacher.from_model(model, remote_scorer)
+    del model
+    gc.collect()
+
+    assert head() is None
+    assert teacher.score([Prompt([1, 2])])[0].logprobs.shape == (1,)
+
+
+def test_another_models_head_is_refused(model, built_operator) -> None:
+    with pytest.raises(InvalidArgument, match="logprobs of the scorer differ from the model's"):
+        Teacher.from_model(model, LocalScorer(model.lm_head.weight.flip(0)))

@@ -1,0 +1,106 @@
+"""Measures what logprobd-gateway adds to a request, beside the teacher's body and head.
+
+    python tests/bench/gateway_bench.py
+
+Serves a model with random weights on the CPU, with its head in the same process, and sends one request after another
+over one connection. Times of the body and of Teacher.score are taken inside each request, so what the gateway adds is a
+difference within a request. The client runs in the same process. Needs the adapters' extras gateway and local.
+"""
+
+import argparse
+import asyncio
+import functools
+import http.client
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from logprobd_adapters.gateway import Gateway
+from logprobd_adapters.teacher import Teacher
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CASES = ((128, 1), (512, 8), (2048, 8), (2048, 64))  # tokens of the prompt, most likely tokens
+
+
+def make_model(vocab_size: int) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=4096,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+class Stopwatch:
+    """Remembers how long the latest call of a method took."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.milliseconds = 0.0
+        setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            result = function(*arguments)
+            self.milliseconds = 1e3 * (time.perf_counter() - started)
+            return result
+
+        return timed
+
+
+def serve(teacher: Teacher) -> int:
+    """Serves a teacher in a thread until the process ends, and returns its port."""
+    ports: list[int] = []
+    ready = threading.Event()
+
+    async def run() -> None:
+        gateway = Gateway("teacher")
+        gateway.start(teacher)
+        runner, _ = await gateway.listen("127.0.0.1", 0)
+        ports.append(runner.addresses[0][1])
+        ready.set()
+        await asyncio.Event().wait()
+
+    threading.Thread(target=asyncio.run, args=(run(),), daemon=True).start()
+    ready.wait()
+    return ports[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=100, help="for each row of the table")
+    parser.add_argument("--vocab-size", type=int, default=32_000)
+    options = parser.parse_args()
+    teacher = Teacher.from_model(make_model(options.vocab_size))
+    body, score = Stopwatch(teacher, "_backbone"), Stopwatch(teacher, "score")
+    connection = http.client.HTTPConnection("127.0.0.1", serve(teacher))
+    print("Medians, in ms.\n")
+    print("| tokens | top k | answer, KB | request | body | head | added by the gateway |")
+    print("|---|---|---|---|---|---|---|")
+    for length, top_k in CASES:
+        tokens = torch.randint(options.vocab_size, (length,)).tolist()
+        text = json.dumps({"prompt": tokens, "prompt_logprobs": top_k, "max_tokens": 1})
+        rows = []
+        for _ in range(options.requests):
+            started = time.perf_counter()
+            connection.request("POST", "/v1/completions", text)
+            answer = connection.getresponse().read()
+            total = 1e3 * (time.perf_counter() - started)
+            head = score.milliseconds - body.milliseconds
+            rows.append((total, body.milliseconds, head, total - score.milliseconds))
+        p50 = [statistics.median(column) for column in zip(*rows, strict=True)]
+        cells = " | ".join(f"{value:.1f}" for value in p50)
+        print(f"| {length} | {top_k} | {len(answer) / 1e3:.0f} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
