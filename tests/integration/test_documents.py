@@ -12,6 +12,10 @@ import sys
 import pytest
 from scoring_rpc import ROOT
 
+pytestmark = pytest.mark.timeout(
+    1200
+)  # the packages of the operator take minutes without a compiler cache
+
 # Commands that are run elsewhere: the test command itself, and commands that need another machine.
 ELSEWHERE = (
     "bash tests/run.sh",
@@ -117,7 +121,6 @@ def operator_path(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("file, command", commands(), ids=lambda value: str(value)[:60])
-@pytest.mark.timeout(900)
 def test_command_of_a_readme_runs(quickstarted, operator_path, file: str, command: str) -> None:
     if command == "bash deploy/quickstart.sh":
         command += " " + " ".join(Quickstarted().options())
