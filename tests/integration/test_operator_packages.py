@@ -190,10 +190,11 @@ def test_the_build_names_a_missing_package(operator_packages, tmp_path):
 
 def test_a_missing_compiler_is_named(python, operator_packages, tmp_path):
     (archive,) = operator_packages.glob("logprobd_ops-*.tar.gz")
-    pip = [python, "-m", "pip", "install", "--no-build-isolation", "--no-deps", archive]
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-q", "setuptools>=77"], check=True, timeout=300)
 
     done = subprocess.run(
-        pip,
+        [*pip, "--no-build-isolation", "--no-deps", archive],
         env={"PATH": "/usr/bin:/bin", "CXX": str(tmp_path / "none")},
         capture_output=True,
         text=True,
