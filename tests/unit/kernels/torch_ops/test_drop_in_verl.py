@@ -23,6 +23,7 @@ from drop_in_cases import (
     use_device,
 )
 from linear_logprob_reference import reference
+from logprobd_ops._operator import VERSION
 from logprobd_ops.compat import verl
 from originals import original
 
@@ -181,9 +182,9 @@ def test_shards_give_the_results_of_the_whole_head(two_ranks):
 def run_verl(folder: pathlib.Path, code: str, **environment: str) -> subprocess.CompletedProcess:
     """Runs code in an interpreter in which logprobd_ops is installed with the entry points of its pyproject.toml."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    info = folder / f"logprobd_ops-{project['version']}.dist-info"
+    info = folder / f"logprobd_ops-{VERSION}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Name: logprobd_ops\nVersion: {project['version']}\n")
+    (info / "METADATA").write_text(f"Name: logprobd_ops\nVersion: {VERSION}\n")
     (info / "entry_points.txt").write_text(
         "".join(
             f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
