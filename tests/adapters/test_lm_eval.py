@@ -127,7 +127,7 @@ def test_answers_that_the_model_would_generate_are_greedy(
     assert_near([a for a, _ in mine], [a for a, _ in theirs], [4, 4, 1], FP32_TOLERANCE)
 
 
-# Of bf16 states, other batches than the reference's would have other bits.
+# Other batches than the reference's would give bf16 states other bits.
 @pytest.mark.parametrize(
     "dtype, batch_size", [(torch.float32, 4), (torch.float32, "auto"), (torch.bfloat16, 4)]
 )

@@ -293,12 +293,8 @@ def remove_head(model: transformers.PreTrainedModel) -> None:
     model.get_output_embeddings().weight = torch.nn.Parameter(torch.empty(0, hidden))
 
 
-@pytest.mark.parametrize("has_adapter", ADAPTERS)
-@pytest.mark.parametrize("make", [grpo, rloo, dpo, kto], ids=["grpo", "rloo", "dpo", "kto"])
-def test_a_step_is_that_of_trl(make_scorer, folder, tmp_path, make, has_adapter) -> None:
-    stock = make(folder, tmp_path, has_adapter)
-    ours = make(folder, tmp_path, has_adapter)
-    scorer = make_scorer()
+def assert_scored_step_is_that_of_trl(ours, stock, scorer) -> None:
+    """Compares a step of a trainer that the scorer serves with one of an unmodified trainer."""
     use_scorer(ours, scorer)
     scorer.rows = 0
 
@@ -306,6 +302,14 @@ def test_a_step_is_that_of_trl(make_scorer, folder, tmp_path, make, has_adapter)
 
     assert scorer.rows > 0
     assert_same_step(*steps)
+
+
+@pytest.mark.parametrize("has_adapter", ADAPTERS)
+@pytest.mark.parametrize("make", [grpo, rloo, dpo, kto], ids=["grpo", "rloo", "dpo", "kto"])
+def test_a_step_is_that_of_trl(make_scorer, folder, tmp_path, make, has_adapter) -> None:
+    stock = make(folder, tmp_path, has_adapter)
+    ours = make(folder, tmp_path, has_adapter)
+    assert_scored_step_is_that_of_trl(ours, stock, make_scorer())
 
 
 @pytest.mark.parametrize("make", [dpo, kto], ids=["dpo", "kto"])
@@ -398,14 +402,7 @@ def test_an_adapter_whose_training_goes_on_is_its_own_reference(
 
     stock, ours = make(tmp_path), make(tmp_path)
     assert "ref" in ours.model.peft_config
-    scorer = make_scorer()
-    use_scorer(ours, scorer)
-    scorer.rows = 0
-
-    steps = Step(ours), Step(stock)
-
-    assert scorer.rows > 0
-    assert_same_step(*steps)
+    assert_scored_step_is_that_of_trl(ours, stock, make_scorer())
 
 
 @pytest.mark.parametrize("has_gradients", (True, False))

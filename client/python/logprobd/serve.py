@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from logprobd import demo_model
 from logprobd.client import Client
 
-# Of a line of the server's log, as text or as JSON.
+# Matches a line of the server's log, as text or as JSON.
 _READY = re.compile(r"[ \"]ready[ \"].*\bgrpc(?:=|\":)\"?([^\s\",}]+)")
 _LINES_OF_ERRORS = 20
 _STOP_SECONDS = 60.0

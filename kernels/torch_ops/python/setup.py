@@ -50,12 +50,11 @@ class BuildOperator(build_ext):
         kernels = package_folder("logprobd_kernels", "logprobd-kernels")
         about_torch = (torch / "version.py").read_text()
         (version,) = re.findall(r"^__version__ = '(\d+\.\d+)", about_torch, re.MULTILINE)
-        kernel_library = (
-            kernels / "lib" / f"liblogprobd_kernels.so.{self.distribution.get_version()}"
-        )
+        own_version = self.distribution.get_version()
+        kernel_library = kernels / "lib" / f"liblogprobd_kernels.so.{own_version}"
         if not kernel_library.exists():
             raise SystemExit(
-                f"setup.py: error: no {kernel_library}: install logprobd-kernels=={self.distribution.get_version()}"
+                f"setup.py: error: no {kernel_library}: install logprobd-kernels=={own_version}"
             )
         has_cuda = (torch / "lib" / "libtorch_cuda.so").exists()
         sources = [
