@@ -49,6 +49,11 @@ class DeviceMemory {
   ///   - RESOURCE_EXHAUSTED: there are too many mappings.
   virtual absl::StatusOr<HiddenPayload> Open(const DeviceSlice& slice) = 0;
 
+  /// Copies bytes [offset, offset + out.size()) of an opened slice to host memory. Returns INTERNAL
+  /// if the copy fails.
+  virtual absl::Status CopyToHost(const HiddenPayload& slice, int64_t offset,
+                                  absl::Span<std::byte> out) = 0;
+
   /// Returns the number of open mappings.
   virtual int64_t num_mappings() const = 0;
 };

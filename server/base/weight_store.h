@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "server/base/head_info.h"
 
 namespace logprobd {
 
@@ -22,12 +25,20 @@ struct WeightsVersion {
   int64_t weight_bytes = 0;
 };
 
+/// A version of which rows have arrived; the fields of proto PushedVersion.
+struct PushedVersion {
+  uint64_t version = 0;
+  int64_t rows = 0;        ///< Number of rows that have arrived.
+  int64_t vocab_rows = 0;  ///< Number of rows of the weight.
+};
+
 /// The versions that a head has in memory.
 struct HeadWeightsState {
   std::string head;
   WeightsVersion live;
   std::optional<WeightsVersion> staged;
   std::optional<WeightsVersion> previous;
+  std::optional<PushedVersion> pushed = {};
 };
 
 /// A request to load weights; the fields of proto LoadWeightsRequest.
@@ -39,6 +50,34 @@ struct WeightsLoad {
   bool commit = false;
   bool in_place = false;
   bool allow_nonfinite = false;
+};
+
+/// The version to which the rows of a push belong; the fields of proto PushHeader.
+struct WeightsPush {
+  std::string head = {};  ///< Name of the head; empty means the only head.
+  uint64_t version = 0;
+  Dtype dtype = Dtype::kBf16;
+  int64_t vocab_rows = 0;   ///< 0 means as many as the live version has.
+  std::string sha256 = {};  ///< Expected hex digest; empty means that it is not checked.
+  bool allow_nonfinite = false;
+};
+
+/// Consecutive rows of a weight, or elements of its bias, as stored.
+struct PushedRows {
+  int64_t row_begin = 0;
+  int64_t num_rows = 0;
+  bool is_bias = false;
+  absl::Span<const std::byte> bytes;
+};
+
+/// Returns the next rows of a push, whose bytes stay valid until the next call, or nothing at its
+/// end. Waits for them. An error ends the push.
+using NextPushedRows = std::function<absl::StatusOr<std::optional<PushedRows>>()>;
+
+/// What a push has achieved; the fields of proto PushWeightsResponse.
+struct PushedWeightsResult {
+  PushedVersion pushed;
+  std::optional<WeightsVersion> staged;
 };
 
 struct WeightsProgress {
@@ -58,6 +97,11 @@ class WeightStore {
   /// with CANCELLED.
   virtual absl::StatusOr<WeightsVersion> Load(
       const WeightsLoad& load, const std::function<bool(const WeightsProgress&)>& progress) = 0;
+  /// Adds the rows that `next` returns to those of other pushes of the version, and stages the
+  /// version if no other row is missing. Meanwhile calls `progress` as Load does.
+  virtual absl::StatusOr<PushedWeightsResult> Push(
+      const WeightsPush& push, const NextPushedRows& next,
+      const std::function<bool(const WeightsProgress&)>& progress) = 0;
   virtual absl::StatusOr<HeadWeightsState> Commit(absl::string_view head, uint64_t version) = 0;
   virtual absl::StatusOr<HeadWeightsState> Rollback(absl::string_view head) = 0;
   virtual absl::StatusOr<HeadWeightsState> Discard(absl::string_view head, bool staged,

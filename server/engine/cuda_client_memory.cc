@@ -343,6 +343,17 @@ class CudaIpcMemory final : public DeviceMemory {
     return payload;
   }
 
+  absl::Status CopyToHost(const HiddenPayload& slice, int64_t offset,
+                          absl::Span<std::byte> out) override {
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(slice.gpu));
+    LOGPROBD_ASSIGN_OR_RETURN(const CudaStream stream, CreateStream());
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(out.data(), slice.pieces[0].data() + offset,
+                                                  out.size(), cudaMemcpyDeviceToHost,
+                                                  stream.get()));
+    LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.get()));
+    return absl::OkStatus();
+  }
+
   int64_t num_mappings() const override { return mappings_->size(); }
 
  private:

@@ -294,7 +294,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
     Configure(options, admin_builder);
     admin_builder.RegisterCallbackGenericService(&impl->admin_methods);
     if (weights != nullptr) {
-      impl->weights = std::make_unique<WeightsService>(*weights);
+      impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(), clock);
       admin_builder.RegisterService(impl->weights.get());
     }
     LOGPROBD_RETURN_IF_ERROR(WithContext(impl->admin.Start(admin_builder), "--admin"));

@@ -39,23 +39,24 @@ absl::StatusOr<std::unique_ptr<SameHostAccess>> SameHostAccess::Create(const Opt
   return access;
 }
 
-absl::StatusOr<HiddenPayload> SameHostAccess::Find(const ScoreRequest& request) const {
-  if (request.shared_memory.has_value()) {
-    if (!info_.shared_memory) {
-      return absl::FailedPreconditionError(
-          "shared_memory: switched off on this server (--shared-memory-bytes 0); send the rows in "
-          "`hidden`");
-    }
-    return regions_->Find(*request.shared_memory);
+absl::StatusOr<HiddenPayload> SameHostAccess::Find(const SharedMemorySlice& slice) const {
+  if (!info_.shared_memory) {
+    return absl::FailedPreconditionError(
+        "shared_memory: switched off on this server (--shared-memory-bytes 0); send the rows in "
+        "the message");
   }
+  return regions_->Find(slice);
+}
+
+absl::StatusOr<HiddenPayload> SameHostAccess::Find(const CudaIpcSlice& slice) const {
   if (devices_ == nullptr) {
     return absl::FailedPreconditionError(
         "cuda_ipc: switched off on this server (--cuda-ipc switches it on if the server has GPUs)");
   }
-  if (!regions_->HasLease(request.cuda_ipc->lease)) {
+  if (!regions_->HasLease(slice.lease)) {
     return absl::NotFoundError("cuda_ipc.lease: no such lease; its connection has ended");
   }
-  return devices_->Open(request.cuda_ipc->memory);
+  return devices_->Open(slice.memory);
 }
 
 }  // namespace logprobd

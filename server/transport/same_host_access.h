@@ -43,13 +43,21 @@ class SameHostAccess {
 
   const Info& info() const { return info_; }
 
-  /// Returns the payload of a request that has a slice. The payload keeps the memory alive. The
-  /// first slice of an allocation in a GPU's memory maps it, which takes about 0.3 ms. Errors:
+  /// Returns the bytes of a slice as a payload that keeps their memory alive. The first slice of
+  /// an allocation in a GPU's memory maps it, which takes about 0.3 ms. Errors:
   ///   FAILED_PRECONDITION  this kind of slice is switched off, or an error of DeviceMemory::Open
   ///   NOT_FOUND            the region or the lease does not exist
   ///   INVALID_ARGUMENT     the slice exceeds the region, or an error of DeviceMemory::Open
   ///   RESOURCE_EXHAUSTED   an error of DeviceMemory::Open
-  absl::StatusOr<HiddenPayload> Find(const ScoreRequest& request) const;
+  absl::StatusOr<HiddenPayload> Find(const SharedMemorySlice& slice) const;
+  absl::StatusOr<HiddenPayload> Find(const CudaIpcSlice& slice) const;
+
+  /// Copies bytes [offset, offset + out.size()) of a slice in a GPU's memory to the host. Returns
+  /// INTERNAL if the copy fails.
+  absl::Status CopyToHost(const HiddenPayload& payload, int64_t offset,
+                          absl::Span<std::byte> out) const {
+    return devices_->CopyToHost(payload, offset, out);
+  }
 
   /// Closes all leases. Must be called once, after the last request.
   void Stop() { socket_ = nullptr; }

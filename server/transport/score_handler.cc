@@ -103,7 +103,9 @@ absl::Status ScoreHandler::FindPayload(ScoreRequest& request) const {
         request.shared_memory.has_value() ? "shared_memory" : "cuda_ipc",
         ": this server has no Unix socket (see its flag --local); send the rows in `hidden`"));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(request.hidden, same_host_->Find(request));
+  LOGPROBD_ASSIGN_OR_RETURN(request.hidden, request.shared_memory.has_value()
+                                                ? same_host_->Find(*request.shared_memory)
+                                                : same_host_->Find(*request.cuda_ipc));
   metrics_.RecordReceived(TransportOf(request), BytesElsewhere(request));
   return absl::OkStatus();
 }

@@ -17,30 +17,11 @@
 #include "server/base/text.h"
 #include "server/transport/grpc_message.h"
 #include "server/transport/grpc_status.h"
+#include "server/transport/push_call.h"
+#include "server/transport/weights_messages.h"
 
 namespace logprobd {
 namespace {
-
-void Fill(const WeightsVersion& version, v1::WeightsVersion& out) {
-  out.set_version(version.version);
-  out.set_sha256(version.sha256);
-  out.set_source(version.source);
-  out.set_loaded_unix_seconds(version.loaded_unix_seconds);
-  out.set_weight_bytes(static_cast<uint64_t>(version.weight_bytes));
-}
-
-void Fill(const HeadWeightsState& state, v1::HeadWeightsState& out) {
-  out.set_head(state.head);
-  if (state.live.version != 0) {
-    Fill(state.live, *out.mutable_live());
-  }
-  if (state.staged.has_value()) {
-    Fill(*state.staged, *out.mutable_staged());
-  }
-  if (state.previous.has_value()) {
-    Fill(*state.previous, *out.mutable_previous());
-  }
-}
 
 absl::StatusOr<grpc::ByteBuffer> Answer(const absl::StatusOr<HeadWeightsState>& state) {
   LOGPROBD_RETURN_IF_ERROR(state.status());
@@ -253,6 +234,23 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
     const absl::StatusOr<WeightsLoad> load = ParseLoad(*request);
     status =
         load.ok() ? RunOnThread(work_, [call, load = *load] { call->Run(load); }) : load.status();
+  }
+  if (!status.ok()) {
+    call->Finish(ToAdminStatus(status));
+  }
+  return call;
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
+    grpc::CallbackServerContext* /*context*/, grpc::ByteBuffer* response) {
+  auto* call = new PushCall({.store = store_,
+                             .same_host = same_host_,
+                             .clock = clock_,
+                             .ends_soon = refuses_new_,
+                             .response = *response});
+  absl::Status status = CheckRoom();
+  if (status.ok()) {
+    status = RunOnThread(work_, [call] { call->Run(); });
   }
   if (!status.ok()) {
     call->Finish(ToAdminStatus(status));

@@ -42,6 +42,9 @@ class HeadWeights {
   virtual absl::Span<const std::byte> stored_bias() const {
     return {reinterpret_cast<const std::byte*>(bias().data()), bias().size() * sizeof(float)};
   }
+
+  /// Returns the host memory that the rows themselves occupy, in bytes; 0 if they are in a file.
+  virtual int64_t memory_bytes() const { return 0; }
 };
 
 /// Options for finding the head in a model folder. The defaults suit a Hugging Face checkpoint.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -90,6 +91,12 @@ class FakeDeviceMemory final : public DeviceMemory {
     payload.gpu = 0;
     payload.owner = std::move(memory);
     return payload;
+  }
+  absl::Status CopyToHost(const HiddenPayload& slice, int64_t offset,
+                          absl::Span<std::byte> out) override {
+    const auto from = slice.pieces[0].subspan(static_cast<size_t>(offset), out.size());
+    std::copy(from.begin(), from.end(), out.begin());
+    return absl::OkStatus();
   }
   int64_t num_mappings() const override { return 0; }
 

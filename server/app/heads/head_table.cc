@@ -124,6 +124,13 @@ absl::StatusOr<WeightsVersion> HeadTable::Load(
   return versions->Load(load, progress);
 }
 
+absl::StatusOr<PushedWeightsResult> HeadTable::Push(
+    const WeightsPush& push, const NextPushedRows& next,
+    const std::function<bool(const WeightsProgress&)>& progress) {
+  LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<HeadVersions> versions, VersionsOf(push.head));
+  return versions->Push(push, next, progress);
+}
+
 absl::StatusOr<HeadWeightsState> HeadTable::Commit(absl::string_view head, uint64_t version) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<HeadVersions> versions, VersionsOf(head));
   return versions->Commit(version);

@@ -39,6 +39,9 @@ class HeadTable final : public HeadRegistry, public WeightStore {
   absl::StatusOr<WeightsVersion> Load(
       const WeightsLoad& load,
       const std::function<bool(const WeightsProgress&)>& progress) override;
+  absl::StatusOr<PushedWeightsResult> Push(
+      const WeightsPush& push, const NextPushedRows& next,
+      const std::function<bool(const WeightsProgress&)>& progress) override;
   absl::StatusOr<HeadWeightsState> Commit(absl::string_view head, uint64_t version) override;
   absl::StatusOr<HeadWeightsState> Rollback(absl::string_view head) override;
   absl::StatusOr<HeadWeightsState> Discard(absl::string_view head, bool staged,

@@ -16,6 +16,23 @@ namespace {
 
 constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
 
+bool IsSame(const WeightsPush& a, const WeightsPush& b) {
+  return a.version == b.version && a.dtype == b.dtype && a.vocab_rows == b.vocab_rows &&
+         a.sha256 == b.sha256 && a.allow_nonfinite == b.allow_nonfinite;
+}
+
+absl::Status ReceiveRows(const NextPushedRows& next, PushedWeights& weights) {
+  while (true) {
+    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<PushedRows> rows, next());
+    if (!rows.has_value()) {
+      return absl::OkStatus();
+    }
+    LOGPROBD_RETURN_IF_ERROR(rows->is_bias
+                                 ? weights.AddBias(rows->row_begin, rows->num_rows, rows->bytes)
+                                 : weights.AddRows(rows->row_begin, rows->num_rows, rows->bytes));
+  }
+}
+
 }  // namespace
 
 /// The exclusive right to change versions. At most one call holds it at a time.
@@ -67,27 +84,38 @@ absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
   const Change change(*this);
   LOGPROBD_RETURN_IF_ERROR(change.status());
   LoadTicker ticker(progress, is_stopped_);
-  absl::StatusOr<WeightsVersion> loaded = LoadExclusively(load, ticker);
+  absl::StatusOr<WeightsVersion> loaded = LoadFolder(load, ticker);
   if (!loaded.ok()) {
-    const bool is_cancelled = absl::IsCancelled(loaded.status()) || is_stopped_;
-    metrics_.RecordWeightsSwap(
-        name(), is_cancelled ? Metrics::WeightsSwap::kCancelled : Metrics::WeightsSwap::kFailed);
-    LogWarning("weights were not loaded",
-               {{"head", name()},
-                {"path", load.path},
-                {"code", absl::StatusCodeToString(loaded.status().code())},
-                {"reason", loaded.status().message()}});
+    RecordFailure(load, loaded.status());
   }
   return loaded;
 }
 
-absl::StatusOr<WeightsVersion> HeadVersions::LoadExclusively(const WeightsLoad& load,
-                                                             LoadTicker& ticker) {
-  // The checks that change nothing come first.
+void HeadVersions::RecordFailure(const WeightsLoad& load, const absl::Status& status) {
+  const bool is_cancelled = absl::IsCancelled(status) || is_stopped_;
+  metrics_.RecordWeightsSwap(
+      name(), is_cancelled ? Metrics::WeightsSwap::kCancelled : Metrics::WeightsSwap::kFailed);
+  LogWarning("weights were not loaded", {{"head", name()},
+                                         {"path", load.path},
+                                         {"code", absl::StatusCodeToString(status.code())},
+                                         {"reason", status.message()}});
+}
+
+absl::StatusOr<WeightsVersion> HeadVersions::LoadFolder(const WeightsLoad& load,
+                                                        LoadTicker& ticker) {
   LOGPROBD_RETURN_IF_ERROR(ticker.Report("checking", 0, 0));
-  LOGPROBD_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(load));
+  LOGPROBD_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(load.version));
+  LOGPROBD_ASSIGN_OR_RETURN(VersionLoader::Candidate candidate,
+                            loader_.Open(load, number, *head_.info()));
+  return LoadCandidate(load, std::move(candidate), ticker);
+}
+
+absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& load,
+                                                           VersionLoader::Candidate candidate,
+                                                           LoadTicker& ticker) {
+  // The checks that change nothing come first.
   Planned planned;
-  LOGPROBD_ASSIGN_OR_RETURN(planned.candidate, loader_.Open(load, number, *head_.info()));
+  planned.candidate = std::move(candidate);
   LOGPROBD_ASSIGN_OR_RETURN(const LoadTurn::Holder turn, AwaitTurn(ticker));
   LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
   LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
@@ -111,25 +139,139 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadExclusively(const WeightsLoad& 
   return staged;
 }
 
-absl::StatusOr<uint64_t> HeadVersions::NumberOf(const WeightsLoad& load) const {
+absl::StatusOr<PushedWeightsResult> HeadVersions::Push(const WeightsPush& push,
+                                                       const NextPushedRows& next,
+                                                       const LoadTicker::Progress& progress) {
+  if (is_stopped_) {
+    return ShuttingDown();
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<PushedWeights> rows, JoinPush(push));
+  const absl::Status received = ReceiveRows(next, *rows);
+  LOGPROBD_ASSIGN_OR_RETURN(const bool is_last, LeavePush(rows, received));
+  PushedWeightsResult result;
+  result.pushed = {.version = push.version,
+                   .rows = rows->rows_received(),
+                   .vocab_rows = rows->info().vocab_rows};
+  if (is_last) {
+    LOGPROBD_ASSIGN_OR_RETURN(result.staged, StagePushed(push, rows, progress));
+  }
+  return result;
+}
+
+/// Finds or begins the version of `push`.
+absl::StatusOr<std::shared_ptr<PushedWeights>> HeadVersions::JoinPush(const WeightsPush& push) {
+  if (push.version == 0) {
+    return absl::InvalidArgumentError("version: 0, must be at least 1");
+  }
+  LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
+  const std::shared_ptr<const HeadInfo> live = head_.info();
+  std::shared_ptr<PushedWeights> rows;
+  {
+    const absl::MutexLock lock(&mutex_);
+    if (pushed_.has_value() && pushed_->header.version == push.version) {
+      if (!IsSame(pushed_->header, push)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("header: differs from that of the first push of version ", push.version));
+      }
+      ++pushed_->num_calls;
+      return pushed_->rows;
+    }
+    if (pushed_.has_value() && (pushed_->num_calls > 0 || pushed_->is_staging)) {
+      return absl::AbortedError(absl::StrCat("rows of version ", pushed_->header.version,
+                                             " are being received: try again later"));
+    }
+    if (pushed_.has_value()) {
+      LogWarning("pushed rows are dropped for another version",
+                 {{"head", name()},
+                  {"version", pushed_->header.version},
+                  {"rows", pushed_->rows->rows_received()},
+                  {"next_version", push.version}});
+      pushed_.reset();
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(rows, loader_.OpenPush(push, *live));
+    pushed_ = {.header = push, .rows = rows, .num_calls = 1};
+  }
+  NotifyChange();
+  return rows;
+}
+
+/// Ends a call's part in a push. `received` is the status of its stream, which is returned if it is
+/// an error. Otherwise returns whether the call must stage the version, because all rows have
+/// arrived and no other call does so.
+absl::StatusOr<bool> HeadVersions::LeavePush(const std::shared_ptr<PushedWeights>& rows,
+                                             const absl::Status& received) {
+  const absl::MutexLock lock(&mutex_);
+  const bool is_current = pushed_.has_value() && pushed_->rows == rows;
+  if (is_current) {
+    --pushed_->num_calls;
+  }
+  LOGPROBD_RETURN_IF_ERROR(received);
+  const bool is_complete = rows->is_complete();
+  if (!is_current && !is_complete) {
+    return absl::AbortedError("the rows pushed so far were discarded");
+  }
+  return is_current && is_complete && !std::exchange(pushed_->is_staging, true);
+}
+
+absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(const WeightsPush& push,
+                                                         const std::shared_ptr<PushedWeights>& rows,
+                                                         const LoadTicker::Progress& progress) {
+  const WeightsLoad load{.path = "the pushed rows",
+                         .version = push.version,
+                         .sha256 = push.sha256,
+                         .allow_nonfinite = push.allow_nonfinite};
+  LoadTicker ticker(progress, is_stopped_);
+  const auto stage = [&]() -> absl::StatusOr<WeightsVersion> {
+    const Change change(*this);
+    LOGPROBD_RETURN_IF_ERROR(change.status());
+    LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
+    return LoadCandidate(load,
+                         {.weights = rows,
+                          .version = {.version = push.version,
+                                      .sha256 = "",
+                                      .source = "pushed",
+                                      .loaded_unix_seconds = 0,
+                                      .weight_bytes = rows->info().weight_bytes}},
+                         ticker);
+  };
+  absl::StatusOr<WeightsVersion> staged = stage();
+  if (!staged.ok()) {
+    RecordFailure(load, staged.status());
+  }
+  {
+    const absl::MutexLock lock(&mutex_);
+    const bool is_refused =
+        absl::IsDataLoss(staged.status()) || absl::IsInvalidArgument(staged.status());
+    if (pushed_.has_value() && pushed_->rows == rows) {
+      pushed_->is_staging = false;
+      if (staged.ok() || is_refused) {
+        pushed_.reset();
+      }
+    }
+  }
+  NotifyChange();
+  return staged;
+}
+
+absl::StatusOr<uint64_t> HeadVersions::NumberOf(uint64_t requested) const {
   const absl::MutexLock lock(&mutex_);
   if (staged_ != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("version ", staged_->version.version,
                                                       " is staged: commit or discard it first"));
   }
-  if (load.version == 0) {
+  if (requested == 0) {
     return highest_version_ + 1;
   }
-  if (load.version > kVersionMax) {
+  if (requested > kVersionMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat("version: ", load.version, ", must be at most ", kVersionMax));
+        absl::StrCat("version: ", requested, ", must be at most ", kVersionMax));
   }
   const uint64_t previous = previous_ == nullptr ? 0 : previous_->version.version;
-  if (load.version == live_.version || load.version == previous) {
-    return absl::AlreadyExistsError(absl::StrCat("version ", load.version, " is ", "already ",
-                                                 load.version == previous ? "kept" : "live"));
+  if (requested == live_.version || requested == previous) {
+    return absl::AlreadyExistsError(absl::StrCat("version ", requested, " is ", "already ",
+                                                 requested == previous ? "kept" : "live"));
   }
-  return load.version;
+  return requested;
 }
 
 absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) const {
@@ -155,6 +297,11 @@ absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_pla
 /// Returns the memory that a load frees before it takes memory itself.
 MemoryPlan HeadVersions::MemoryToFree(bool in_place) const {
   MemoryPlan freed = in_place ? head_.memory() : MemoryPlan();
+  if (const std::shared_ptr<const HeadWeights> live = head_.weights();
+      in_place && live != nullptr && live->memory_bytes() > 0) {
+    // The rows of a pushed version stay until the new version is live.
+    AddMemory(freed, {.place = "host", .kind = "weights", .bytes = -live->memory_bytes()});
+  }
   const absl::MutexLock lock(&mutex_);
   if (previous_ != nullptr) {
     AddMemory(freed, previous_->memory());
@@ -322,14 +469,19 @@ absl::StatusOr<HeadWeightsState> HeadVersions::Discard(bool staged, bool previou
         "staged or previous must be set, or there is nothing to discard");
   }
   std::unique_ptr<VersionEngines> dropped[2];
+  std::optional<Pushed> dropped_rows;
   {
     const absl::MutexLock lock(&mutex_);
+    if (staged) {
+      dropped_rows.swap(pushed_);
+    }
     dropped[0] = staged ? std::move(staged_) : nullptr;
     dropped[1] = previous ? std::move(previous_) : nullptr;
   }
   for (std::unique_ptr<VersionEngines>& version : dropped) {
     version.reset();
   }
+  dropped_rows.reset();
   NotifyChange();
   return State();
 }
@@ -366,6 +518,9 @@ MemoryPlan HeadVersions::memory() const {
       AddMemory(plan, version->memory());
     }
   }
+  if (pushed_.has_value()) {
+    AddMemory(plan, {.place = "host", .kind = "weights", .bytes = pushed_->rows->memory_bytes()});
+  }
   return plan;
 }
 
@@ -389,6 +544,11 @@ HeadWeightsState HeadVersions::State() const {
   }
   if (previous_ != nullptr) {
     state.previous = previous_->version;
+  }
+  if (pushed_.has_value()) {
+    state.pushed = {.version = pushed_->header.version,
+                    .rows = pushed_->rows->rows_received(),
+                    .vocab_rows = pushed_->rows->info().vocab_rows};
   }
   // Only the first version was loaded without a digest.
   if (state.live.sha256.empty()) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -16,6 +17,7 @@
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"
+#include "server/weights/pushed_weights.h"
 
 namespace logprobd {
 
@@ -46,6 +48,9 @@ class HeadVersions {
   /// Waits in the phase "checking" while weights of another head are loaded.
   absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
                                       const LoadTicker::Progress& progress);
+  /// The rows of a failed push stay for the next one, except if the content is refused.
+  absl::StatusOr<PushedWeightsResult> Push(const WeightsPush& push, const NextPushedRows& next,
+                                           const LoadTicker::Progress& progress);
   absl::StatusOr<HeadWeightsState> Commit(uint64_t version);
   absl::StatusOr<HeadWeightsState> Rollback();
   absl::StatusOr<HeadWeightsState> Discard(bool staged, bool previous);
@@ -70,8 +75,26 @@ class HeadVersions {
     EnginePlan plan;  ///< Fits into memory once that of MemoryToFree is released.
   };
 
-  absl::StatusOr<WeightsVersion> LoadExclusively(const WeightsLoad& load, LoadTicker& ticker);
-  absl::StatusOr<uint64_t> NumberOf(const WeightsLoad& load) const;
+  /// A version of which rows have arrived.
+  struct Pushed {
+    WeightsPush header;
+    std::shared_ptr<PushedWeights> rows;
+    int num_calls = 0;        ///< Number of calls that are sending rows.
+    bool is_staging = false;  ///< True while a call stages the complete rows.
+  };
+
+  absl::StatusOr<WeightsVersion> LoadFolder(const WeightsLoad& load, LoadTicker& ticker);
+  absl::StatusOr<WeightsVersion> LoadCandidate(const WeightsLoad& load,
+                                               VersionLoader::Candidate candidate,
+                                               LoadTicker& ticker);
+  void RecordFailure(const WeightsLoad& load, const absl::Status& status);
+  absl::StatusOr<std::shared_ptr<PushedWeights>> JoinPush(const WeightsPush& push);
+  absl::StatusOr<bool> LeavePush(const std::shared_ptr<PushedWeights>& rows,
+                                 const absl::Status& received);
+  absl::StatusOr<WeightsVersion> StagePushed(const WeightsPush& push,
+                                             const std::shared_ptr<PushedWeights>& rows,
+                                             const LoadTicker::Progress& progress);
+  absl::StatusOr<uint64_t> NumberOf(uint64_t requested) const;
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
   absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place) const;
   MemoryPlan MemoryToFree(bool in_place) const;
@@ -97,6 +120,7 @@ class HeadVersions {
   WeightsVersion live_ ABSL_GUARDED_BY(mutex_);  // its number is 0 while no version is live
   std::unique_ptr<VersionEngines> staged_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<VersionEngines> previous_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Pushed> pushed_ ABSL_GUARDED_BY(mutex_);
   uint64_t highest_version_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number the head has ever had
   /// The digest of the first version, which is not computed when that version is loaded.
   std::string first_sha256_ ABSL_GUARDED_BY(mutex_);

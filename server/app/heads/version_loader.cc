@@ -24,6 +24,9 @@ namespace {
 /// keeps.
 constexpr int64_t kLoadBytesOfShard = int64_t{64} << 20;
 
+/// Maximum number of rows that a pushed weight has in addition to the vocabulary.
+constexpr int64_t kPaddingRowsMax = int64_t{1} << 16;
+
 /// Returns `options` with the layout of `plan`, which all versions share.
 EngineOptions WithLayoutOf(const EnginePlan& plan, EngineOptions options) {
   options.device = plan.device;
@@ -73,6 +76,9 @@ MemoryPlan VersionEngines::memory() const {
     AddMemory(plan, engine->memory());
   }
   AddMemory(plan, {.place = "host", .kind = "staging", .bytes = replicas->staging_bytes()});
+  if (const int64_t bytes = weights->memory_bytes(); bytes > 0) {
+    AddMemory(plan, {.place = "host", .kind = "weights", .bytes = bytes});
+  }
   return plan;
 }
 
@@ -85,10 +91,7 @@ VersionLoader::VersionLoader(Options options, Parts parts, Metrics& metrics)
 absl::StatusOr<VersionLoader::Candidate> VersionLoader::Open(const WeightsLoad& load,
                                                              uint64_t number,
                                                              const HeadInfo& live) const {
-  if (options_.model.roots == nullptr) {
-    return absl::PermissionDeniedError(
-        "loading of weights is off: start the server with --weights-root DIR");
-  }
+  LOGPROBD_RETURN_IF_ERROR(CheckLoadingIsOn());
   LOGPROBD_RETURN_IF_ERROR(CheckSha256Form(load.sha256));
   ModelFolderOptions model = options_.model;
   model.weights_version = number;
@@ -107,6 +110,37 @@ absl::StatusOr<VersionLoader::Candidate> VersionLoader::Open(const WeightsLoad& 
                        .loaded_unix_seconds = 0,
                        .weight_bytes = info.weight_bytes};
   return candidate;
+}
+
+absl::Status VersionLoader::CheckLoadingIsOn() const {
+  return options_.model.roots != nullptr
+             ? absl::OkStatus()
+             : absl::PermissionDeniedError(
+                   "loading of weights is off: start the server with --weights-root DIR");
+}
+
+absl::StatusOr<std::shared_ptr<PushedWeights>> VersionLoader::OpenPush(const WeightsPush& push,
+                                                                       const HeadInfo& live) const {
+  LOGPROBD_RETURN_IF_ERROR(CheckLoadingIsOn());
+  LOGPROBD_RETURN_IF_ERROR(CheckSha256Form(push.sha256));
+  HeadInfo info = live;
+  info.weights_version = push.version;
+  info.dtype = push.dtype;
+  info.vocab_rows = push.vocab_rows == 0 ? live.vocab_rows : push.vocab_rows;
+  if (info.vocab_rows < live.vocab_size || info.vocab_rows - live.vocab_size > kPaddingRowsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("vocab_rows: ", info.vocab_rows,
+                                                   ", must be in [", live.vocab_size, ", ",
+                                                   live.vocab_size + kPaddingRowsMax, "]"));
+  }
+  info.weight_bytes = info.vocab_rows * info.hidden_size * DtypeBytes(info.dtype);
+  const absl::StatusOr<int64_t> available = parts_.available_host_bytes();
+  if (available.ok() && info.weight_bytes > *available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the rows need ", HumanBytes(info.weight_bytes), " of host memory, but only ",
+        HumanBytes(*available), " are available: ", HumanBytes(info.weight_bytes - *available),
+        " are missing"));
+  }
+  return PushedWeights::Create(std::move(info));
 }
 
 absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const HeadInfo& live,

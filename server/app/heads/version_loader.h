@@ -18,6 +18,7 @@
 #include "server/engine/engines.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"
+#include "server/weights/pushed_weights.h"
 
 namespace logprobd {
 
@@ -82,6 +83,12 @@ class VersionLoader {
   absl::StatusOr<Candidate> Open(const WeightsLoad& load, uint64_t number,
                                  const HeadInfo& live) const;
 
+  /// Makes an empty weight for the rows of `push`. Returns PERMISSION_DENIED if loading is off,
+  /// INVALID_ARGUMENT if the header is malformed or does not have the shape of `live`, and
+  /// RESOURCE_EXHAUSTED if the host has no room for the rows.
+  absl::StatusOr<std::shared_ptr<PushedWeights>> OpenPush(const WeightsPush& push,
+                                                          const HeadInfo& live) const;
+
   /// Plans the engines. Returns RESOURCE_EXHAUSTED with the numbers if GPUs or host have no room
   /// for them even after `freed` is released. `live` describes a version that has or had engines.
   absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, const HeadInfo& live,
@@ -102,6 +109,7 @@ class VersionLoader {
   EnginePlan PlanOf(const VersionEngines& made) const;
 
  private:
+  absl::Status CheckLoadingIsOn() const;
   absl::Status CheckHostMemory(const HeadInfo& found, const HeadInfo& live, const EnginePlan& plan,
                                const MemoryPlan& freed) const;
   absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(

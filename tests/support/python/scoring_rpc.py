@@ -1,10 +1,9 @@
 """Calls of the scoring API with Protobuf's own classes, independent of our client library."""
 
 import functools
-import importlib
 import pathlib
-import sys
 import tempfile
+import types
 
 import grpc
 import numpy as np
@@ -14,21 +13,32 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 @functools.cache
 def messages(name: str = "scoring"):
-    """Returns the module generated from proto/logprobd/v1/NAME.proto."""
+    """Returns the message classes of proto/logprobd/v1/NAME.proto and its imports, by their names.
+
+    Generated modules would not do: their package `logprobd` is also the name of our client.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     from grpc_tools import protoc
 
-    folder = tempfile.mkdtemp()
     proto = f"logprobd/v1/{name}.proto"
-    status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}", proto])
-    assert status == 0
-    # The package directory `logprobd` is also our client's name: load the file under its own name.
-    spec = importlib.util.spec_from_file_location(
-        f"{name}_pb2", pathlib.Path(folder) / "logprobd" / "v1" / f"{name}_pb2.py"
+    with tempfile.NamedTemporaryFile() as out:
+        flags = [f"-I{ROOT / 'proto'}", f"--descriptor_set_out={out.name}", "--include_imports"]
+        assert protoc.main(["protoc", *flags, proto]) == 0
+        files = descriptor_pb2.FileDescriptorSet.FromString(
+            pathlib.Path(out.name).read_bytes()
+        ).file
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.Add(file)
+    classes = message_factory.GetMessageClassesForFiles([file.name for file in files], pool)
+    enums = {
+        enum: types.SimpleNamespace(**{value.name: value.number for value in kind.values})
+        for file in files
+        for enum, kind in pool.FindFileByName(file.name).enum_types_by_name.items()
+    }
+    return types.SimpleNamespace(
+        **{full_name.rsplit(".", 1)[-1]: kind for full_name, kind in classes.items()}, **enums
     )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[f"{name}_pb2"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def request(rows: int = 2, hidden_size: int = 64, seed: int = 0, **fields):

@@ -30,6 +30,10 @@ class FakeWeightStore final : public WeightStore {
                                       const TellProgress& progress) override {
     return on_load(load, progress);
   }
+  absl::StatusOr<PushedWeightsResult> Push(const WeightsPush& push, const NextPushedRows& next,
+                                           const TellProgress& progress) override {
+    return on_push(push, next, progress);
+  }
   absl::StatusOr<HeadWeightsState> Commit(absl::string_view head, uint64_t version) override {
     return Answer(absl::StrCat("commit ", head, " ", version));
   }
@@ -51,6 +55,9 @@ class FakeWeightStore final : public WeightStore {
   }
 
   std::function<absl::StatusOr<WeightsVersion>(const WeightsLoad&, const TellProgress&)> on_load;
+  std::function<absl::StatusOr<PushedWeightsResult>(const WeightsPush&, const NextPushedRows&,
+                                                    const TellProgress&)>
+      on_push;
   HeadWeightsState state;
   absl::Status status;
   std::vector<std::string> calls;

@@ -1,0 +1,216 @@
+#include "server/transport/push_call.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+#include "server/base/errors.h"
+#include "server/transport/grpc_message.h"
+#include "server/transport/grpc_status.h"
+#include "server/transport/slice_parser.h"
+#include "server/transport/weights_messages.h"
+
+namespace logprobd {
+namespace {
+
+/// Interval at which a call that waits for a message looks whether it must end.
+constexpr absl::Duration kPollPeriod = absl::Milliseconds(100);
+
+absl::Span<const std::byte> BytesOf(const std::string& text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+absl::StatusOr<WeightsPush> PushOf(const v1::PushWeightsRequest& message) {
+  if (!message.has_header()) {
+    return absl::InvalidArgumentError("header: missing, must be the first message");
+  }
+  const v1::PushHeader& header = message.header();
+  if (header.dtype() == v1::DTYPE_UNSPECIFIED || !v1::Dtype_IsValid(header.dtype())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dtype: ", header.dtype(), ", must be DTYPE_BF16, DTYPE_F16 or DTYPE_F32"));
+  }
+  if (header.vocab_rows() > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("vocab_rows: ", header.vocab_rows(), ", must be less than 2^32"));
+  }
+  return WeightsPush{.head = header.head(),
+                     .version = header.version(),
+                     .dtype = static_cast<Dtype>(header.dtype()),
+                     .vocab_rows = static_cast<int64_t>(header.vocab_rows()),
+                     .sha256 = header.sha256(),
+                     .allow_nonfinite = header.allow_nonfinite()};
+}
+
+absl::StatusOr<PushedRows> RangeOf(const v1::PushedRows& rows) {
+  constexpr uint64_t kMax = std::numeric_limits<uint32_t>::max();
+  if (rows.row_begin() > kMax || rows.rows() > kMax || rows.rows() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("rows: ", rows.rows(), " from row ",
+                                                   rows.row_begin(),
+                                                   ", must be at least 1 and less than 2^32"));
+  }
+  const int num_payloads = static_cast<int>(!rows.data().empty()) +
+                           static_cast<int>(rows.has_shared_memory()) +
+                           static_cast<int>(rows.has_cuda_ipc());
+  if (num_payloads != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows: ", num_payloads,
+                     " of data, shared_memory and cuda_ipc are set, must be exactly one"));
+  }
+  return PushedRows{.row_begin = static_cast<int64_t>(rows.row_begin()),
+                    .num_rows = static_cast<int64_t>(rows.rows()),
+                    .is_bias = rows.is_bias(),
+                    .bytes = {}};
+}
+
+}  // namespace
+
+void PushCall::Run() {
+  absl::StatusOr<PushedWeightsResult> result = Receive();
+  if (result.ok()) {
+    v1::PushWeightsResponse response;
+    Fill(result->pushed, *response.mutable_pushed());
+    if (result->staged.has_value()) {
+      Fill(*result->staged, *response.mutable_staged());
+    }
+    context_.response = SerializeMessage(response);
+  }
+  payload_ = {};
+  device_.reset();
+  Finish(ToAdminStatus(result.status()));  // the last action, because OnDone may delete the call
+}
+
+absl::StatusOr<PushedWeightsResult> PushCall::Receive() {
+  StartRead(&buffer_);
+  LOGPROBD_RETURN_IF_ERROR(Read().status());
+  LOGPROBD_ASSIGN_OR_RETURN(const WeightsPush push, PushOf(message_));
+  return context_.store.Push(
+      push, [this] { return Next(); },
+      [this](const WeightsProgress&) {
+        const absl::MutexLock lock(&mutex_);
+        return !is_cancelled_;
+      });
+}
+
+void PushCall::OnReadDone(bool has_message) {
+  const absl::MutexLock lock(&mutex_);
+  is_read_ = true;
+  has_message_ = has_message;
+}
+
+void PushCall::OnCancel() {
+  const absl::MutexLock lock(&mutex_);
+  is_cancelled_ = true;
+}
+
+/// Waits for the next message, parses it into `message_` and begins to read the one after it.
+/// Returns false at the end of the stream.
+absl::StatusOr<bool> PushCall::Read() {
+  {
+    const absl::MutexLock lock(&mutex_);
+    const absl::Time idle_end = context_.clock.Now() + kIdleMax;
+    const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return is_read_ || is_cancelled_;
+    };
+    const absl::Condition condition(&has_news);
+    while (!context_.clock.AwaitUntil(mutex_, condition, context_.clock.Now() + kPollPeriod)) {
+      if (context_.ends_soon) {
+        return absl::UnavailableError("the server is shutting down");
+      }
+      if (context_.clock.Now() >= idle_end) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("no message arrived for ", absl::FormatDuration(kIdleMax)));
+      }
+    }
+    if (is_cancelled_) {
+      return absl::CancelledError("the call was cancelled");
+    }
+    if (!has_message_) {
+      return false;
+    }
+    is_read_ = false;
+  }
+  constexpr auto kMessageBytesMax = static_cast<size_t>(kDataBytesMax) + kSmallMessageBytesMax;
+  if (buffer_.Length() > kMessageBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("rows: a message of ", buffer_.Length(),
+                                                   " bytes, must be at most ", kMessageBytesMax));
+  }
+  grpc::ProtoBufferReader reader(&buffer_);
+  if (!message_.ParseFromZeroCopyStream(&reader)) {
+    return absl::InvalidArgumentError("the bytes are not a well-formed PushWeightsRequest");
+  }
+  buffer_.Clear();
+  StartRead(&buffer_);
+  return true;
+}
+
+absl::StatusOr<std::optional<PushedRows>> PushCall::Next() {
+  if (device_.has_value() && device_->rows_read < static_cast<int64_t>(message_.rows().rows())) {
+    return NextOfDevice();
+  }
+  device_.reset();
+  LOGPROBD_ASSIGN_OR_RETURN(const bool has_message, Read());
+  if (!has_message) {
+    return std::nullopt;
+  }
+  if (!message_.has_rows()) {
+    return absl::InvalidArgumentError("rows: missing, must be in every message but the first");
+  }
+  const v1::PushedRows& rows = message_.rows();
+  LOGPROBD_ASSIGN_OR_RETURN(PushedRows range, RangeOf(rows));
+  if (!rows.data().empty()) {
+    range.bytes = BytesOf(rows.data());
+    return range;
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(payload_, FindPayload(rows));
+  if (payload_.place != PayloadPlace::kDevice) {
+    range.bytes = payload_.pieces[0];
+    return range;
+  }
+  if (payload_.bytes == 0 || payload_.bytes % range.num_rows != 0 ||
+      payload_.bytes / range.num_rows > kDataBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows: ", range.num_rows, ", but cuda_ipc has ", payload_.bytes, " bytes"));
+  }
+  device_ = {
+      .payload = std::move(payload_), .row_bytes = payload_.bytes / range.num_rows, .rows_read = 0};
+  return NextOfDevice();
+}
+
+absl::StatusOr<HiddenPayload> PushCall::FindPayload(const v1::PushedRows& rows) const {
+  if (context_.same_host == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        rows.has_shared_memory() ? "shared_memory" : "cuda_ipc",
+        ": this server has no Unix socket (see its flag --local); send the rows in `data`"));
+  }
+  if (rows.has_shared_memory()) {
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const SharedMemorySlice slice,
+        ParseSharedMemorySlice(BytesOf(rows.shared_memory().SerializeAsString())));
+    return context_.same_host->Find(slice);
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const CudaIpcSlice slice,
+                            ParseCudaIpcSlice(BytesOf(rows.cuda_ipc().SerializeAsString())));
+  return context_.same_host->Find(slice);
+}
+
+/// Copies the next rows of `device_` to the host.
+absl::StatusOr<std::optional<PushedRows>> PushCall::NextOfDevice() {
+  const v1::PushedRows& rows = message_.rows();
+  const int64_t rows_left = static_cast<int64_t>(rows.rows()) - device_->rows_read;
+  const int64_t num_rows = std::min(rows_left, kDataBytesMax / device_->row_bytes);
+  staging_.resize(static_cast<size_t>(num_rows * device_->row_bytes));
+  LOGPROBD_RETURN_IF_ERROR(context_.same_host->CopyToHost(
+      device_->payload, device_->rows_read * device_->row_bytes, absl::MakeSpan(staging_)));
+  PushedRows range{.row_begin = static_cast<int64_t>(rows.row_begin()) + device_->rows_read,
+                   .num_rows = num_rows,
+                   .is_bias = rows.is_bias(),
+                   .bytes = staging_};
+  device_->rows_read += num_rows;
+  return range;
+}
+
+}  // namespace logprobd

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "logprobd/v1/weights.pb.h"
+#include "server/base/clock.h"
+#include "server/base/score_request.h"
+#include "server/base/weight_store.h"
+#include "server/transport/same_host_access.h"
+
+namespace logprobd {
+
+/// A call of Weights.Push. It owns itself.
+class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  /// Maximum number of bytes in PushedRows::data.
+  static constexpr int64_t kDataBytesMax = int64_t{8} << 20;
+  /// A call ends when no message has arrived for this time.
+  static constexpr absl::Duration kIdleMax = absl::Seconds(60);
+
+  /// The references must be valid until Run has returned, and `response` until OnDone.
+  struct Context {
+    WeightStore& store;
+    const SameHostAccess* same_host;  ///< If it is null, rows must be in the messages.
+    const Clock& clock;
+    const std::atomic<bool>& ends_soon;  ///< Ends a call that waits for rows with UNAVAILABLE.
+    grpc::ByteBuffer& response;
+  };
+
+  explicit PushCall(const Context& context) : context_(context) {}
+
+  /// Receives the rows, stages the version if they were the last, and answers. Blocks.
+  void Run();
+
+  void OnReadDone(bool has_message) override;
+  void OnCancel() override;
+  void OnDone() override { delete this; }
+
+ private:
+  /// Rows in a GPU's memory that are not read yet.
+  struct DeviceRows {
+    HiddenPayload payload;
+    int64_t row_bytes = 0;
+    int64_t rows_read = 0;
+  };
+
+  absl::StatusOr<PushedWeightsResult> Receive();
+  absl::StatusOr<bool> Read();
+  absl::StatusOr<std::optional<PushedRows>> Next();
+  absl::StatusOr<HiddenPayload> FindPayload(const v1::PushedRows& rows) const;
+  absl::StatusOr<std::optional<PushedRows>> NextOfDevice();
+
+  const Context context_;
+  absl::Mutex mutex_;
+  bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // the outstanding read has ended
+  bool has_message_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::ByteBuffer buffer_;  // of the outstanding read
+
+  // Used by Run's thread only.
+  v1::PushWeightsRequest message_;
+  HiddenPayload payload_;  // keeps the memory of the last rows
+  std::optional<DeviceRows> device_;
+  std::vector<std::byte> staging_;  // for rows of `device_`
+};
+
+}  // namespace logprobd

@@ -1,0 +1,193 @@
+"""Tests pushes of a head's rows to a running server."""
+
+import concurrent.futures
+import hashlib
+import queue
+import threading
+
+import grpc
+import numpy as np
+import pytest
+from control_socket import ControlSocket
+from model_folder import ModelFolder
+from scoring_rpc import Scoring, messages, request
+from weights_rpc import Weights, push_header, pushed_rows
+
+VOCAB, HIDDEN = 1003, 64
+SPLIT = 617
+Code = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[ModelFolder]:
+    """Two models of one shape. The first is live at first, and tests push the second."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
+    return [
+        ModelFolder.write(folder, vocab=VOCAB, hidden=HIDDEN, seed=seed)
+        for seed, folder in enumerate(folders)
+    ]
+
+
+@pytest.fixture
+def start_pushable(start_server, models):
+    def start(*options: str):
+        return start_server("--model", str(models[0].path), "--admin", "127.0.0.1:0", *options)
+
+    return start
+
+
+def bits(response) -> tuple[bytes, bytes]:
+    return response.logprob, response.entropy
+
+
+def test_two_clients_push_their_rows_under_load_without_a_failed_request(
+    start_server, start_pushable, models
+) -> None:
+    message = request(rows=17)
+    expected = []
+    for model in models:
+        with Scoring(start_server("--model", str(model.path)).grpc) as scoring:
+            expected.append(bits(scoring.score(message)))
+    assert expected[0] != expected[1]
+    server = start_pushable()
+    is_over = threading.Event()
+
+    def score_until_over(pinned: int) -> set[int]:
+        versions = set()
+        with Scoring(server.grpc) as scoring:
+            while not is_over.is_set():
+                response = scoring.score(request(rows=17, weights_version=pinned))
+                versions.add(response.weights_version)
+                assert bits(response) == expected[response.weights_version % 2 == 0]
+        return versions
+
+    rows = models[1].weight
+    with (
+        concurrent.futures.ThreadPoolExecutor(4) as pool,
+        Weights(server.admin) as weights,
+        Weights(server.admin) as other,
+        Scoring(server.grpc) as scoring,
+    ):
+        loads = [pool.submit(score_until_over, pinned) for pinned in (0, 1)]
+        try:
+            pushes = [
+                pool.submit(weights.push, 2, rows[:SPLIT]),
+                pool.submit(other.push, 2, rows[SPLIT:], SPLIT),
+            ]
+            answers = [push.result() for push in pushes]
+            (staged,) = (answer.staged for answer in answers if answer.HasField("staged"))
+            assert staged.sha256 == hashlib.sha256(rows.tobytes()).hexdigest()
+            assert (staged.version, staged.source) == (2, "pushed")
+            assert scoring.score(message).weights_version == 1  # it is staged only
+            is_over.set()
+            assert [load.result() for load in loads] == [{1}, {1}]
+            is_over.clear()
+            loads = [pool.submit(score_until_over, 0)]
+            assert weights.commit(version=2).live.version == 2
+            assert bits(scoring.score(message)) == expected[1]
+        finally:
+            is_over.set()
+        assert loads[0].result() <= {1, 2}
+    assert server.metric("logprobd_weights_swaps_total", result="committed") == 1
+
+
+def test_rows_in_shared_memory_are_staged_like_rows_in_messages(
+    start_pushable, models, tmp_path
+) -> None:
+    server = start_pushable("--local", str(tmp_path / "socket"))
+    rows = models[1].weight
+    with Weights(server.admin) as weights, ControlSocket(f"{tmp_path}/socket.control") as control:
+        control.hello()
+        region = control.create_region(rows.nbytes + 64)
+        region.memory[64 : 64 + rows.nbytes] = rows.tobytes()
+        slice_of_rows = messages("weights").SharedMemorySlice(
+            region=region.id, offset=64, bytes=rows.nbytes
+        )
+        answer = weights.push_call(
+            [push_header(2), pushed_rows(0, rows, shared_memory=slice_of_rows)]
+        ).result()
+        assert answer.staged.sha256 == hashlib.sha256(rows.tobytes()).hexdigest()
+        region.close()
+
+
+def test_a_client_that_ends_in_its_push_can_push_its_rows_again(start_pushable, models) -> None:
+    server = start_pushable()
+    rows = models[1].weight
+    with Weights(server.admin) as weights:
+        assert weights.push(2, rows[:SPLIT]).pushed.rows == SPLIT
+        sent: queue.SimpleQueue = queue.SimpleQueue()
+        call = weights.push_call(iter(sent.get, None))
+        sent.put(push_header(2))
+        sent.put(pushed_rows(SPLIT, rows[SPLIT : SPLIT + 100]))
+        assert server.eventually(lambda: weights.list().pushed.rows == SPLIT + 100)
+        call.cancel()
+        sent.put(None)
+        assert weights.list().pushed.vocab_rows == VOCAB
+
+        assert weights.push(2, rows[SPLIT:], SPLIT).staged.version == 2
+
+        assert not weights.list().HasField("pushed")
+
+
+def test_a_push_whose_digest_differs_is_dropped(start_pushable, models) -> None:
+    server = start_pushable()
+    rows = models[1].weight
+    with Weights(server.admin) as weights, pytest.raises(grpc.RpcError) as refused:
+        weights.push(2, rows, sha256="0" * 64)
+    assert refused.value.code() == Code.DATA_LOSS
+    assert hashlib.sha256(rows.tobytes()).hexdigest() in refused.value.details()
+    with Weights(server.admin) as weights:
+        assert not weights.list().HasField("pushed")
+        assert weights.push(2, rows).HasField("staged")
+
+
+def test_sigterm_ends_a_push_that_waits_for_rows(start_pushable, models) -> None:
+    server = start_pushable()
+    with Weights(server.admin) as weights:
+        sent: queue.SimpleQueue = queue.SimpleQueue()
+        call = weights.push_call(iter(sent.get, None))
+        sent.put(push_header(2))
+        assert server.eventually(lambda: weights.list().HasField("pushed"))
+
+        server.signal()
+
+        assert call.exception(timeout=20).code() == Code.UNAVAILABLE
+        sent.put(None)
+        assert server.wait() == 0
+
+
+ROW = np.zeros((1, HIDDEN), np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "text"),
+    [
+        ([], Code.INVALID_ARGUMENT, "header: missing"),
+        ([pushed_rows(0, ROW)], Code.INVALID_ARGUMENT, "header: missing"),
+        ([push_header(0)], Code.INVALID_ARGUMENT, "version: 0"),
+        ([push_header(1)], Code.ALREADY_EXISTS, "live"),
+        ([push_header(2, head="none")], Code.NOT_FOUND, "head: "),
+        ([push_header(2, dtype=0)], Code.INVALID_ARGUMENT, "dtype: 0"),
+        ([push_header(2, vocab_rows=VOCAB - 1)], Code.INVALID_ARGUMENT, "vocab_rows: 1002"),
+        ([push_header(2, sha256="ab")], Code.INVALID_ARGUMENT, "sha256: "),
+        ([push_header(2), push_header(2)], Code.INVALID_ARGUMENT, "rows: missing"),
+        ([push_header(2), pushed_rows(VOCAB, ROW)], Code.INVALID_ARGUMENT, "rows: 1 from row 1003"),
+        ([push_header(2), pushed_rows(2**63, ROW)], Code.INVALID_ARGUMENT, "rows: 1 from row "),
+        ([push_header(2), pushed_rows(0, ROW[:, 1:])], Code.INVALID_ARGUMENT, "128 bytes, but 126"),
+        ([push_header(2), pushed_rows(0, ROW[:0])], Code.INVALID_ARGUMENT, "rows: 0"),
+        ([push_header(2), pushed_rows(0, ROW, is_bias=True)], Code.INVALID_ARGUMENT, "rows: 0 of"),
+        (
+            [push_header(2), pushed_rows(0, ROW, data=b"ab", is_bias=True)],
+            Code.INVALID_ARGUMENT,
+            "no bias",
+        ),
+    ],
+)
+def test_bad_pushes_get_an_error_that_names_the_field(start_pushable, sent, code, text) -> None:
+    server = start_pushable()
+    with Weights(server.admin) as weights:
+        with pytest.raises(grpc.RpcError) as refused:
+            weights.push_call(sent).result()
+        assert refused.value.code() == code
+        assert text in refused.value.details()
+        assert weights.list().live.version == 1
