@@ -38,11 +38,17 @@ nlohmann::ordered_json ToJson(const std::optional<WeightsVersion>& version) {
   return version.has_value() ? ToJson(*version) : nlohmann::ordered_json();
 }
 
+nlohmann::ordered_json ToJson(const std::optional<PushedVersion>& pushed) {
+  if (!pushed.has_value()) return {};
+  return {{"version", pushed->version}, {"rows", pushed->rows}, {"vocab_rows", pushed->vocab_rows}};
+}
+
 nlohmann::ordered_json ToJson(const HeadWeights& head) {
   return {{"head", head.head},
           {"live", ToJson(head.live)},
           {"staged", ToJson(head.staged)},
-          {"previous", ToJson(head.previous)}};
+          {"previous", ToJson(head.previous)},
+          {"pushed", ToJson(head.pushed)}};
 }
 
 void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {
@@ -61,6 +67,11 @@ void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {
     add("live", head.live);
     add("staged", head.staged);
     add("previous", head.previous);
+    if (head.pushed.has_value()) {
+      table.AddRow({head.head, "pushed", absl::StrCat(head.pushed->version),
+                    absl::StrCat(head.pushed->rows, " of ", head.pushed->vocab_rows, " rows"), "",
+                    "", ""});
+    }
   }
   table.Print(out);
 }
@@ -271,7 +282,7 @@ void AddDiscard(CLI::App& weights, CommandState& state) {
                       }));
       });
   CLI::Option_group* which = command.add_option_group("Which");
-  which->add_flag("--staged", options->staged, "Drop the staged version");
+  which->add_flag("--staged", options->staged, "Drop the staged version and pushed rows");
   which->add_flag("--previous", options->previous, "Drop the version that is kept for rollback");
   which->require_option(1, 2);
   command.footer(

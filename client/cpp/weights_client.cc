@@ -27,6 +27,11 @@ HeadWeights FromProto(const v1::HeadWeightsState& state) {
   if (state.has_live()) head.live = FromProto(state.live());
   if (state.has_staged()) head.staged = FromProto(state.staged());
   if (state.has_previous()) head.previous = FromProto(state.previous());
+  if (state.has_pushed()) {
+    head.pushed = {.version = state.pushed().version(),
+                   .rows = static_cast<int64_t>(state.pushed().rows()),
+                   .vocab_rows = static_cast<int64_t>(state.pushed().vocab_rows())};
+  }
   return head;
 }
 

@@ -22,12 +22,20 @@ struct WeightsVersion {
   int64_t weight_bytes = 0;
 };
 
+/// A version of which clients have pushed rows (Weights.Push) and others are missing.
+struct PushedVersion {
+  uint64_t version = 0;
+  int64_t rows = 0;        ///< Number of rows that have arrived.
+  int64_t vocab_rows = 0;  ///< Number of rows of the weight.
+};
+
 /// The versions of a head's weights.
 struct HeadWeights {
   std::string head;
   std::optional<WeightsVersion> live;  ///< Absent if an in-place replacement failed half-way.
   std::optional<WeightsVersion> staged;
   std::optional<WeightsVersion> previous;
+  std::optional<PushedVersion> pushed;
 };
 
 struct LoadWeightsArgs {
@@ -77,7 +85,8 @@ class WeightsClient {
   absl::StatusOr<HeadWeights> Commit(const std::string& head, uint64_t version);
   /// Makes the previous version live again.
   absl::StatusOr<HeadWeights> Rollback(const std::string& head);
-  /// Drops the staged version, the previous version, or both, and frees their memory.
+  /// Drops the staged version, the previous version, or both, and frees their memory. Pushed rows
+  /// are dropped with the staged version.
   absl::StatusOr<HeadWeights> Discard(const std::string& head, bool staged, bool previous);
   /// Returns the versions of a head, or of all heads if `head` is "". If the server does not know
   /// the sha256 of its first version yet, the call takes as long as reading the weights.

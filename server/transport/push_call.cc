@@ -107,7 +107,8 @@ void PushCall::OnCancel() {
 }
 
 /// Waits for the next message, parses it into `message_` and begins to read the one after it.
-/// Returns false at the end of the stream.
+/// Returns false at the end of the stream. A cancelled stream may also look like its end; what
+/// follows then learns of the cancellation from the progress.
 absl::StatusOr<bool> PushCall::Read() {
   {
     const absl::MutexLock lock(&mutex_);

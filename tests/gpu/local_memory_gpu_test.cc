@@ -150,6 +150,23 @@ TEST_P(LocalMemoryGpuTest, RowsInGpuMemoryOfAnotherProcessHaveTheBitsOfStagedRow
   ExpectGoodContext();
 }
 
+TEST_P(LocalMemoryGpuTest, CopiesAPartOfASliceToTheHost) {
+  MemoryExporter exporter;
+  const auto slice = Export(exporter);
+  ASSERT_TRUE(slice.has_value());
+  const auto memory = MakeMemory();
+  const absl::StatusOr<HiddenPayload> payload = memory->Open(*slice);
+  ASSERT_TRUE(payload.ok()) << payload.status();
+  const auto expected =
+      absl::MakeConstSpan(inputs_.hidden).subspan(static_cast<size_t>(row_bytes_));
+  std::vector<std::byte> copied(expected.size());
+
+  ASSERT_TRUE(memory->CopyToHost(*payload, row_bytes_, absl::MakeSpan(copied)).ok());
+
+  EXPECT_EQ(std::memcmp(copied.data(), expected.data(), copied.size()), 0);
+  ExpectGoodContext();
+}
+
 TEST_P(LocalMemoryGpuTest, RowsOnAPeerGpuHaveTheBitsOfStagedRows) {
   if (NumGpus() < 2) GTEST_SKIP() << "needs two GPUs";
   MemoryExporter exporter;

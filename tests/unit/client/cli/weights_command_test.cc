@@ -108,16 +108,21 @@ TEST_F(WeightsCommandTest, LoadSendsAnAbsolutePath) {
 TEST_F(WeightsCommandTest, ListShowsEveryVersion) {
   server_.service().state().mutable_staged()->set_version(2);
   server_.service().state().mutable_previous()->set_version(7);
+  server_.service().state().mutable_pushed()->set_version(8);
+  server_.service().state().mutable_pushed()->set_rows(10);
+  server_.service().state().mutable_pushed()->set_vocab_rows(1'000);
 
   const Outcome text = Run({"list"});
   const auto report = nlohmann::json::parse(Run({"list", "--json", "--head", "policy"}).out);
 
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(text.out, AllOf(HasSubstr("live        1    3 MiB  2023-11-14 22:13:20  unknown"),
-                              HasSubstr("staged        2"), HasSubstr("previous        7")));
+                              HasSubstr("staged        2"), HasSubstr("previous        7"),
+                              HasSubstr("pushed        8    10 of 1000 rows")));
   EXPECT_EQ(report["heads"][0]["head"], "policy");
   EXPECT_EQ(report["heads"][0]["live"]["source"], "/models/step-100");
   EXPECT_EQ(report["heads"][0]["staged"]["version"], 2);
+  EXPECT_EQ(report["heads"][0]["pushed"]["rows"], 10);
   EXPECT_THAT(server_.service().calls(), ElementsAre("List", "List head: \"policy\""));
 }
 

@@ -93,6 +93,9 @@ TEST_F(WeightsClientTest, ReturnsTheVersionsThatAHeadHas) {
   server_.service().state().set_head("policy");
   server_.service().state().mutable_live()->set_version(3);
   server_.service().state().mutable_previous()->set_version(2);
+  server_.service().state().mutable_pushed()->set_version(4);
+  server_.service().state().mutable_pushed()->set_rows(10);
+  server_.service().state().mutable_pushed()->set_vocab_rows(1'000);
 
   const auto head = Connect()->Commit("policy", 3);
 
@@ -101,6 +104,9 @@ TEST_F(WeightsClientTest, ReturnsTheVersionsThatAHeadHas) {
   EXPECT_EQ(head->live->version, 3U);
   EXPECT_FALSE(head->staged.has_value());
   EXPECT_EQ(head->previous->version, 2U);
+  EXPECT_EQ(head->pushed->version, 4U);
+  EXPECT_EQ(head->pushed->rows, 10);
+  EXPECT_EQ(head->pushed->vocab_rows, 1'000);
 }
 
 TEST_F(WeightsClientTest, PassesOnTheServersErrors) {

@@ -1,0 +1,233 @@
+// Pushes of rows to a head that serves.
+
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "tests/unit/server/app/heads/head_versions_fixture.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kHalf = 500;
+
+class HeadVersionsPushTest : public HeadVersionsTest {
+ protected:
+  HeadVersionsPushTest() {
+    const auto made = MakeRandomHead({.vocab_size = kVocab, .hidden_size = kHidden, .seed = 7});
+    bytes_.assign(made->weight(), made->weight() + kWeightBytes);
+    Make();
+  }
+
+  /// Returns rows [begin, end) of the pushed weight.
+  PushedRows Rows(int64_t begin, int64_t end) const {
+    return {.row_begin = begin,
+            .num_rows = end - begin,
+            .is_bias = false,
+            .bytes = absl::MakeConstSpan(bytes_).subspan(
+                static_cast<size_t>(begin * kHidden * 2),
+                static_cast<size_t>((end - begin) * kHidden * 2))};
+  }
+
+  /// Pushes `rows` in one call, which then ends with `end`.
+  absl::StatusOr<PushedWeightsResult> Push(const WeightsPush& push, std::vector<PushedRows> rows,
+                                           const absl::Status& end = absl::OkStatus()) {
+    size_t next = 0;
+    return versions_->Push(
+        push,
+        [&]() -> absl::StatusOr<std::optional<PushedRows>> {
+          if (next == rows.size()) {
+            LOGPROBD_RETURN_IF_ERROR(end);
+            return std::nullopt;
+          }
+          return rows[next++];
+        },
+        progress_);
+  }
+
+  std::vector<std::byte> bytes_;
+};
+
+TEST_F(HeadVersionsPushTest, TheCallThatSendsTheLastMissingRowStagesTheVersion) {
+  const auto first = Push({.version = 5}, {Rows(0, kHalf)});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->staged.has_value());
+  EXPECT_EQ(first->pushed.rows, kHalf);
+  EXPECT_EQ(first->pushed.vocab_rows, kVocab);
+  EXPECT_EQ(versions_->List().pushed->rows, kHalf);
+  EXPECT_EQ(TotalBytes(versions_->memory(), "host"), kWeightBytes);
+
+  const auto last = Push({.version = 5}, {Rows(kHalf, kVocab)});
+
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(last->staged->version, 5U);
+  EXPECT_EQ(last->staged->source, "pushed");
+  EXPECT_EQ(last->staged->weight_bytes, kWeightBytes);
+  EXPECT_EQ(ScoredBy(), 1U);
+  const HeadWeightsState state = versions_->List();
+  EXPECT_FALSE(state.pushed.has_value());
+  EXPECT_EQ(state.staged->sha256, last->staged->sha256);
+  // The rows and the engine's copy.
+  EXPECT_EQ(TotalBytes(versions_->memory(), "host"), 2 * kWeightBytes + kStagingBytes);
+  ASSERT_TRUE(versions_->Commit(5).ok());
+  EXPECT_EQ(ScoredBy(), 5U);
+}
+
+TEST_F(HeadVersionsPushTest, APushedVersionHasTheDigestOfTheSameRowsInAFolder) {
+  folders_["/m/7"] = {.seed = 7};
+  const auto loaded = Load({.path = "/m/7"});
+  ASSERT_TRUE(loaded.ok());
+  ASSERT_TRUE(versions_->Discard(true, false).ok());
+
+  const auto pushed = Push({.version = 9, .sha256 = loaded->sha256}, {Rows(0, kVocab)});
+
+  ASSERT_TRUE(pushed.ok()) << pushed.status();
+  EXPECT_EQ(pushed->staged->sha256, loaded->sha256);
+}
+
+TEST_F(HeadVersionsPushTest, KeepsTheRowsOfACallThatFails) {
+  EXPECT_EQ(Push({.version = 2}, {Rows(0, kHalf)}, absl::CancelledError("gone")).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(versions_->List().pushed->rows, kHalf);
+
+  EXPECT_EQ(Push({.version = 2}, {Rows(kHalf, kVocab)})->staged->version, 2U);
+}
+
+TEST_F(HeadVersionsPushTest, ACallThatFailsAfterTheLastRowLeavesTheStagingToTheNext) {
+  EXPECT_FALSE(Push({.version = 2}, {Rows(0, kVocab)}, absl::CancelledError("gone")).ok());
+  EXPECT_FALSE(versions_->List().staged.has_value());
+
+  EXPECT_EQ(Push({.version = 2}, {})->staged->version, 2U);
+}
+
+TEST_F(HeadVersionsPushTest, DropsRowsOfWhichTheContentIsRefused) {
+  EXPECT_EQ(Push({.version = 2, .sha256 = std::string(64, '0')}, {Rows(0, kVocab)}).status().code(),
+            absl::StatusCode::kDataLoss);
+  ExpectUnharmed();
+  bytes_[10] = bytes_[11] = std::byte{0xFF};
+  const auto nan = Push({.version = 2}, {Rows(0, kVocab)});
+  EXPECT_EQ(nan.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(nan.status().message(), HasSubstr("row 1 column 1 is NaN or Inf"));
+  ExpectUnharmed();
+  EXPECT_EQ(NumSwaps("failed"), "2");
+
+  EXPECT_TRUE(Push({.version = 2, .allow_nonfinite = true}, {Rows(0, kVocab)}).ok());
+}
+
+TEST_F(HeadVersionsPushTest, StagingIsTriedAgainWhenItsCauseHasEnded) {
+  plan_ = [](int64_t) { return absl::ResourceExhaustedError("1 KiB is missing"); };
+  EXPECT_EQ(Push({.version = 2}, {Rows(0, kVocab)}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(versions_->List().pushed->rows, kVocab);
+  plan_ = nullptr;
+
+  EXPECT_EQ(Push({.version = 2}, {})->staged->version, 2U);
+}
+
+TEST_F(HeadVersionsPushTest, AnotherVersionReplacesRowsThatNobodyIsSending) {
+  ASSERT_TRUE(Push({.version = 2}, {Rows(0, kHalf)}).ok());
+
+  const auto next = Push({.version = 3}, {Rows(0, 1)});
+
+  EXPECT_EQ(next->pushed.rows, 1);
+  EXPECT_EQ(versions_->List().pushed->version, 3U);
+  EXPECT_EQ(TotalBytes(versions_->memory(), "host"), kWeightBytes);
+}
+
+TEST_F(HeadVersionsPushTest, AnotherVersionWaitsWhileRowsAreBeingSent) {
+  absl::Status refused;
+  const auto next = [&]() -> absl::StatusOr<std::optional<PushedRows>> {
+    refused = Push({.version = 3}, {Rows(0, 1)}).status();
+    return std::nullopt;
+  };
+
+  ASSERT_TRUE(versions_->Push({.version = 2}, next, progress_).ok());
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(refused.message(), HasSubstr("rows of version 2 are being received"));
+}
+
+TEST_F(HeadVersionsPushTest, DiscardDropsTheRowsAndEndsTheCallsThatSendThem) {
+  ASSERT_TRUE(Push({.version = 2}, {Rows(0, kHalf)}).ok());
+  const auto next = [&]() -> absl::StatusOr<std::optional<PushedRows>> {
+    EXPECT_TRUE(versions_->Discard(true, false).ok());
+    return std::nullopt;
+  };
+
+  EXPECT_EQ(versions_->Push({.version = 2}, next, progress_).status().code(),
+            absl::StatusCode::kAborted);
+
+  ExpectUnharmed();
+}
+
+TEST_F(HeadVersionsPushTest, RefusesHeadersThatDoNotFit) {
+  const auto code_of = [&](const WeightsPush& push) { return Push(push, {}).status().code(); };
+  EXPECT_EQ(code_of({.version = 0}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.version = 1}), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(code_of({.version = 2, .sha256 = "00"}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.version = 2, .vocab_rows = kVocab - 1}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.version = 2, .vocab_rows = kVocab + (1 << 16) + 1}),
+            absl::StatusCode::kInvalidArgument);
+  ExpectUnharmed();
+  ASSERT_TRUE(Push({.version = 2, .vocab_rows = kVocab + (1 << 16)}, {}).ok());
+  EXPECT_EQ(code_of({.version = 2}), absl::StatusCode::kInvalidArgument);  // not the first's
+  ASSERT_TRUE(Push({.version = 3}, {Rows(0, kVocab)}).ok());
+  EXPECT_EQ(code_of({.version = 4}), absl::StatusCode::kFailedPrecondition);  // 3 is staged
+}
+
+TEST_F(HeadVersionsPushTest, RefusesPushesIfLoadingIsOffOrMemoryIsMissing) {
+  available_ = kWeightBytes - 1;
+  const auto full = Push({.version = 2}, {});
+  EXPECT_EQ(full.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(full.status().message(), HasSubstr("1 B are missing"));
+  load_.model.roots = nullptr;
+  Make();
+  EXPECT_EQ(Push({.version = 2}, {}).status().code(), absl::StatusCode::kPermissionDenied);
+  versions_->Stop();
+  EXPECT_EQ(Push({.version = 2}, {}).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HeadVersionsPushTest, CallsAtOnceStageTheVersionOnce) {
+  for (uint64_t version = 2; version < 12; ++version) {
+    std::vector<std::thread> calls;
+    std::atomic<int> num_staged = 0;
+    for (int64_t begin = 0; begin < kVocab; begin += 100) {
+      calls.emplace_back([&, begin] {
+        const auto pushed = Push({.version = version}, {Rows(begin, begin + 100)});
+        EXPECT_TRUE(pushed.ok()) << pushed.status();
+        num_staged += static_cast<int>(pushed.ok() && pushed->staged.has_value());
+      });
+    }
+    for (std::thread& call : calls) {
+      call.join();
+    }
+    EXPECT_EQ(num_staged, 1);
+    ASSERT_TRUE(versions_->Commit(version).ok());
+    EXPECT_EQ(ScoredBy(), version);
+  }
+}
+
+TEST_F(HeadVersionsPushTest, ReplacementInPlaceCountsTheRowsOfTheLiveVersionAsKept) {
+  ASSERT_TRUE(Push({.version = 2}, {Rows(0, kVocab)}).ok());
+  ASSERT_TRUE(versions_->Commit(2).ok());
+  ASSERT_TRUE(versions_->Discard(false, true).ok());
+  int64_t freed = 0;
+  plan_ = [&](int64_t bytes) {
+    freed = bytes;
+    return PlanOf(3);
+  };
+
+  ASSERT_TRUE(Load({.path = "/m/3", .in_place = true}).ok());
+
+  EXPECT_EQ(freed, kWeightBytes + kStagingBytes);
+  EXPECT_EQ(ScoredBy(), 3U);
+}
+
+}  // namespace
+}  // namespace logprobd::testing
