@@ -68,9 +68,8 @@ void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {
     add("staged", head.staged);
     add("previous", head.previous);
     if (head.pushed.has_value()) {
-      table.AddRow({head.head, "pushed", absl::StrCat(head.pushed->version),
-                    absl::StrCat(head.pushed->rows, " of ", head.pushed->vocab_rows, " rows"), "",
-                    "", ""});
+      table.AddRow({head.head, "pushed", absl::StrCat(head.pushed->version), "", "", "",
+                    absl::StrCat(head.pushed->rows, " of ", head.pushed->vocab_rows, " rows")});
     }
   }
   table.Print(out);

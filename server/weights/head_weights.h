@@ -30,8 +30,8 @@ class HeadWeights {
 
   /// Reads rows [row_begin, row_end) of the weight, in their stored dtype info().dtype, to `out`.
   /// Rows in `out` are `row_pitch_bytes` apart (>= hidden_size * DtypeBytes). Reads nothing else of
-  /// the checkpoint. Returns OUT_OF_RANGE if the rows do not exist, and DATA_LOSS if the file has
-  /// changed or cannot be read.
+  /// the checkpoint. Returns OUT_OF_RANGE if the rows do not exist, and DATA_LOSS if the file or a
+  /// row has changed since it was read first, or cannot be read.
   virtual absl::Status ReadRows(int64_t row_begin, int64_t row_end, std::byte* out,
                                 int64_t row_pitch_bytes) const = 0;
 

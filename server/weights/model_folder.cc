@@ -26,6 +26,7 @@
 #include "server/weights/hub_cache.h"
 #include "server/weights/regular_file.h"
 #include "server/weights/safetensors.h"
+#include "server/weights/steady_weights.h"
 #include "server/weights/untrusted_text.h"
 
 namespace logprobd {
@@ -232,8 +233,9 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   AddFile(*source, source->weight.file);
   AddFile(*source, source->bias.has_value() ? source->bias->file : nullptr);
   head.source = std::move(source);
-  head.weights =
-      std::make_unique<FileHeadWeights>(std::move(info), std::move(choice.tensor), std::move(bias));
+  LOGPROBD_ASSIGN_OR_RETURN(head.weights,
+                            SteadyWeights::Create(std::make_unique<FileHeadWeights>(
+                                std::move(info), std::move(choice.tensor), std::move(bias))));
   return head;
 }
 

@@ -15,6 +15,8 @@ namespace logprobd {
 namespace {
 
 constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
+/// Maximum number of versions whose digests are remembered.
+constexpr size_t kDigestsMax = 4'096;
 
 bool IsSame(const WeightsPush& a, const WeightsPush& b) {
   return a.version == b.version && a.dtype == b.dtype && a.vocab_rows == b.vocab_rows &&
@@ -74,7 +76,8 @@ HeadVersions::HeadVersions(InProcessHead& head, VersionLoader loader, Options op
            .source = options_.source,
            .loaded_unix_seconds = absl::ToUnixSeconds(absl::Now()),
            .weight_bytes = info->weight_bytes};
-  highest_version_ = info->weights_version;
+  const absl::MutexLock lock(&mutex_);
+  RememberLocked(live_);
 }
 
 HeadVersions::~HeadVersions() = default;
@@ -107,6 +110,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadFolder(const WeightsLoad& load,
   LOGPROBD_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(load.version));
   LOGPROBD_ASSIGN_OR_RETURN(VersionLoader::Candidate candidate,
                             loader_.Open(load, number, *head_.info()));
+  LOGPROBD_RETURN_IF_ERROR(CheckNumberIsFree(number));
   return LoadCandidate(load, std::move(candidate), ticker);
 }
 
@@ -119,6 +123,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   LOGPROBD_ASSIGN_OR_RETURN(const LoadTurn::Holder turn, AwaitTurn(ticker));
   LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
   LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
+  LOGPROBD_RETURN_IF_ERROR(CheckNumberNames(planned.candidate.version));
   if (load.in_place) {
     return ReplaceInPlace(planned, ticker);
   }
@@ -164,6 +169,7 @@ absl::StatusOr<std::shared_ptr<PushedWeights>> HeadVersions::JoinPush(const Weig
     return absl::InvalidArgumentError("version: 0, must be at least 1");
   }
   LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
+  LOGPROBD_RETURN_IF_ERROR(CheckNumberIsFree(push.version));
   const std::shared_ptr<const HeadInfo> live = head_.info();
   std::shared_ptr<PushedWeights> rows;
   {
@@ -225,6 +231,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(const WeightsPush& push
     const Change change(*this);
     LOGPROBD_RETURN_IF_ERROR(change.status());
     LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
+    LOGPROBD_RETURN_IF_ERROR(CheckNumberIsFree(push.version));
     return LoadCandidate(load,
                          {.weights = rows,
                           .version = {.version = push.version,
@@ -266,12 +273,40 @@ absl::StatusOr<uint64_t> HeadVersions::NumberOf(uint64_t requested) const {
     return absl::InvalidArgumentError(
         absl::StrCat("version: ", requested, ", must be at most ", kVersionMax));
   }
-  const uint64_t previous = previous_ == nullptr ? 0 : previous_->version.version;
-  if (requested == live_.version || requested == previous) {
-    return absl::AlreadyExistsError(absl::StrCat("version ", requested, " is ", "already ",
-                                                 requested == previous ? "kept" : "live"));
-  }
   return requested;
+}
+
+absl::Status HeadVersions::CheckNumberIsFree(uint64_t number) const {
+  const absl::MutexLock lock(&mutex_);
+  const uint64_t previous = previous_ == nullptr ? 0 : previous_->version.version;
+  if (number == live_.version || number == previous) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("version ", number, " is already ", number == previous ? "kept" : "live"));
+  }
+  return absl::OkStatus();
+}
+
+/// Returns ALREADY_EXISTS if the number belonged to other weights before.
+absl::Status HeadVersions::CheckNumberNames(const WeightsVersion& version) const {
+  const absl::MutexLock lock(&mutex_);
+  const auto known = digests_.find(version.version);
+  const bool is_forgotten = known == digests_.end() && version.version <= highest_forgotten_;
+  if (!is_forgotten && (known == digests_.end() || known->second == version.sha256)) {
+    return absl::OkStatus();
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      "version ", version.version, " was the number of other weights",
+      is_forgotten || known->second.empty() ? "" : absl::StrCat(" (sha256 ", known->second, ")"),
+      ", to which clients may be pinned; the next free number is ", highest_version_ + 1));
+}
+
+void HeadVersions::RememberLocked(const WeightsVersion& version) {
+  highest_version_ = std::max(highest_version_, version.version);
+  digests_.try_emplace(version.version, version.sha256);
+  if (digests_.size() > kDigestsMax) {
+    highest_forgotten_ = digests_.begin()->first;
+    digests_.erase(digests_.begin());
+  }
 }
 
 absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) const {
@@ -405,13 +440,14 @@ void HeadVersions::MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_pre
       std::swap(previous_, old);
     }
     live_ = version;
-    highest_version_ = std::max(highest_version_, version.version);
+    RememberLocked(version);
   }
   old = nullptr;  // its memory is freed before the memory is counted
+  const std::string sha256 = State().live.sha256;  // the first version's may have become known
   LogInfo("weights are live", {{"head", info->name},
                                {"version", version.version},
                                {"source", version.source},
-                               {"sha256", version.sha256}});
+                               {"sha256", sha256.empty() ? "unknown" : sha256}});
   metrics_.SetHead(*info);
   NotifyChange();
 }
@@ -500,7 +536,11 @@ HeadWeightsState HeadVersions::List() {
         CheckContent(*unread, [this](int64_t, int64_t) { return !is_stopped_.load(); });
     if (content.ok()) {
       const absl::MutexLock lock(&mutex_);
-      first_sha256_ = content->sha256;
+      for (auto& [version, sha256] : digests_) {
+        if (sha256.empty()) {  // only the first version was loaded without a digest
+          sha256 = content->sha256;
+        }
+      }
       unread_ = nullptr;
     } else {
       LogWarning("the sha256 of the first weights could not be computed",
@@ -551,11 +591,13 @@ HeadWeightsState HeadVersions::State() const {
                     .vocab_rows = pushed_->rows->info().vocab_rows};
   }
   // Only the first version was loaded without a digest.
-  if (state.live.sha256.empty()) {
-    state.live.sha256 = first_sha256_;
-  }
-  if (state.previous.has_value() && state.previous->sha256.empty()) {
-    state.previous->sha256 = first_sha256_;
+  for (WeightsVersion* version : {&state.live, state.previous ? &*state.previous : nullptr}) {
+    if (version == nullptr || !version->sha256.empty()) {
+      continue;
+    }
+    if (const auto known = digests_.find(version->version); known != digests_.end()) {
+      version->sha256 = known->second;
+    }
   }
   return state;
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -95,6 +96,9 @@ class HeadVersions {
                                              const std::shared_ptr<PushedWeights>& rows,
                                              const LoadTicker::Progress& progress);
   absl::StatusOr<uint64_t> NumberOf(uint64_t requested) const;
+  absl::Status CheckNumberIsFree(uint64_t number) const;
+  absl::Status CheckNumberNames(const WeightsVersion& version) const;
+  void RememberLocked(const WeightsVersion& version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
   absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place) const;
   MemoryPlan MemoryToFree(bool in_place) const;
@@ -122,9 +126,12 @@ class HeadVersions {
   std::unique_ptr<VersionEngines> previous_ ABSL_GUARDED_BY(mutex_);
   std::optional<Pushed> pushed_ ABSL_GUARDED_BY(mutex_);
   uint64_t highest_version_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number the head has ever had
-  /// The digest of the first version, which is not computed when that version is loaded.
-  std::string first_sha256_ ABSL_GUARDED_BY(mutex_);
-  /// The weights of the first version, until `first_sha256_` is known.
+  /// The digests of the versions that have been live, by number, so that a number never means two
+  /// weights to a client that pins it. That of the first version is empty until it is known. The
+  /// lowest numbers are forgotten.
+  absl::btree_map<uint64_t, std::string> digests_ ABSL_GUARDED_BY(mutex_);
+  uint64_t highest_forgotten_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number not in `digests_`
+  /// The weights of the first version, until their digest is known.
   std::shared_ptr<const HeadWeights> unread_ ABSL_GUARDED_BY(mutex_);
 };
 

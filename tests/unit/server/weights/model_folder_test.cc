@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -232,6 +233,23 @@ TEST_F(ReadRowsErrorsTest, AFileWithANewModificationTimeIsDataLoss) {
   fs::last_write_time(path, fs::last_write_time(path) - std::chrono::hours(1));
 
   EXPECT_THAT(Read(0, 5), Fails(absl::StatusCode::kDataLoss, "rename it into place"));
+}
+
+// Regression: the sha256 was checked on a first read and the weights were taken from a second one;
+// a row that was overwritten in between, with the file's time put back, was live under that sha256.
+TEST_F(ReadRowsErrorsTest, ARowThatIsOverwrittenBetweenTwoReadsIsDataLossWhateverTheTime) {
+  ASSERT_THAT(Read(0, 5), Succeeds());
+  const std::string path = folder_.PathOf("model.safetensors");
+  const auto time = fs::last_write_time(path);
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  }
+  fs::last_write_time(path, time);
+
+  EXPECT_THAT(Read(0, 4), Succeeds());
+  EXPECT_THAT(Read(0, 5), Fails(absl::StatusCode::kDataLoss, "row 4 of lm_head.weight changed"));
 }
 
 TEST_F(ReadRowsErrorsTest, AFileThatIsReplacedByRenameStaysReadable) {

@@ -304,17 +304,64 @@ TEST_F(HeadVersionsTest, ListComputesTheFirstDigestOnceAndKeepsItAcrossACommit) 
   EXPECT_EQ(versions_->List().live.sha256, state.previous->sha256);
 }
 
-// Regression: the digest of the first weights was shown for other weights with the same number.
-TEST_F(HeadVersionsTest, ListReportsTheDigestOfTheCurrentWeights) {
+// Regression: the log of a rollback to the first version had no digest, although List showed it.
+TEST_F(HeadVersionsTest, LogsTheDigestOfTheFirstVersionOnceItIsKnown) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
-  ASSERT_TRUE(versions_->Discard(false, true).ok());
-  const absl::StatusOr<WeightsVersion> loaded =
-      Load({.path = "/m/3", .version = 1, .commit = true});
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ::testing::internal::CaptureStderr();
+  ASSERT_TRUE(versions_->Rollback().ok());
+  ASSERT_TRUE(versions_->Rollback().ok());
+  const std::string sha256 = versions_->List().previous->sha256;
+  ASSERT_TRUE(versions_->Rollback().ok());
 
-  EXPECT_EQ(versions_->List().live.version, 1U);
-  EXPECT_EQ(versions_->List().live.sha256, loaded->sha256);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("version=1 source=/m/1 sha256=unknown"));
+  EXPECT_THAT(log, HasSubstr(absl::StrCat("version=1 source=/m/1 sha256=", sha256)));
+}
+
+// Regression: after its version was dropped, a number was accepted for other weights, which changed
+// the weights of clients that had pinned it.
+TEST_F(HeadVersionsTest, ANumberThatHasBeenLiveNamesTheSameWeightsForEver) {
+  Make();
+  folders_["/m/1"] = {.seed = 1};
+  for (const uint64_t version : {2, 3}) {
+    const std::string path = absl::StrCat("/m/", version);
+    ASSERT_TRUE(Load({.path = path, .version = version, .commit = true}).ok());
+    ASSERT_TRUE(versions_->Discard(false, true).ok());
+  }
+
+  const absl::Status other = Load({.path = "/m/3", .version = 2}).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(other.message(), HasSubstr("the next free number is 4"));
+  // The digest of the first version was never computed, so that its number is not free either.
+  EXPECT_EQ(Load({.path = "/m/1", .version = 1}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(Load({.path = "/m/2", .version = 2, .commit = true}).ok());
+}
+
+TEST_F(HeadVersionsTest, ANumberThatWasOnlyStagedCanNameOtherWeights) {
+  Make();
+  ASSERT_TRUE(Load({.path = "/m/2", .version = 2}).ok());
+  ASSERT_TRUE(versions_->Discard(true, false).ok());
+
+  EXPECT_TRUE(Load({.path = "/m/3", .version = 2}).ok());
+}
+
+TEST_F(HeadVersionsTest, RefusesAllNumbersUpToThoseThatItHasForgotten) {
+  Make();
+  constexpr uint64_t kRemembered = 4'096;
+  for (uint64_t version = 2; version <= kRemembered + 2; ++version) {
+    ASSERT_TRUE(Load({.path = "/m/2", .version = version, .commit = true}).ok());
+  }
+
+  EXPECT_EQ(Load({.path = "/m/2", .version = 2}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(Load({.path = "/m/2", .version = 3}).ok());
+}
+
+// Regression: "already kept" hid that the folder did not exist.
+TEST_F(HeadVersionsTest, AMissingFolderIsReportedBeforeANumberThatIsTaken) {
+  Make();
+
+  EXPECT_EQ(Load({.path = "/m/9", .version = 1}).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(HeadVersionsTest, RefusesEverythingOnceItIsStopped) {
