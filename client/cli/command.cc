@@ -159,6 +159,7 @@ int RunCli(const std::vector<std::string>& arguments, const CommandStreams& stre
   AddBenchCommand(app, state);
   AddWeightsCommand(app, state);
   AddExportHeadCommand(app, state);
+  AddTokenCommand(app, state);
 
   // Flags may be written with underscores instead of dashes. CLI11 takes the arguments in reverse
   // order.

@@ -90,6 +90,7 @@ void AddScoreCommand(CLI::App& app, CommandState& state);
 void AddBenchCommand(CLI::App& app, CommandState& state);
 void AddWeightsCommand(CLI::App& app, CommandState& state);
 void AddExportHeadCommand(CLI::App& app, CommandState& state);
+void AddTokenCommand(CLI::App& app, CommandState& state);
 
 /// Runs logprobctl with the arguments after the program's name. Returns the exit code: 0 for
 /// success, 1 for a failure, 2 for a command line that cannot be parsed.

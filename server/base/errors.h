@@ -89,7 +89,9 @@ enum class Rejection {
   kDraining,
   kNotReady,
   kInvalid,
-  kAnswerBytes
+  kAnswerBytes,
+  kUnauthenticated,
+  kPermissionDenied
 };
 
 /// Adds the reason to `status`, for the metrics. Clients do not see it.

@@ -93,7 +93,10 @@ struct ScoreRequest {
   std::optional<CudaIpcSlice> cuda_ipc;
 
   // The transport sets the fields below; the client's message does not have them.
-  std::string client_id;  ///< Id from the metadata, otherwise the peer address; used for fairness.
+  /// Whose request it is, for fairness: the token's tenant, or without tokens the id from the
+  /// metadata, otherwise the peer's address.
+  std::string client_id;
+  double client_share = 0;  ///< Share of the queue that the client may hold; 0 means the default.
   absl::Time deadline = absl::InfiniteFuture();  ///< Time of the server's Clock.
   absl::Time received;                           ///< Time of the server's Clock.
   int64_t message_bytes = 0;  ///< Size of the whole message, which `hidden.owner` keeps alive.

@@ -109,17 +109,23 @@ QueueLoad Admission::ClientLimits(const Limits& limits) {
           .requests = Share(limits.total.requests, limits.client_share)};
 }
 
-absl::Status Admission::CheckPossible(const QueueLoad& load) const {
-  if (load.rows > client_limit_.rows) {
+QueueLoad Admission::LimitOf(double client_share) const {
+  return client_share == 0 ? client_limit_
+                           : ClientLimits({.total = limit_, .client_share = client_share});
+}
+
+absl::Status Admission::CheckPossible(const QueueLoad& load, double client_share) const {
+  const QueueLoad client_limit = LimitOf(client_share);
+  if (load.rows > client_limit.rows) {
     return WithRejection(absl::InvalidArgumentError(absl::StrCat(
-                             "rows: ", load.rows, " rows exceed the limit of ", client_limit_.rows,
+                             "rows: ", load.rows, " rows exceed the limit of ", client_limit.rows,
                              " waiting rows per client: send fewer rows per request")),
                          Rejection::kInvalid);
   }
-  if (load.bytes > client_limit_.bytes) {
+  if (load.bytes > client_limit.bytes) {
     return WithRejection(absl::InvalidArgumentError(absl::StrCat(
                              "request: ", load.bytes, " bytes with its answer exceed the limit of ",
-                             client_limit_.bytes,
+                             client_limit.bytes,
                              " bytes per client: ask for fewer rows, candidates or top_k at once")),
                          Rejection::kInvalid);
   }
@@ -127,7 +133,8 @@ absl::Status Admission::CheckPossible(const QueueLoad& load) const {
 }
 
 absl::Status Admission::Admit(const std::string& client_id, Priority priority,
-                              const QueueLoad& load, const DrainRate& rate) {
+                              const QueueLoad& load, const DrainRate& rate, double client_share) {
+  const QueueLoad client_limit = LimitOf(client_share);
   QueueLoad after = total_;
   after += load;
   const auto refuse = [&](absl::string_view what, int64_t waiting, int64_t more, int64_t limit,
@@ -156,18 +163,18 @@ absl::Status Admission::Admit(const std::string& client_id, Priority priority,
   QueueLoad client_after = client;
   client_after += load;
   const auto share = Rejection::kClientShare;
-  if (client_after.rows > client_limit_.rows) {
-    return refuse("this client's queue rows", client.rows, load.rows, client_limit_.rows,
-                  QueueLoad{.rows = client_after.rows - client_limit_.rows}, share);
+  if (client_after.rows > client_limit.rows) {
+    return refuse("this client's queue rows", client.rows, load.rows, client_limit.rows,
+                  QueueLoad{.rows = client_after.rows - client_limit.rows}, share);
   }
-  if (client_after.bytes > client_limit_.bytes) {
-    return refuse("this client's queue bytes", client.bytes, load.bytes, client_limit_.bytes,
-                  QueueLoad{.bytes = client_after.bytes - client_limit_.bytes}, share);
+  if (client_after.bytes > client_limit.bytes) {
+    return refuse("this client's queue bytes", client.bytes, load.bytes, client_limit.bytes,
+                  QueueLoad{.bytes = client_after.bytes - client_limit.bytes}, share);
   }
-  if (client_after.requests > client_limit_.requests) {
+  if (client_after.requests > client_limit.requests) {
     return refuse("this client's queue requests", client.requests, load.requests,
-                  client_limit_.requests,
-                  QueueLoad{.requests = client_after.requests - client_limit_.requests}, share);
+                  client_limit.requests,
+                  QueueLoad{.requests = client_after.requests - client_limit.requests}, share);
   }
 
   total_ = after;

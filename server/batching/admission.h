@@ -97,13 +97,15 @@ class Admission {
   /// Returns the limits of one client.
   static QueueLoad ClientLimits(const Limits& limits);
 
+  // `client_share` is the share of one client, in (0, 1]; 0 means Limits::client_share.
+
   /// Returns OK if an idle server would admit `load`, otherwise INVALID_ARGUMENT with the value and
   /// its limit. Errors of this class carry a reason (errors.h).
-  absl::Status CheckPossible(const QueueLoad& load) const;
+  absl::Status CheckPossible(const QueueLoad& load, double client_share = 0) const;
 
   /// Charges `load`, or returns RESOURCE_EXHAUSTED with a retry hint from `rate`.
   absl::Status Admit(const std::string& client_id, Priority priority, const QueueLoad& load,
-                     const DrainRate& rate);
+                     const DrainRate& rate, double client_share = 0);
 
   /// Releases what Admit has charged, in one or several steps.
   void Release(const std::string& client_id, Priority priority, const QueueLoad& load);
@@ -114,6 +116,7 @@ class Admission {
   }
 
  private:
+  QueueLoad LimitOf(double client_share) const;
   absl::Duration RetryAfter(const QueueLoad& excess, const DrainRate& rate) const;
 
   QueueLoad limit_;

@@ -228,8 +228,9 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   const QueueLoad load{.rows = pending->rows_to_score,
                        .bytes = pending->payload_bytes + pending->held_bytes,
                        .requests = 1};
-  LOGPROBD_RETURN_IF_ERROR(admission_.CheckPossible(load));
-  LOGPROBD_RETURN_IF_ERROR(admission_.Admit(request.client_id, request.priority(), load, rate_));
+  LOGPROBD_RETURN_IF_ERROR(admission_.CheckPossible(load, request.client_share));
+  LOGPROBD_RETURN_IF_ERROR(
+      admission_.Admit(request.client_id, request.priority(), load, rate_, request.client_share));
   pending->is_charged = true;
 
   pending->ticket = ++last_ticket_;

@@ -38,9 +38,10 @@ namespace {
 
 constexpr std::array<const char*, 8> kStageNames = {"receive", "copy",    "queue", "h2d",
                                                     "kernel",  "combine", "d2h",   "reply"};
-constexpr std::array<const char*, 9> kRejectionNames = {
-    "queue_rows", "queue_bytes", "queue_requests", "client_share", "deadline",
-    "draining",   "not_ready",   "invalid",        "answer_bytes"};
+constexpr std::array<const char*, 11> kRejectionNames = {
+    "queue_rows",   "queue_bytes",     "queue_requests",   "client_share",
+    "deadline",     "draining",        "not_ready",        "invalid",
+    "answer_bytes", "unauthenticated", "permission_denied"};
 constexpr std::array<const char*, 3> kLeftAtNames = {"arrival", "queue", "engine"};
 constexpr std::array<const char*, 4> kMemoryKinds = {"weights", "workspace", "staging", "receive"};
 
@@ -198,9 +199,11 @@ std::string WithShortBounds(absl::string_view text) {
 struct Metrics::Impl {
   explicit Impl(const Options& options)
       : heads(registry, options.heads),
-        rejected(registry, "logprobd_rejected_total",
-                 "Number of requests refused before they were queued, by reason.", "reason",
-                 kRejectionNames),
+        rejected(
+            registry, "logprobd_rejected_total",
+            "Number of requests refused before they were queued, and of calls without the right "
+            "token, by reason.",
+            "reason", kRejectionNames),
         cancelled(registry, "logprobd_cancelled_total",
                   "Number of requests that their client cancelled, by the stage that they were in.",
                   "stage", kLeftAtNames),
@@ -265,7 +268,7 @@ struct Metrics::Impl {
 
   prometheus::Registry registry;
   HeadMetrics heads;
-  CounterSet<9> rejected;
+  CounterSet<11> rejected;
   CounterSet<3> cancelled;
   CounterSet<3> deadline_exceeded;
   CounterSet<kNumTransports> received;

@@ -23,6 +23,10 @@ absl::Status TooMuch(absl::string_view whose, int64_t held, int64_t more, int64_
       Rejection::kAnswerBytes);
 }
 
+int64_t Share(int64_t bytes, double share) {
+  return std::max<int64_t>(static_cast<int64_t>(static_cast<double>(bytes) * share), 1);
+}
+
 }  // namespace
 
 AnswerBudget::AnswerBudget(const Options& options) { SetLimits(options); }
@@ -30,17 +34,19 @@ AnswerBudget::AnswerBudget(const Options& options) { SetLimits(options); }
 void AnswerBudget::SetLimits(const Options& options) {
   const absl::MutexLock lock(&mutex_);
   bytes_max_ = options.bytes_max;
-  client_bytes_max_ = std::max<int64_t>(
-      static_cast<int64_t>(static_cast<double>(options.bytes_max) * options.client_share_max), 1);
+  client_bytes_max_ = Share(options.bytes_max, options.client_share_max);
 }
 
-absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_id, int64_t bytes) {
+absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_id, int64_t bytes,
+                                                      double client_share) {
   const absl::MutexLock lock(&mutex_);
-  if (bytes > client_bytes_max_) {
+  const int64_t client_bytes_max =
+      client_share == 0 ? client_bytes_max_ : Share(bytes_max_, client_share);
+  if (bytes > client_bytes_max) {
     return WithRejection(
         absl::InvalidArgumentError(absl::StrCat(
             "request: its response of ", bytes, " bytes exceeds the limit of one client, ",
-            client_bytes_max_, " bytes: send fewer rows or candidates, or a smaller top_k")),
+            client_bytes_max, " bytes: send fewer rows or candidates, or a smaller top_k")),
         Rejection::kInvalid);
   }
   Hold hold;
@@ -50,8 +56,8 @@ absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_
     }
     const auto found = by_client_.find(client_id);
     const int64_t client = found == by_client_.end() ? 0 : found->second;
-    if (client + bytes > client_bytes_max_) {
-      return TooMuch("this client's", client, bytes, client_bytes_max_);
+    if (client + bytes > client_bytes_max) {
+      return TooMuch("this client's", client, bytes, client_bytes_max);
     }
     held_ += bytes;
     by_client_[client_id] = client + bytes;

@@ -55,8 +55,9 @@ class AnswerBudget {
 
   /// Takes `bytes` for a response to `client_id`. Returns RESOURCE_EXHAUSTED while this client or
   /// all clients together hold too much, and INVALID_ARGUMENT if `bytes` is more than a client may
-  /// ever hold. Errors carry their reason (RejectionOf).
-  absl::StatusOr<Hold> Take(const std::string& client_id, int64_t bytes);
+  /// ever hold. `client_share` is the client's share in (0, 1]; 0 means client_share_max. Errors
+  /// carry their reason (RejectionOf).
+  absl::StatusOr<Hold> Take(const std::string& client_id, int64_t bytes, double client_share = 0);
 
   int64_t held_bytes() const;
 

@@ -10,21 +10,27 @@
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
 #include "server/base/clock.h"
+#include "server/base/score_request.h"
+#include "server/transport/access_tokens.h"
 
 namespace logprobd {
 
 /// The data of a gRPC call that is not in its messages.
 struct CallInfo {
-  std::string client_id;
+  std::string client_id;    ///< Whose call it is; see ScoreRequest::client_id.
+  double client_share = 0;  ///< See ScoreRequest::client_share.
+  Priority priority_max = Priority::kHigh;
   absl::Time deadline = absl::InfiniteFuture();  ///< In the time of the server's Clock.
 };
 
 /// Maximum size of a client id in bytes. Longer ids are truncated.
 inline constexpr size_t kClientIdBytesMax = 64;
 
-/// Returns the info of a call that has just arrived. gRPC's deadline is a time of the wall clock.
+/// Returns the info of a call that has just arrived and that a TokenProcessor of `tokens`, unless
+/// they are null, has accepted. gRPC's deadline is a time of the wall clock.
 /// The result has the time of `clock` that lies equally far in the future.
-CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const Clock& clock);
+CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessTokens* tokens,
+                    const Clock& clock);
 
 namespace internal {
 

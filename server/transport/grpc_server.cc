@@ -30,6 +30,7 @@
 #include "server/transport/same_host_access.h"
 #include "server/transport/scoring_service.h"
 #include "server/transport/sockets.h"
+#include "server/transport/token_processor.h"
 #include "server/transport/weights_service.h"
 
 namespace logprobd {
@@ -109,10 +110,29 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
 }
 
 absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::string& text,
-                                             bool insecure) {
+                                             const GrpcServer::Options& options) {
   LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(flag, text));
-  LOGPROBD_RETURN_IF_ERROR(CheckLoopback(flag, address, insecure));
+  LOGPROBD_RETURN_IF_ERROR(CheckLoopback(flag, address, options.insecure));
+  if (options.tokens != nullptr && !address.is_loopback) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(flag, ": ", address.ToString(),
+                     " is not a loopback address, and tokens would cross the "
+                     "network unencrypted"));
+  }
   return address;
+}
+
+/// Returns the credentials of a listener. With tokens they are gRPC's local credentials, since
+/// insecure ones call no TokenProcessor; they send nothing themselves, so clients connect as usual.
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
+    const std::shared_ptr<TokenProcessor>& processor, grpc_local_connect_type type) {
+  if (processor == nullptr) {
+    return grpc::InsecureServerCredentials();
+  }
+  std::shared_ptr<grpc::ServerCredentials> credentials =
+      grpc::experimental::LocalServerCredentials(type);
+  credentials->SetAuthMetadataProcessor(processor);
+  return credentials;
 }
 
 void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder) {
@@ -146,10 +166,11 @@ struct Listener {
 
   /// Builds the server and starts to accept connections. Returns UNAVAILABLE if gRPC does not
   /// start.
-  absl::Status Start(grpc::ServerBuilder& builder) {
+  absl::Status Start(grpc::ServerBuilder& builder,
+                     std::shared_ptr<grpc::ServerCredentials> credentials) {
     handler = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-        grpc::InsecureServerCredentials());
+        std::move(credentials));
     server = builder.BuildAndStart();
     if (server == nullptr) {
       return absl::UnavailableError("gRPC could not start the server");
@@ -227,12 +248,15 @@ void SetHealth(grpc::Server* server, bool serving) {
 
 struct GrpcServer::Impl {
   Impl(const HeadRegistry& heads, ServerInfo info, const AnswerBudget::Options& answers,
-       std::unique_ptr<SameHostAccess> access, Metrics& metrics, const Clock& clock)
+       std::unique_ptr<SameHostAccess> access, std::shared_ptr<const AccessTokens> access_tokens,
+       Metrics& metrics, const Clock& clock)
       : same_host(std::move(access)),
-        service(heads, std::move(info), answers, same_host.get(), metrics, clock),
+        tokens(std::move(access_tokens)),
+        service(heads, std::move(info), answers, same_host.get(), tokens.get(), metrics, clock),
         clock(clock) {}
 
-  const std::unique_ptr<SameHostAccess> same_host;  // null if there is no Unix socket
+  const std::unique_ptr<SameHostAccess> same_host;   // null if there is no Unix socket
+  const std::shared_ptr<const AccessTokens> tokens;  // null if callers need none
   ScoringService service;
   std::unique_ptr<WeightsService> weights;
   const Clock& clock;
@@ -259,14 +283,17 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                                                                WeightStore* weights) {
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress listen,
-                            CheckedAddress("--listen", options.listen, options.insecure));
+                            CheckedAddress("--listen", options.listen, options));
   PrepareGrpc();
 
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local,
                             OpenSameHostAccess(options, metrics));
   const std::string local_path = local == nullptr ? "" : local->info().grpc_path;
   auto impl = std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), options.answers,
-                                     std::move(local), metrics, clock);
+                                     std::move(local), options.tokens, metrics, clock);
+  const auto processor = options.tokens == nullptr
+                             ? nullptr
+                             : std::make_shared<TokenProcessor>(options.tokens, metrics);
 
   LOGPROBD_ASSIGN_OR_RETURN(impl->data.acceptor,
                             ConnectionAcceptor::Listen({.flag = "--listen", .address = listen}));
@@ -275,10 +302,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   builder.RegisterService(&impl->service);
   int local_bound = 1;
   if (!local_path.empty()) {
-    builder.AddListeningPort(absl::StrCat("unix:", local_path), grpc::InsecureServerCredentials(),
+    builder.AddListeningPort(absl::StrCat("unix:", local_path), CredentialsOf(processor, UDS),
                              &local_bound);
   }
-  const absl::Status started = impl->data.Start(builder);
+  const absl::Status started = impl->data.Start(builder, CredentialsOf(processor, LOCAL_TCP));
   if (!started.ok() && local_bound == 0) {
     return absl::UnavailableError(absl::StrCat("--local: cannot listen on ", local_path));
   }
@@ -287,7 +314,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
 
   if (!options.admin.empty()) {
     LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
-                              CheckedAddress("--admin", options.admin, options.insecure));
+                              CheckedAddress("--admin", options.admin, options));
     LOGPROBD_ASSIGN_OR_RETURN(impl->admin.acceptor,
                               ConnectionAcceptor::Listen({.flag = "--admin", .address = address}));
     grpc::ServerBuilder admin_builder;
@@ -297,7 +324,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
       impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(), clock);
       admin_builder.RegisterService(impl->weights.get());
     }
-    LOGPROBD_RETURN_IF_ERROR(WithContext(impl->admin.Start(admin_builder), "--admin"));
+    LOGPROBD_RETURN_IF_ERROR(WithContext(
+        impl->admin.Start(admin_builder, CredentialsOf(processor, LOCAL_TCP)), "--admin"));
     SetHealth(impl->admin.server.get(), false);
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));

@@ -11,6 +11,7 @@
 #include "server/base/served_head.h"
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
+#include "server/transport/access_tokens.h"
 #include "server/transport/answer_budget.h"
 #include "server/transport/shared_regions.h"
 
@@ -32,6 +33,8 @@ class GrpcServer {
     DeviceMemory* devices = nullptr;  ///< Null disables CUDA IPC.
     /// Address host:port of the admin listener. If empty, there is no admin listener.
     std::string admin;
+    /// The tokens that callers need; null if they need none.
+    std::shared_ptr<const AccessTokens> tokens;
     /// Allows listeners on addresses other than loopback, which have no encryption and no
     /// authentication.
     bool insecure = false;
@@ -50,9 +53,10 @@ class GrpcServer {
 
   /// Binds the addresses and serves. Health is NOT_SERVING until SetServing(true). Returns
   /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address other
-  /// than loopback without `insecure`, and UNAVAILABLE if a port is in use. References must outlive
-  /// the server; `metrics` and `pinning` must also outlive the requests that it submitted. The
-  /// admin listener serves `weights`; if it is null, there is no Weights service.
+  /// than loopback without `insecure` or with `tokens`, and UNAVAILABLE if a port is in use.
+  /// References must outlive the server; `metrics` and `pinning` must also outlive the requests
+  /// that it submitted. The admin listener serves `weights`; if it is null, there is no Weights
+  /// service.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const Options& options,
                                                             const HeadRegistry& heads,
                                                             Metrics& metrics, const Clock& clock,

@@ -87,12 +87,21 @@ absl::StatusOr<PushedWeightsResult> PushCall::Receive() {
   StartRead(&buffer_);
   LOGPROBD_RETURN_IF_ERROR(Read().status());
   LOGPROBD_ASSIGN_OR_RETURN(const WeightsPush push, PushOf(message_));
-  return context_.store.Push(
+  absl::StatusOr<PushedWeightsResult> result = context_.store.Push(
       push, [this] { return Next(); },
       [this](const WeightsProgress&) {
         const absl::MutexLock lock(&mutex_);
         return !is_cancelled_;
       });
+  Audit(
+      context_.caller,
+      {.method = "Push",
+       .head = push.head,
+       .version = push.version,
+       .path = "",
+       .sha256 = result.ok() && result->staged.has_value() ? result->staged->sha256 : push.sha256},
+      result.status());
+  return result;
 }
 
 void PushCall::OnReadDone(bool has_message) {

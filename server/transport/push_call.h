@@ -17,6 +17,7 @@
 #include "server/base/clock.h"
 #include "server/base/score_request.h"
 #include "server/base/weight_store.h"
+#include "server/transport/audit.h"
 #include "server/transport/same_host_access.h"
 
 namespace logprobd {
@@ -32,6 +33,7 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   /// The references must be valid until Run has returned, and `response` until OnDone.
   struct Context {
     WeightStore& store;
+    Caller caller;
     const SameHostAccess* same_host;  ///< If it is null, rows must be in the messages.
     const Clock& clock;
     const std::atomic<bool>& ends_soon;  ///< Ends a call that waits for rows with UNAVAILABLE.

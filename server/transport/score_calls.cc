@@ -27,9 +27,9 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   }
 
   void Start(const grpc::ByteBuffer& request) {
-    submission_ =
-        handler_.Start(request, CallInfoOf(context_, handler_.clock()), Metrics::Method::kScore,
-                       [this](ScoreReply reply) { Reply(std::move(reply)); });
+    submission_ = handler_.Start(request, CallInfoOf(context_, handler_.tokens(), handler_.clock()),
+                                 Metrics::Method::kScore,
+                                 [this](ScoreReply reply) { Reply(std::move(reply)); });
   }
 
   void OnCancel() override {
@@ -82,7 +82,9 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
 class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   ScoreStream(ScoreHandler& handler, const grpc::CallbackServerContext& context, int window)
-      : handler_(handler), info_(CallInfoOf(context, handler.clock())), window_(window) {}
+      : handler_(handler),
+        info_(CallInfoOf(context, handler.tokens(), handler.clock())),
+        window_(window) {}
 
   void Start() { Do(Advance()); }
 

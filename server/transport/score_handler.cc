@@ -64,6 +64,7 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
 
   ScoreRequest& request = parsed.request;
   request.client_id = call.client_id;
+  request.client_share = call.client_share;
   request.deadline = call.deadline;
   request.received = received;
   request.message_bytes = slices.bytes;
@@ -80,6 +81,11 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
 
   metrics_.RecordReceived(pending->transport, slices.bytes);
 
+  if (parsed.status.ok() && request.priority() < call.priority_max) {
+    parsed.status = WithRejection(
+        absl::PermissionDeniedError("priority: above that which the caller's token allows"),
+        Rejection::kPermissionDenied);
+  }
   absl::StatusOr<Submission> submission =
       parsed.status.ok() ? Submit(std::move(request), pending)
                          : absl::StatusOr<Submission>(std::move(parsed.status));
@@ -126,7 +132,8 @@ absl::StatusOr<Submission> ScoreHandler::Submit(ScoreRequest request,
   }
   LOGPROBD_RETURN_IF_ERROR(ValidateRequest(request, *info));
   LOGPROBD_RETURN_IF_ERROR(FindPayload(request));
-  LOGPROBD_ASSIGN_OR_RETURN(pending->hold, answers_.Take(pending->client_id, AnswerBytes(request)));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      pending->hold, answers_.Take(pending->client_id, AnswerBytes(request), request.client_share));
   LOGPROBD_ASSIGN_OR_RETURN(
       const RequestTicket ticket,
       head->Submit(std::move(request), [this, pending](absl::StatusOr<ScoreResult> result) {

@@ -34,14 +34,16 @@ class ScoreHandler {
   using ReplyCallback = absl::AnyInvocable<void(ScoreReply) &&>;
 
   /// References must outlive the handler. If `same_host` is null, every request must have its rows
-  /// in its message.
+  /// in its message. If `tokens` is null, callers have no tokens.
   ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock,
-               const AnswerBudget::Options& answers = {}, const SameHostAccess* same_host = nullptr)
+               const AnswerBudget::Options& answers = {}, const SameHostAccess* same_host = nullptr,
+               const AccessTokens* tokens = nullptr)
       : heads_(heads),
         metrics_(metrics),
         clock_(clock),
         answers_(answers),
         same_host_(same_host),
+        tokens_(tokens),
         error_lines_(kErrorLinesMax, kErrorLinesWindow, clock) {}
 
   /// Handles a serialised ScoreRequest without waiting. `done` is called exactly once: before Start
@@ -62,6 +64,7 @@ class ScoreHandler {
   void SetAnswerLimits(const AnswerBudget::Options& answers) { answers_.SetLimits(answers); }
 
   const HeadRegistry& heads() const { return heads_; }
+  const AccessTokens* tokens() const { return tokens_; }
   const Clock& clock() const { return clock_; }
   Metrics& metrics() { return metrics_; }
   /// Returns the count of requests, including Verify, whose responses have not been sent. The
@@ -85,6 +88,7 @@ class ScoreHandler {
   const Clock& clock_;
   AnswerBudget answers_;
   const SameHostAccess* const same_host_;
+  const AccessTokens* const tokens_;
   LogLimiter error_lines_;
   WorkCount work_;
   std::atomic<bool> refuses_new_ = false;

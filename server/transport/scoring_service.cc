@@ -26,9 +26,9 @@ int StreamWindow(const HeadRegistry& heads) {
 
 ScoringService::ScoringService(const HeadRegistry& heads, ServerInfo server,
                                const AnswerBudget::Options& answers,
-                               const SameHostAccess* same_host, Metrics& metrics,
-                               const Clock& clock)
-    : handler_(heads, metrics, clock, answers, same_host), server_(std::move(server)) {}
+                               const SameHostAccess* same_host, const AccessTokens* tokens,
+                               Metrics& metrics, const Clock& clock)
+    : handler_(heads, metrics, clock, answers, same_host, tokens), server_(std::move(server)) {}
 
 grpc::ServerUnaryReactor* ScoringService::Score(grpc::CallbackServerContext* context,
                                                 const grpc::ByteBuffer* request,

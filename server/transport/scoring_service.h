@@ -17,9 +17,10 @@ class ScoringService final
               v1::Scoring::WithRawCallbackMethod_ListHeads<
                   v1::Scoring::WithRawCallbackMethod_Verify<v1::Scoring::Service>>>> {
  public:
-  /// References must outlive the service.
+  /// References must outlive the service. See ScoreHandler for pointers that may be null.
   ScoringService(const HeadRegistry& heads, ServerInfo server, const AnswerBudget::Options& answers,
-                 const SameHostAccess* same_host, Metrics& metrics, const Clock& clock);
+                 const SameHostAccess* same_host, const AccessTokens* tokens, Metrics& metrics,
+                 const Clock& clock);
 
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,

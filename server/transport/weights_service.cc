@@ -15,6 +15,7 @@
 #include "server/base/errors.h"
 #include "server/base/host.h"
 #include "server/base/text.h"
+#include "server/transport/audit.h"
 #include "server/transport/grpc_message.h"
 #include "server/transport/grpc_status.h"
 #include "server/transport/push_call.h"
@@ -23,7 +24,15 @@
 namespace logprobd {
 namespace {
 
-absl::StatusOr<grpc::ByteBuffer> Answer(const absl::StatusOr<HeadWeightsState>& state) {
+/// Writes the change to the audit log and returns the answer of its call.
+absl::StatusOr<grpc::ByteBuffer> Answer(const Caller& caller, AuditedChange change,
+                                        const absl::StatusOr<HeadWeightsState>& state) {
+  if (state.ok()) {
+    change.head = state->head;
+    change.version = state->live.version;
+    change.sha256 = state->live.sha256;
+  }
+  Audit(caller, change, state.status());
   LOGPROBD_RETURN_IF_ERROR(state.status());
   v1::WeightsResponse response;
   Fill(*state, *response.mutable_head());
@@ -86,11 +95,18 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 /// the load.
 class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  explicit LoadCall(WeightStore& store) : store_(store) {}
+  LoadCall(WeightStore& store, Caller caller) : store_(store), caller_(std::move(caller)) {}
 
   void Run(const WeightsLoad& load) {
     const absl::StatusOr<WeightsVersion> loaded =
         store_.Load(load, [this](const WeightsProgress& progress) { return Report(progress); });
+    Audit(caller_,
+          {.method = "Load",
+           .head = load.head,
+           .version = loaded.ok() ? loaded->version : load.version,
+           .path = load.path,
+           .sha256 = loaded.ok() ? loaded->sha256 : load.sha256},
+          loaded.status());
     v1::LoadWeightsProgress last;
     if (loaded.ok()) {
       last.set_phase("done");
@@ -184,6 +200,7 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   WeightStore& store_;
+  const Caller caller_;
   std::atomic<bool> is_cancelled_ = false;
   absl::Mutex mutex_;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -227,8 +244,8 @@ absl::Status WeightsService::CheckRoom() const {
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
-    grpc::CallbackServerContext* /*context*/, const grpc::ByteBuffer* request) {
-  auto* call = new LoadCall(store_);
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  auto* call = new LoadCall(store_, CallerOf(*context));
   absl::Status status = CheckRoom();
   if (status.ok()) {
     const absl::StatusOr<WeightsLoad> load = ParseLoad(*request);
@@ -242,8 +259,9 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
-    grpc::CallbackServerContext* /*context*/, grpc::ByteBuffer* response) {
+    grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
   auto* call = new PushCall({.store = store_,
+                             .caller = CallerOf(*context),
                              .same_host = same_host_,
                              .clock = clock_,
                              .ends_soon = refuses_new_,
@@ -258,41 +276,53 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
   return call;
 }
 
-grpc::ServerUnaryReactor* WeightsService::Commit(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* WeightsService::Commit(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
   return UnaryCall::Start(
       CheckRoom(), work_,
-      [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+      [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::CommitWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(store_.Commit(message.head(), message.version()));
+        return Answer(caller,
+                      {.method = "Commit",
+                       .head = message.head(),
+                       .version = message.version(),
+                       .path = "",
+                       .sha256 = ""},
+                      store_.Commit(message.head(), message.version()));
       },
       *response);
 }
 
-grpc::ServerUnaryReactor* WeightsService::Rollback(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* WeightsService::Rollback(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request,
                                                    grpc::ByteBuffer* response) {
   return UnaryCall::Start(
       CheckRoom(), work_,
-      [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+      [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::RollbackWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(store_.Rollback(message.head()));
+        return Answer(
+            caller,
+            {.method = "Rollback", .head = message.head(), .version = 0, .path = "", .sha256 = ""},
+            store_.Rollback(message.head()));
       },
       *response);
 }
 
-grpc::ServerUnaryReactor* WeightsService::Discard(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* WeightsService::Discard(grpc::CallbackServerContext* context,
                                                   const grpc::ByteBuffer* request,
                                                   grpc::ByteBuffer* response) {
   return UnaryCall::Start(
       CheckRoom(), work_,
-      [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+      [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::DiscardWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(store_.Discard(message.head(), message.staged(), message.previous()));
+        return Answer(
+            caller,
+            {.method = "Discard", .head = message.head(), .version = 0, .path = "", .sha256 = ""},
+            store_.Discard(message.head(), message.staged(), message.previous()));
       },
       *response);
 }

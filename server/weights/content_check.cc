@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "server/base/errors.h"
-#include "server/weights/sha256.h"
+#include "server/base/sha256.h"
 
 namespace logprobd {
 namespace {

@@ -18,13 +18,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "server/base/errors.h"
+#include "server/base/sha256.h"
 #include "server/weights/content_check.h"
 #include "server/weights/head_config.h"
 #include "server/weights/head_names.h"
 #include "server/weights/head_source.h"
 #include "server/weights/head_weights.h"
 #include "server/weights/hub_cache.h"
-#include "server/weights/sha256.h"
 #include "server/weights/untrusted_text.h"
 
 namespace logprobd {

@@ -1,26 +1,18 @@
 #include "server/app/options/config_file.h"
 
 #include <algorithm>
-#include <exception>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
-#include <system_error>
-#include <toml.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "server/app/options/toml_file.h"
 #include "server/base/errors.h"
 
 namespace logprobd {
 namespace {
-
-/// Larger files are rejected without being read, because they are not configuration files.
-constexpr std::uintmax_t kFileBytesMax = 1 << 20;
 
 absl::string_view TypeName(toml::value_t type) {
   switch (type) {
@@ -120,50 +112,6 @@ std::vector<std::string> TextsOf(const Flag& flag, const toml::value& value) {
   return texts;
 }
 
-/// Joins the lines of an error message. toml11 explains an error in several lines, and the first of
-/// them say what is wrong and where.
-std::string OneLine(absl::string_view text) {
-  std::string line;
-  for (const char c : text) {
-    const bool is_space = absl::ascii_isspace(static_cast<unsigned char>(c)) ||
-                          absl::ascii_iscntrl(static_cast<unsigned char>(c));
-    if (!is_space) {
-      line.push_back(c);
-    } else if (!line.empty() && line.back() != ' ') {
-      line.push_back(' ');
-    }
-  }
-  return std::string(absl::StripAsciiWhitespace(line)).substr(0, 400);
-}
-
-/// Parses the file and catches the exceptions of the library.
-absl::StatusOr<toml::value> ParseToml(const std::string& path) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (status.type() == std::filesystem::file_type::not_found) {
-    return absl::NotFoundError(absl::StrCat("configuration file ", path, " does not exist"));
-  }
-  if (status.type() != std::filesystem::file_type::regular) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("configuration file ", path, " is not a regular file"));
-  }
-  if (std::filesystem::file_size(path, error) > kFileBytesMax || error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("configuration file ", path, " is larger than 1 MiB"));
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("configuration file ", path, " cannot be read"));
-  }
-  try {
-    return toml::parse(file, path);
-  } catch (const std::exception& e) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("configuration file ", path, ": ", OneLine(e.what())));
-  }
-}
-
 absl::StatusOr<Setting> SettingOf(const std::string& path, const std::string& key,
                                   const toml::value& value) {
   const std::string prefix = absl::StrCat("configuration file ", path, ": key ", OneLine(key));
@@ -188,7 +136,7 @@ absl::StatusOr<Setting> SettingOf(const std::string& path, const std::string& ke
 }  // namespace
 
 absl::StatusOr<std::vector<Setting>> ReadConfigFile(const std::string& path) {
-  LOGPROBD_ASSIGN_OR_RETURN(const toml::value file, ParseToml(path));
+  LOGPROBD_ASSIGN_OR_RETURN(const toml::value file, ParseTomlFile("configuration file", path));
   // The map sorts the keys, so that a file with several errors always reports the same one.
   const std::map<std::string, toml::value> entries(file.as_table().begin(), file.as_table().end());
   std::vector<Setting> settings;

@@ -113,6 +113,9 @@ std::vector<Flag> MakeFlags() {
        "Address of the gRPC service that loads and commits new weights; none turns it off."},
       {"insecure", "Listeners", Kind::kSwitch, &O::insecure, "",
        "Allow addresses other than loopback, without TLS."},
+      {"tokens", "Listeners", Kind::kText, &O::tokens, "FILE",
+       "TOML file of the tokens that callers need, which logprobctl token new writes. SIGHUP reads "
+       "it again."},
       {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection."},
 
       {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",

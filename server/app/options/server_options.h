@@ -60,6 +60,7 @@ struct ServerOptions {
   bool cuda_ipc = false;
   std::string admin = GrpcServer::Options().admin;
   bool insecure = GrpcServer::Options().insecure;
+  std::string tokens;  ///< TOML file of ReadTokenFile; empty means that callers need no token.
   bool reflection = GrpcServer::Options().reflection;
 
   int64_t max_message_bytes = RequestLimits().message_bytes_max;

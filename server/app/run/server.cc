@@ -14,6 +14,7 @@
 #include "server/app/heads/head_manager.h"
 #include "server/app/heads/head_table.h"
 #include "server/app/heads/load_control.h"
+#include "server/app/options/token_file.h"
 #include "server/app/run/process.h"
 #include "server/app/run/same_host.h"
 #include "server/app/run/status.h"
@@ -35,12 +36,14 @@ constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 /// free memory.
 constexpr absl::Duration kExitTimeMax = absl::Seconds(30);
 
-GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMemory& same_host) {
+GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMemory& same_host,
+                                  std::shared_ptr<const AccessTokens> tokens) {
   GrpcServer::Options result;
   result.listen = options.listen;
   SetSameHostOptions(options, same_host, result);
   result.admin = options.admin;
   result.insecure = options.insecure;
+  result.tokens = std::move(tokens);
   result.reflection = options.reflection;
   result.message_bytes_max = options.max_message_bytes;
   result.receive_bytes_max = options.receive_bytes;
@@ -146,7 +149,8 @@ struct Server::Impl {
   // The members below are destroyed in reverse order: no call may be running when the heads are
   // destroyed, and requests of the heads may hold memory of clients.
   SameHostMemory same_host;
-  std::unique_ptr<DeviceTurns> turns;  // Null if no heads share devices.
+  std::shared_ptr<AccessTokens> tokens;  // Null if callers need none.
+  std::unique_ptr<DeviceTurns> turns;    // Null if no heads share devices.
   bool serves_while_loading = true;
   LoadTurn load_turn;
   HeadTable head_table;
@@ -196,8 +200,12 @@ absl::Status Server::Impl::Listen() {
     LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(http_options, metrics));
   }
   LOGPROBD_ASSIGN_OR_RETURN(same_host, CreateSameHostMemory(options, Plan(), metrics));
-  LOGPROBD_ASSIGN_OR_RETURN(grpc, GrpcServer::Create(GrpcOptionsOf(options, same_host), head_table,
-                                                     metrics, clock, &head_table));
+  if (!options.tokens.empty()) {
+    LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessToken> list, ReadTokenFile(options.tokens));
+    tokens = std::make_shared<AccessTokens>(std::move(list));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(grpc, GrpcServer::Create(GrpcOptionsOf(options, same_host, tokens),
+                                                     head_table, metrics, clock, &head_table));
   return absl::OkStatus();
 }
 
@@ -358,9 +366,20 @@ void Server::Impl::Reload() {
   const absl::StatusOr<ServerOptions> next_options = parts.read_options();
   const absl::StatusOr<logprobd::Reload> reload =
       next_options.ok() ? PlanReload(start_options, options, *next_options) : next_options.status();
-  if (!reload.ok()) {
-    LogError("SIGHUP: all settings stay as they are", {{"reason", reload.status().message()}});
+  absl::StatusOr<std::vector<AccessToken>> new_tokens;
+  if (tokens != nullptr) {
+    new_tokens = ReadTokenFile(options.tokens);
+  } else {
+    new_tokens.emplace();
+  }
+  if (const absl::Status status = reload.ok() ? new_tokens.status() : reload.status();
+      !status.ok()) {
+    LogError("SIGHUP: all settings stay as they are", {{"reason", status.message()}});
     return;
+  }
+  if (tokens != nullptr) {
+    tokens->Set(*new_tokens);
+    LogInfo("SIGHUP: the tokens were read again", {{"tokens", new_tokens->size()}});
   }
   Apply(reload->options);
   LogInfo("SIGHUP", {{"applied", reload->applied.empty() ? "nothing has changed"

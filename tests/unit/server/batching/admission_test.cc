@@ -143,6 +143,22 @@ TEST(AdmissionTest, AppliesNewLimitsAndKeepsAdmittedRequests) {
   EXPECT_TRUE(admission.Admit("b", Priority::kLow, {.rows = 2}, rate).ok());
 }
 
+TEST(AdmissionTest, AClientCanHaveAShareOfItsOwn) {
+  Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 0.5});
+  const DrainRate rate(1);
+  const auto admit = [&](int64_t rows, double share) {
+    return admission.Admit("a", Priority::kLow, {.rows = rows}, rate, share).ok();
+  };
+
+  EXPECT_TRUE(admission.CheckPossible({.rows = 2}, 0.2).ok());
+  EXPECT_FALSE(admission.CheckPossible({.rows = 3}, 0.2).ok());
+  EXPECT_TRUE(admission.CheckPossible({.rows = 10}, 1).ok());
+  EXPECT_TRUE(admit(2, 0.2));
+  EXPECT_FALSE(admit(1, 0.2));
+  EXPECT_TRUE(admit(3, 0));  // the share of all clients
+  EXPECT_FALSE(admit(1, 0));
+}
+
 TEST(AdmissionTest, LetsAClientHoldAtLeastOneRowAndRequest) {
   Admission admission({.total = {.rows = 2, .bytes = 100, .requests = 1}, .client_share = 0.1});
 

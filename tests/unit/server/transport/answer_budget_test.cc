@@ -15,6 +15,8 @@ TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreReleased) {
   AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
   auto a = budget.Take("a", 40);
   auto b = budget.Take("b", 50);
+  EXPECT_EQ(RejectionOf(budget.Take("d", 6, 0.05).status()), Rejection::kInvalid);
+  EXPECT_TRUE(budget.Take("d", 5, 0.05).ok());
   ASSERT_TRUE(a.ok() && b.ok());
 
   const absl::Status client = budget.Take("b", 1).status();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,12 +16,15 @@ namespace logprobd {
 /// Computes a sha256 of bytes that arrive in pieces. Not thread-safe.
 class Sha256 {
  public:
+  using Bytes = std::array<uint8_t, 32>;
+
   Sha256();
 
   void Add(absl::Span<const std::byte> bytes);
 
-  /// Returns the digest in lower-case hex. Nothing may be added afterwards. Returns INTERNAL if
-  /// libcrypto has failed.
+  /// Returns the digest. Nothing may be added afterwards. Returns INTERNAL if libcrypto has failed.
+  absl::StatusOr<Bytes> Digest();
+  /// Returns the digest in lower-case hex, with the errors of Digest.
   absl::StatusOr<std::string> Hex();
 
  private:

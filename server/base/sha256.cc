@@ -1,11 +1,10 @@
-#include "server/weights/sha256.h"
+#include "server/base/sha256.h"
 
 #include <openssl/evp.h>
 
-#include <array>
-
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "server/base/errors.h"
 
 namespace logprobd {
 
@@ -17,14 +16,17 @@ void Sha256::Add(absl::Span<const std::byte> bytes) {
   is_ok_ = is_ok_ && EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1;
 }
 
-absl::StatusOr<std::string> Sha256::Hex() {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned int length = 0;
-  if (!is_ok_ || EVP_DigestFinal_ex(context_.get(), digest.data(), &length) != 1) {
+absl::StatusOr<Sha256::Bytes> Sha256::Digest() {
+  Bytes digest{};
+  if (!is_ok_ || EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) != 1) {
     return absl::InternalError("libcrypto could not compute a sha256");
   }
-  return absl::BytesToHexString(
-      {reinterpret_cast<const char*>(digest.data()), static_cast<size_t>(length)});
+  return digest;
+}
+
+absl::StatusOr<std::string> Sha256::Hex() {
+  LOGPROBD_ASSIGN_OR_RETURN(const Bytes digest, Digest());
+  return absl::BytesToHexString({reinterpret_cast<const char*>(digest.data()), digest.size()});
 }
 
 }  // namespace logprobd

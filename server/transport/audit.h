@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "grpcpp/server_context.h"
+
+namespace logprobd {
+
+/// Who made a call.
+struct Caller {
+  std::string token_id;  ///< Id of the caller's token, or "none" if callers need no tokens.
+  std::string peer;      ///< "ipv4:127.0.0.1:50312" or "unix:".
+};
+
+Caller CallerOf(const grpc::CallbackServerContext& context);
+
+/// A change of weights that a caller has asked for; a member that does not apply is empty or 0.
+struct AuditedChange {
+  absl::string_view method;
+  std::string head;
+  uint64_t version = 0;
+  std::string path;
+  std::string sha256;
+};
+
+/// Writes a line that names the caller, the change and its outcome, at every log level.
+void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome);
+
+}  // namespace logprobd

@@ -1,0 +1,211 @@
+"""Tests tokens: who may call what, before a message is read, and how tokens change."""
+
+import concurrent.futures
+import hashlib
+import pathlib
+import secrets
+
+import grpc
+import pytest
+from model_folder import ModelFolder
+from scoring_rpc import Scoring, messages, request
+
+Code = grpc.StatusCode
+SCORE, STREAM, LIST, VERIFY = (
+    f"/logprobd.v1.Scoring/{method}" for method in ("Score", "ScoreStream", "ListHeads", "Verify")
+)
+WEIGHTS = "/logprobd.v1.Weights/List"
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+class TokenFile:
+    """A file of tokens, and the tokens by their ids."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.tokens: dict[str, str] = {}
+        self.text = ""
+
+    def add(self, name: str, *scopes: str, **keys: str) -> str:
+        token = self.tokens[name] = secrets.token_urlsafe(32)
+        self.text += f'[[token]]\nid = "{name}"\nscopes = {list(scopes)}\n'
+        self.text += f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
+        self.text += "".join(f"{key} = {value}\n" for key, value in keys.items())
+        self.path.write_text(self.text)
+        return token
+
+    def metadata(self, name: str | None) -> tuple[tuple[str, str], ...]:
+        return () if name is None else (("authorization", f"Bearer {self.tokens[name]}"),)
+
+
+@pytest.fixture
+def tokens(tmp_path) -> TokenFile:
+    return TokenFile(tmp_path / "tokens.toml")
+
+
+@pytest.fixture
+def start_with_tokens(start_server, model: ModelFolder, tokens):
+    def start(*options: str):
+        return start_server(
+            *("--model", str(model.path), "--tokens", str(tokens.path)),
+            *("--admin", "127.0.0.1:0", *options),
+        )
+
+    return start
+
+
+def code_of(address: str, method: str, metadata, body: bytes = b"") -> Code:
+    """Calls a unary method and returns its code."""
+    with grpc.insecure_channel(
+        address, options=(("grpc.use_local_subchannel_pool", 1),)
+    ) as channel:
+        try:
+            channel.unary_unary(method)(body, metadata=metadata, timeout=20)
+        except grpc.RpcError as error:
+            return error.code()
+        return Code.OK
+
+
+def test_each_method_needs_a_token_with_its_scope(
+    start_with_tokens, tokens, model, tmp_path
+) -> None:
+    tokens.add("scorer", "score")
+    tokens.add("verifier", "verify")
+    tokens.add("operator", "admin")
+    tokens.add("old", "score", "verify", "admin", not_after="2020-01-01T00:00:00Z")
+    server = start_with_tokens("--local", str(tmp_path / "socket"))
+    score = request(rows=1, hidden_size=model.weight.shape[1]).SerializeToString()
+    calls = {SCORE: score, LIST: b"", VERIFY: b"", WEIGHTS: b"", HEALTH: b""}
+    unknown, lacks, ok = Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.OK
+    table = {
+        None: (unknown, unknown, unknown, unknown, ok),
+        "scorer": (ok, ok, lacks, lacks, ok),
+        "verifier": (lacks, lacks, ok, lacks, ok),
+        "operator": (lacks, lacks, lacks, ok, ok),
+        "old": (unknown, unknown, unknown, unknown, ok),
+    }
+    for name, codes in table.items():
+        for (method, body), expected in zip(calls.items(), codes, strict=True):
+            address = server.admin if method == WEIGHTS else server.grpc
+            assert code_of(address, method, tokens.metadata(name), body) == expected, (name, method)
+    # The Unix socket is no way around the tokens.
+    unix = f"unix:{tmp_path}/socket"
+    assert code_of(unix, SCORE, (), score) == unknown
+    assert code_of(unix, SCORE, tokens.metadata("scorer"), score) == ok
+    for wrong in ("", "Bearer", "Bearer ", "Basic abc", "Bearer " + "x" * 4000, "Bearer x"):
+        assert code_of(server.grpc, SCORE, (("authorization", wrong),), score) == unknown, wrong
+    assert server.metric("logprobd_rejected_total", reason="permission_denied") == 8
+    assert server.metric("logprobd_rejected_total", reason="unauthenticated") >= 14
+
+
+def test_a_refused_call_is_refused_before_its_message_is_buffered(
+    start_with_tokens, tokens
+) -> None:
+    tokens.add("scorer", "score")
+    server = start_with_tokens()
+    code_of(server.grpc, SCORE, ())
+    before = server.metric("process_resident_memory_bytes")
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        body = bytes(16 << 20)
+        codes = list(pool.map(lambda _: code_of(server.grpc, SCORE, (), body), range(32)))
+
+    assert codes == [Code.UNAUTHENTICATED] * 32
+    # gRPC announces a window of 1 MiB on each connection; the bodies are 16 MiB.
+    assert server.metric("process_resident_memory_bytes") - before < 32 << 20
+
+
+def test_a_tenant_has_one_share_under_whatever_client_ids(start_with_tokens, tokens, model) -> None:
+    tokens.add("a", "score", tenant='"team"', share="0.2")
+    tokens.add("b", "score", tenant='"team"', share="0.2")
+    tokens.add("other", "score")
+    server = start_with_tokens("--queue-rows", "1000", "--batch-rows", "64")
+    hidden_size = model.weight.shape[1]
+
+    def score(name: str, client_id: str, rows: int) -> Code:
+        metadata = (*tokens.metadata(name), ("client_id", client_id))
+        body = request(rows=rows, hidden_size=hidden_size).SerializeToString()
+        return code_of(server.grpc, SCORE, metadata, body)
+
+    assert score("a", "x", 200) == Code.OK
+    assert score("b", "y", 201) == Code.INVALID_ARGUMENT
+    assert score("other", "x", 500) == Code.OK
+
+
+def test_a_priority_above_that_of_the_token_is_refused(start_with_tokens, tokens, model) -> None:
+    tokens.add("low", "score", priority_max='"low"')
+    server = start_with_tokens()
+    hidden_size = model.weight.shape[1]
+    for priority, expected in ((1, Code.PERMISSION_DENIED), (3, Code.OK)):
+        body = request(rows=1, hidden_size=hidden_size, priority=priority).SerializeToString()
+        assert code_of(server.grpc, SCORE, tokens.metadata("low"), body) == expected
+
+
+def test_sighup_reads_the_tokens_again_and_a_bad_file_changes_nothing(
+    start_with_tokens, tokens
+) -> None:
+    first = tokens.add("first", "score")
+    server = start_with_tokens()
+    second = TokenFile(tokens.path)
+    second.add("second", "score")
+
+    server.signal(1)
+    assert server.eventually(
+        lambda: code_of(server.grpc, LIST, second.metadata("second")) == Code.OK
+    )
+    assert code_of(server.grpc, LIST, tokens.metadata("first")) == Code.UNAUTHENTICATED
+    assert first not in "".join(server.log)
+
+    tokens.path.write_text("[[token]]\nid = 3\n")
+    server.signal(1)
+    assert server.eventually(lambda: any("token 1: id: must be" in line for line in server.log))
+    assert code_of(server.grpc, LIST, second.metadata("second")) == Code.OK
+
+
+def test_tokens_do_not_cross_a_network_in_the_clear(start_server, model, tokens) -> None:
+    tokens.add("scorer", "score")
+    server = start_server(
+        *("--model", str(model.path), "--tokens", str(tokens.path)),
+        *("--listen", "0.0.0.0:0", "--insecure"),
+        wait=False,
+    )
+    assert server.wait() != 0
+    assert any("tokens would cross the network unencrypted" in line for line in server.log)
+
+
+def test_changes_of_weights_leave_an_audit_line_at_every_log_level(
+    start_with_tokens, tokens, model
+) -> None:
+    tokens.add("operator", "admin")
+    server = start_with_tokens("--log-level", "error", "--weights-root", str(model.path.parent))
+    module = messages("weights")
+    load = module.LoadWeightsRequest(path=str(model.path), version=7).SerializeToString()
+    with grpc.insecure_channel(server.admin) as channel:
+        loaded = list(
+            channel.unary_stream("/logprobd.v1.Weights/Load")(
+                load, metadata=tokens.metadata("operator"), timeout=60
+            )
+        )
+    digest = module.LoadWeightsProgress.FromString(loaded[-1]).done.sha256
+    commit = module.CommitWeightsRequest(version=8).SerializeToString()
+    assert (
+        code_of(server.admin, "/logprobd.v1.Weights/Commit", tokens.metadata("operator"), commit)
+        == Code.FAILED_PRECONDITION
+    )
+    assert server.eventually(lambda: sum(" audit " in line for line in server.log) == 2)
+    first, second = (line for line in server.log if " audit " in line)
+    for part in ("method=Load", "token=operator", "version=7", f"sha256={digest}", "outcome=OK"):
+        assert part in first
+    assert f"path={model.path}" in first
+    assert "method=Commit" in second
+    assert "outcome=FAILED_PRECONDITION" in second
+
+
+def test_scores_with_a_token_are_those_without(start_with_tokens, server, tokens, model) -> None:
+    tokens.add("scorer", "score")
+    message = request(rows=5, hidden_size=model.weight.shape[1])
+    with Scoring(start_with_tokens().grpc) as with_token, Scoring(server.grpc) as without:
+        scored = messages().ScoreResponse.FromString(
+            with_token.score_raw(message.SerializeToString(), metadata=tokens.metadata("scorer"))
+        )
+        assert scored.logprob == without.score(message).logprob

@@ -1,0 +1,113 @@
+#include "server/app/options/token_file.h"
+
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace logprobd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const std::string kDigest(64, 'a');
+const std::string kToken =
+    absl::StrCat("[[token]]\nid = \"t\"\nsha256 = \"", kDigest, "\"\nscopes = [\"score\"]\n");
+
+class TokenFileTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::vector<AccessToken>> Read(const std::string& text) {
+    const std::string path = ::testing::TempDir() + "/token_file_test.toml";
+    std::ofstream(path) << text;
+    return ReadTokenFile(path);
+  }
+
+  void ExpectRefused(const std::string& text, const std::string& problem) {
+    const auto tokens = Read(text);
+    EXPECT_EQ(tokens.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(tokens.status().message(), HasSubstr(problem)) << text;
+  }
+};
+
+TEST_F(TokenFileTest, ReadsAllKeys) {
+  const auto tokens = Read(absl::StrCat(
+      "[[token]]\nid = \"trainer-7\"\nsha256 = \"", std::string(62, '0'), "Ff\"\n",
+      "tenant = \"team-a\"\nscopes = [\"verify\", \"admin\"]\n",
+      "not_after = 2027-01-31T02:00:00+02:00\nshare = 0.25\npriority_max = \"low\"\n", kToken));
+
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  ASSERT_EQ(tokens->size(), 2U);
+  const AccessToken& token = tokens->front();
+  EXPECT_EQ(token.id, "trainer-7");
+  EXPECT_EQ(token.tenant, "team-a");
+  EXPECT_EQ(token.sha256.back(), 0xFF);
+  EXPECT_THAT(token.scopes, ElementsAre(false, true, true));
+  EXPECT_EQ(token.not_after, absl::FromCivil(absl::CivilDay(2027, 1, 31), absl::UTCTimeZone()));
+  EXPECT_EQ(token.share, 0.25);
+  EXPECT_EQ(token.priority_max, Priority::kLow);
+}
+
+TEST_F(TokenFileTest, OptionalKeysHaveDefaults) {
+  const auto tokens = Read(kToken);
+
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  EXPECT_EQ(tokens->front().tenant, "t");
+  EXPECT_THAT(tokens->front().scopes, ElementsAre(true, false, false));
+  EXPECT_EQ(tokens->front().not_after, absl::InfiniteFuture());
+  EXPECT_EQ(tokens->front().share, 0);
+  EXPECT_EQ(tokens->front().priority_max, Priority::kHigh);
+}
+
+TEST_F(TokenFileTest, NamesTheTokenAndTheKeyThatAreWrong) {
+  for (const auto& [key, problem] : std::vector<std::pair<std::string, std::string>>{
+           {"id = \"\"", "token 1: id: must be 1 to 64"},
+           {"id = 3", "token 1: id: must be a string"},
+           {"id = \"a b\"", "token 1: id: must be 1 to 64"},
+           {absl::StrCat("id = \"", std::string(65, 'a'), "\""), "token 1: id: must be 1 to 64"},
+           {"sha256 = \"ab\"", "sha256: must be 64"},
+           {absl::StrCat("sha256 = \"", std::string(64, 'g'), "\""), "sha256: must be 64"},
+           {"tenant = \"\"", "tenant: must be"},
+           {"scopes = []", "scopes: must be an array"},
+           {"scopes = \"score\"", "scopes: must be an array"},
+           {"scopes = [\"score\", \"any\"]", "scopes: must be an array"},
+           {"not_after = \"2027-01-01\"", "not_after: must be a time"},
+           {"not_after = 2027-01-31T00:00:00", "not_after: must be a time"},
+           {"share = 0", "share: must be a number in (0, 1]"},
+           {"share = 1.01", "share: must be a number in (0, 1]"},
+           {"share = \"1\"", "share: must be a number in (0, 1]"},
+           {"priority_max = \"highest\"", "priority_max: must be"},
+           {"token = \"secret\"", "token: is unknown; the keys are"}}) {
+    std::string text = kToken;
+    const std::string name = key.substr(0, key.find(' '));
+    if (const size_t begin = text.find("\n" + name + " = "); begin != std::string::npos) {
+      text.erase(begin + 1, text.find('\n', begin + 1) - begin);
+    }
+    ExpectRefused(absl::StrCat(text, key, "\n"), problem);
+  }
+  EXPECT_TRUE(Read(absl::StrCat(kToken, "share = 1\n")).ok());
+}
+
+TEST_F(TokenFileTest, RefusesWhatIsMissingOrRepeated) {
+  for (const std::string key : {"id", "sha256", "scopes"}) {
+    std::string text = kToken;
+    const size_t begin = text.find("\n" + key);
+    text.erase(begin, text.find('\n', begin + 1) - begin);
+    ExpectRefused(text, absl::StrCat("token 1: ", key, ": is missing"));
+  }
+  ExpectRefused(kToken + kToken, "token 2 has the id of another, t");
+  std::string other = kToken;
+  other.replace(other.find("\"t\""), 3, "\"u\"");
+  ExpectRefused(kToken + other, "token 2 has the sha256 of another, t");
+  ExpectRefused("", "has no token");
+  ExpectRefused("tokens = 3\n", "tokens is unknown");
+  ExpectRefused("[[token", "file of tokens ");
+  EXPECT_EQ(ReadTokenFile("/nowhere.toml").status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace logprobd
