@@ -1,4 +1,4 @@
-"""A model that two ranks share in the tests of FSDP2 and ZeRO-3, and the results of the whole model."""
+"""A model that two ranks share in the tests of FSDP2 and ZeRO-3, the results of the whole model, and comparisons."""
 
 import pathlib
 from typing import NamedTuple
