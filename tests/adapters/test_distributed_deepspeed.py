@@ -31,8 +31,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    # DeepSpeed compiles its collectives of a CPU at their first use, once a user: for half a minute.
-    with RankPool(RANKS, tmp_path_factory.mktemp("ranks"), answers_within_s=150) as pool:
+    with RankPool(RANKS, tmp_path_factory.mktemp("ranks")) as pool:
         yield pool
 
 
@@ -43,6 +42,8 @@ def engine_of(module: torch.nn.Module, is_trained: bool):
     """Returns the ZeRO-3 engine of a module, in which no parameter is so small that each rank keeps it."""
     import deepspeed  # noqa: PLC0415  (changes Torch, so only on the ranks)
 
+    # DeepSpeed would compile collectives through shared memory, for half a minute; gloo has the same.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())  # which a launcher would set
     config = {
         "train_micro_batch_size_per_gpu": 2,

@@ -1,7 +1,7 @@
 """The recipes for Megatron, over two tensor-parallel ranks of a gloo group, compared with Megatron's own results.
 
-What Megatron does only on a GPU is replaced: the name of its device, the random numbers of dropout (which is off), and its
-norms, by Torch's.
+What Megatron does only on a GPU is replaced: the name of its device, the random numbers of dropout (which is off), and
+its norms, by Torch's.
 """
 
 import contextlib
