@@ -31,7 +31,8 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    with RankPool(RANKS, tmp_path_factory.mktemp("ranks")) as pool:
+    # The first call imports DeepSpeed, which takes most of a minute on a busy machine.
+    with RankPool(RANKS, tmp_path_factory.mktemp("ranks"), answers_within_s=150) as pool:
         yield pool
 
 
