@@ -30,6 +30,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 sys.path[:0] = [str(path) for path in (*SOURCES, *EXAMPLES)]
 
 FRAMEWORKS = {
+    "distributed": ("deepspeed", "megatron", "transformers"),
     "gateway": ("aiohttp", "orjson", "trl"),
     "lighteval": ("lighteval",),
     "lm_eval": ("lm_eval",),

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import pickle
-import re
 
 import logprobd
 import ml_dtypes
@@ -13,6 +12,7 @@ import torch
 from linear_logprob_reference import reference, reference_logits
 from logprobd_adapters import LocalScorer, RemoteScorer, Scorer
 from model_folder import write_safetensors
+from readme_examples import run_example
 
 ROWS, HIDDEN, VOCAB, PADDING = 9, 40, 331, 5
 SHAPE = {"scale": 0.3, "softcap": 9.0}
@@ -193,10 +193,6 @@ def test_a_local_scorer_refuses_a_head_of_another_shape(case) -> None:
 
 
 def test_the_example_of_the_readme_runs(built_operator, capsys) -> None:
-    readme = pathlib.Path(__file__).parents[2] / "client" / "adapters" / "README.md"
-    section = readme.read_text().partition("\n## Scorers\n")[2]
-    (example,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-
-    exec(example, {})
+    run_example("## Scorers")
 
     assert capsys.readouterr().out.count("tensor(") == 4

@@ -37,9 +37,13 @@ def serve(rank: int, size: int, store: str, path: list[str], commands: Any) -> N
 
 
 class RankPool:
-    """A pool of `size` ranks, to be used as a context manager."""
+    """A pool of `size` ranks, to be used as a context manager. Its processes are killed if one does not answer a call
+    within `answers_within_s` seconds."""
 
-    def __init__(self, size: int, folder: pathlib.Path) -> None:
+    def __init__(
+        self, size: int, folder: pathlib.Path, answers_within_s: float = ANSWERS_WITHIN_S
+    ) -> None:
+        self._answers_within_s = answers_within_s
         pipes = [CONTEXT.Pipe() for _ in range(size)]
         self._commands = [ours for ours, _ in pipes]
         self._processes = [
@@ -57,11 +61,13 @@ class RankPool:
             commands.send((function, arguments))
         outcomes = []
         for rank, commands in enumerate(self._commands):
-            if not commands.poll(ANSWERS_WITHIN_S):
+            if not commands.poll(self._answers_within_s):
                 # Late results would be mistaken for results of later calls.
                 for process in self._processes:
                     process.kill()
-                raise AssertionError(f"rank {rank} sent no result within {ANSWERS_WITHIN_S} s")
+                raise AssertionError(
+                    f"rank {rank} sent no result within {self._answers_within_s:g} s"
+                )
             outcomes.append(commands.recv())
         return outcomes
 
