@@ -1,9 +1,12 @@
+#include <unistd.h>
+
 #include <fstream>
 #include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,7 +22,7 @@ struct Outcome {
   std::string err;
 };
 
-Outcome Run(const std::vector<std::string>& options) {
+Outcome RunTokenNew(const std::vector<std::string>& options) {
   std::vector<std::string> arguments = {"token", "new"};
   arguments.insert(arguments.end(), options.begin(), options.end());
   std::ostringstream out;
@@ -30,14 +33,15 @@ Outcome Run(const std::vector<std::string>& options) {
 
 /// Returns the tokens of a server whose file has this text.
 absl::StatusOr<std::vector<AccessToken>> ReadAsFile(const std::string& text) {
-  const std::string path = ::testing::TempDir() + "/token_command_test.toml";
+  const std::string path = absl::StrCat(::testing::TempDir(), "/new_tokens_", getpid(), ".toml");
   std::ofstream(path) << text;
   return ReadTokenFile(path);
 }
 
 TEST(TokenCommandTest, TheServerAcceptsTheTokenThroughItsEntry) {
-  const Outcome outcome = Run({"trainer-7", "--tenant", "team-a", "--scopes", "score,verify",
-                               "--days", "2", "--share", "0.5", "--priority-max", "low"});
+  const Outcome outcome =
+      RunTokenNew({"trainer-7", "--tenant", "team-a", "--scopes", "score,verify", "--days", "2",
+                   "--share", "0.5", "--priority-max", "low"});
   ASSERT_EQ(outcome.exit_code, kExitOk) << outcome.err;
   std::smatch token;
   ASSERT_TRUE(std::regex_search(outcome.err, token, std::regex("token ([A-Za-z0-9_-]{43})\n")));
@@ -55,12 +59,12 @@ TEST(TokenCommandTest, TheServerAcceptsTheTokenThroughItsEntry) {
   EXPECT_FALSE(server.Check(authorization, Scope::kAdmin, now).ok());
   EXPECT_EQ(tokens->front().tenant, "team-a");
   EXPECT_EQ(tokens->front().share, 0.5);
-  EXPECT_EQ(tokens->front().priority_max, Priority::kLow);
+  EXPECT_EQ(tokens->front().priority_max, logprobd::Priority::kLow);
 }
 
 TEST(TokenCommandTest, EveryTokenIsNew) {
-  const auto first = nlohmann::json::parse(Run({"a", "--json"}).out);
-  const auto second = nlohmann::json::parse(Run({"a", "--json"}).out);
+  const auto first = nlohmann::json::parse(RunTokenNew({"a", "--json"}).out);
+  const auto second = nlohmann::json::parse(RunTokenNew({"a", "--json"}).out);
 
   EXPECT_NE(first["token"], second["token"]);
   EXPECT_TRUE(ReadAsFile(first["entry"]).ok());
@@ -76,7 +80,7 @@ TEST(TokenCommandTest, RefusesWhatTheServerWouldRefuse) {
                                              {"a", "--days", "0"},
                                              {"a", "--priority-max", "top"},
                                              {"a", "--tenant", "x\""}}) {
-    EXPECT_EQ(Run(options).exit_code, kExitUsage);
+    EXPECT_EQ(RunTokenNew(options).exit_code, kExitUsage);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "server/app/options/token_file.h"
 
+#include <unistd.h>
+
 #include <fstream>
 #include <string>
 #include <utility>
@@ -22,7 +24,7 @@ const std::string kToken =
 class TokenFileTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::vector<AccessToken>> Read(const std::string& text) {
-    const std::string path = ::testing::TempDir() + "/token_file_test.toml";
+    const std::string path = absl::StrCat(::testing::TempDir(), "/tokens_", getpid(), ".toml");
     std::ofstream(path) << text;
     return ReadTokenFile(path);
   }
