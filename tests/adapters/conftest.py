@@ -19,7 +19,7 @@ SOURCES = (
 )
 EXAMPLES = [
     ROOT / "client" / "adapters" / "examples" / name
-    for name in ("distill_teacher", "eval_bf16_vs_exact", "grpo_reference")
+    for name in ("distill_teacher", "eval_bf16_vs_exact", "grpo_reference", "vllm_backbone")
 ]
 
 os.environ.setdefault(

@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 from logprobd_adapters.completions import answer, parse_completion
 from logprobd_adapters.scorer import RemoteScorer
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
+from logprobd_adapters.vllm import VllmBackbone
 
 LISTEN = "127.0.0.1:8471"
 BATCH_TOKENS = 8192
@@ -274,6 +275,20 @@ def _load(options: argparse.Namespace) -> Teacher:
         _log.info("waiting for the server at %s", client.address)
         client.wait_ready(_SERVER_WAIT_SECONDS)
         scorer = RemoteScorer(client, options.head)
+    if options.backbone == "vllm":
+        backbone = VllmBackbone(
+            options.model,
+            dtype=options.dtype,
+            **({} if options.max_model_len is None else {"max_model_len": options.max_model_len}),
+        )
+        _log.info(
+            "loaded in %.1f s in vLLM, max_model_len %d; whether the server has this model's head "
+            "is not checked",
+            *(time.monotonic() - started, backbone.max_model_len),
+        )
+        # The parser refuses --local, so there is a server.
+        assert scorer is not None
+        return Teacher(backbone, scorer, backbone.max_model_len, options.batch_tokens)
     _log.info("loading %s to %s", options.model, options.device)
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
@@ -371,6 +386,13 @@ def _parser() -> argparse.ArgumentParser:
         "--served-model-name", metavar="NAME", help="its name in requests. Default: DIR"
     )
     model.add_argument(
+        "--backbone",
+        default="transformers",
+        choices=("transformers", "vllm"),
+        help="what runs the body. vllm needs vLLM 0.33, takes its own GPUs and loads no head. "
+        "Default: transformers",
+    )
+    model.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="torch device of the body. Default: cuda if there is one, otherwise cpu",
@@ -436,6 +458,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.local and options.address:
         parser.error("--local needs no server: leave out --address")
+    if options.local and options.backbone == "vllm":
+        parser.error("--backbone vllm loads no head: leave out --local and give --address")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     _log.setLevel(logging.DEBUG if options.verbose else logging.INFO)
     # While the model is being loaded, in a thread, Ctrl-C ends the process at once.
