@@ -12,6 +12,7 @@ from logprobd.errors import InvalidArgument
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn import Module
+from transformers import AutoConfig, AutoModel
 
 _NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
 """Names of the norm in the bodies of transformers' models."""
@@ -48,8 +49,6 @@ class FinalNorm(Module):
         Raises InvalidArgument if the body of the model's class has no final norm of a known name,
         or if the folder does not have its tensors.
         """
-        from transformers import AutoConfig, AutoModel
-
         folder = Path(folder)
         config = AutoConfig.from_pretrained(folder).get_text_config()
         with torch.device("meta"):
@@ -69,7 +68,7 @@ class FinalNorm(Module):
 
     @torch.inference_mode()
     def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the input of the head, [..., H], of hidden states [..., H] from before the norm."""
+        """Returns the input of the head of hidden states from before the norm, both [..., H]."""
         normed: Tensor = self.norm(hidden)
         return normed
 

@@ -32,8 +32,9 @@ class VllmBackbone:
     """
 
     def __init__(self, model: str, **engine: Any) -> None:
-        from vllm import LLM, PoolingParams
-        from vllm.config import PoolerConfig
+        # The gateway imports this module also without vLLM.
+        from vllm import LLM, PoolingParams  # noqa: PLC0415
+        from vllm.config import PoolerConfig  # noqa: PLC0415
 
         # By default vLLM casts what the pooler returns to fp32.
         overrides = {"head_dtype": "model", **engine.pop("hf_overrides", {})}
