@@ -22,8 +22,12 @@ struct ListenAddress {
 /// INVALID_ARGUMENT that names `flag` if `text` has another form.
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::string_view text);
 
-/// Returns FAILED_PRECONDITION that names `flag` if `address` is not loopback and `insecure` is
-/// false, because no listener encrypts or authenticates.
-absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address, bool insecure);
+/// Whether a listener demands certificates of its clients.
+enum class ClientCertificates { kUnsupported, kOff, kRequired };
+
+/// Returns FAILED_PRECONDITION that names `flag` if other hosts can use `address` without
+/// authentication: it is not loopback, clients need no certificate, and `insecure` is false.
+absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address, bool insecure,
+                           ClientCertificates certificates = ClientCertificates::kUnsupported);
 
 }  // namespace logprobd

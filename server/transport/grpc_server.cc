@@ -22,6 +22,8 @@
 #include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/security/server_credentials.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_credentials_options.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "server/base/errors.h"
@@ -109,10 +111,36 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
 }
 
 absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::string& text,
-                                             bool insecure) {
+                                             const GrpcServer::Options& options) {
   LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(flag, text));
-  LOGPROBD_RETURN_IF_ERROR(CheckLoopback(flag, address, insecure));
+  LOGPROBD_RETURN_IF_ERROR(
+      CheckLoopback(flag, address, options.insecure, options.tls.client_certificates()));
   return address;
+}
+
+/// Interval at which gRPC looks at the copies of the TLS files, its shortest.
+constexpr unsigned kTlsWatchSeconds = 1;
+
+/// Returns the credentials of the TCP listeners. `tls` is null without TLS. gRPC's lowest version
+/// is TLS 1.2, and it prefers 1.3.
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const TlsFiles* tls) {
+  if (tls == nullptr) {
+    return grpc::InsecureServerCredentials();
+  }
+  const bool needs_client = tls->options().needs_client_certificates();
+  grpc::experimental::TlsServerCredentialsOptions options(
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+          tls->key_copy(), tls->cert_copy(), needs_client ? tls->client_ca_copy() : "",
+          kTlsWatchSeconds));
+  options.watch_identity_key_cert_pairs();
+  if (needs_client) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  if (!tls->options().crl_dir.empty()) {
+    options.set_crl_directory(tls->options().crl_dir);
+  }
+  return grpc::experimental::TlsServerCredentials(options);
 }
 
 void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder) {
@@ -146,10 +174,10 @@ struct Listener {
 
   /// Builds the server and starts to accept connections. Returns UNAVAILABLE if gRPC does not
   /// start.
-  absl::Status Start(grpc::ServerBuilder& builder) {
+  absl::Status Start(grpc::ServerBuilder& builder,
+                     const std::shared_ptr<grpc::ServerCredentials>& credentials) {
     handler = builder.experimental().AddExternalConnectionAcceptor(
-        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-        grpc::InsecureServerCredentials());
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
     server = builder.BuildAndStart();
     if (server == nullptr) {
       return absl::UnavailableError("gRPC could not start the server");
@@ -239,6 +267,7 @@ struct GrpcServer::Impl {
   /// Returns UNIMPLEMENTED for every method. gRPC provides health and reflection, but a gRPC server
   /// without any other service does not start.
   grpc::CallbackGenericService admin_methods;
+  std::unique_ptr<TlsFiles> tls;  // null without TLS; the listeners read its copies
   Listener data;
   Listener admin;
   std::once_flag shutdown_once;
@@ -258,8 +287,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                                                                Metrics& metrics, const Clock& clock,
                                                                WeightStore* weights) {
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
+  LOGPROBD_RETURN_IF_ERROR(TlsFiles::CheckPaths(options.tls));
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress listen,
-                            CheckedAddress("--listen", options.listen, options.insecure));
+                            CheckedAddress("--listen", options.listen, options));
   PrepareGrpc();
 
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local,
@@ -267,6 +297,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   const std::string local_path = local == nullptr ? "" : local->info().grpc_path;
   auto impl = std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), options.answers,
                                      std::move(local), metrics, clock);
+
+  if (options.tls.is_enabled()) {
+    LOGPROBD_ASSIGN_OR_RETURN(impl->tls, TlsFiles::Create(options.tls, metrics, clock));
+  }
+  const std::shared_ptr<grpc::ServerCredentials> credentials = CredentialsOf(impl->tls.get());
 
   LOGPROBD_ASSIGN_OR_RETURN(impl->data.acceptor,
                             ConnectionAcceptor::Listen({.flag = "--listen", .address = listen}));
@@ -278,7 +313,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
     builder.AddListeningPort(absl::StrCat("unix:", local_path), grpc::InsecureServerCredentials(),
                              &local_bound);
   }
-  const absl::Status started = impl->data.Start(builder);
+  const absl::Status started = impl->data.Start(builder, credentials);
   if (!started.ok() && local_bound == 0) {
     return absl::UnavailableError(absl::StrCat("--local: cannot listen on ", local_path));
   }
@@ -287,7 +322,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
 
   if (!options.admin.empty()) {
     LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
-                              CheckedAddress("--admin", options.admin, options.insecure));
+                              CheckedAddress("--admin", options.admin, options));
     LOGPROBD_ASSIGN_OR_RETURN(impl->admin.acceptor,
                               ConnectionAcceptor::Listen({.flag = "--admin", .address = address}));
     grpc::ServerBuilder admin_builder;
@@ -297,7 +332,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
       impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(), clock);
       admin_builder.RegisterService(impl->weights.get());
     }
-    LOGPROBD_RETURN_IF_ERROR(WithContext(impl->admin.Start(admin_builder), "--admin"));
+    LOGPROBD_RETURN_IF_ERROR(WithContext(impl->admin.Start(admin_builder, credentials), "--admin"));
     SetHealth(impl->admin.server.get(), false);
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
@@ -321,6 +356,18 @@ void GrpcServer::SetServing(bool serving) {
 void GrpcServer::SetAnswerLimits(int64_t bytes_max, double client_share) {
   impl_->service.handler().SetAnswerLimits(
       {.bytes_max = bytes_max, .client_share_max = client_share});
+}
+
+void GrpcServer::ReloadTls() {
+  if (impl_->tls != nullptr) {
+    impl_->tls->Reload();
+  }
+}
+
+void GrpcServer::ReloadTlsIfChanged() {
+  if (impl_->tls != nullptr) {
+    impl_->tls->ReloadIfChanged();
+  }
 }
 
 void GrpcServer::Shutdown(absl::Duration grace) {

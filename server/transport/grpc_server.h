@@ -13,6 +13,7 @@
 #include "server/metrics/metrics.h"
 #include "server/transport/answer_budget.h"
 #include "server/transport/shared_regions.h"
+#include "server/transport/tls_files.h"
 
 namespace logprobd {
 
@@ -32,8 +33,10 @@ class GrpcServer {
     DeviceMemory* devices = nullptr;  ///< Null disables CUDA IPC.
     /// Address host:port of the admin listener. If empty, there is no admin listener.
     std::string admin;
-    /// Allows listeners on addresses other than loopback, which have no encryption and no
-    /// authentication.
+    /// Files for TLS on both TCP listeners; without them they are plaintext. The Unix socket is
+    /// always plaintext.
+    TlsFiles::Options tls;
+    /// Allows listeners on addresses other than loopback without client certificates.
     bool insecure = false;
     bool reflection = false;
     /// Maximum size of a message in bytes.
@@ -50,7 +53,7 @@ class GrpcServer {
 
   /// Binds the addresses and serves. Health is NOT_SERVING until SetServing(true). Returns
   /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address other
-  /// than loopback without `insecure`, and UNAVAILABLE if a port is in use. References must outlive
+  /// than loopback with neither client certificates nor `insecure` and for unusable TLS files, and UNAVAILABLE if a port is in use. References must outlive
   /// the server; `metrics` and `pinning` must also outlive the requests that it submitted. The
   /// admin listener serves `weights`; if it is null, there is no Weights service.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const Options& options,
@@ -71,6 +74,11 @@ class GrpcServer {
 
   /// Changes answer_bytes_max and answer_client_share of Options.
   void SetAnswerLimits(int64_t bytes_max, double client_share);
+
+  /// Reads the TLS files again: at once, or if they have changed (see TlsFiles). Does nothing
+  /// without TLS. Must be called from one thread.
+  void ReloadTls();
+  void ReloadTlsIfChanged();
 
   /// Refuses new calls, waits at most `grace` for the calls in flight, including Verify, and
   /// cancels the rest. Idempotent.

@@ -40,6 +40,7 @@ GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMe
   result.listen = options.listen;
   SetSameHostOptions(options, same_host, result);
   result.admin = options.admin;
+  result.tls = TlsOptionsOf(options);
   result.insecure = options.insecure;
   result.reflection = options.reflection;
   result.message_bytes_max = options.max_message_bytes;
@@ -489,8 +490,10 @@ Server::End Server::Run() {
       impl.Notify(
           absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(impl.clock.Now()), "\n"));
       impl.Reload();
+      impl.grpc->ReloadTls();
       impl.Notify("READY=1\n");
     }
+    impl.grpc->ReloadTlsIfChanged();
     any_left = impl.WatchHeads();
     impl.UpdateServing();
     impl.Notify();
