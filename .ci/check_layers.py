@@ -24,12 +24,12 @@ THIRD_PARTIES = {
     "server/engine": {"absl"} | CUDA,
     "server/metrics": {"absl", "prometheus", "nvml"},
     "server/http": {"absl", "httplib"},
-    "server/transport": {"absl"} | GRPC,
+    "server/transport": {"absl", "openssl"} | GRPC,
     "server/app/options": {"absl", "CLI", "toml"},
     "server/app/heads": {"absl"},
     "server/app/run": {"absl"},
     "server/main.cc": {"absl"},
-    "client/cpp": {"absl"} | GRPC,
+    "client/cpp": {"absl", "openssl"} | GRPC,
     # `logprobctl bench` reads a server's metrics with httplib.
     "client/cli": {"absl", "CLI", "nlohmann", "httplib"} | GRPC,
 }
@@ -40,6 +40,8 @@ SOURCE_ONLY = {
     "server/weights": {"nlohmann", "openssl"},
     "server/metrics": {"prometheus", "nvml"},
     "server/http": {"httplib"},
+    "server/transport": {"openssl"},
+    "client/cpp": {"openssl"},
     "client/cli": {"httplib"},
 }
 

@@ -61,7 +61,34 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
   AddDurationOption(command, "--timeout", options.timeout,
                     "Time limit of a call, including retries", "LOGPROBD_TIMEOUT_S");
   command.get_option("--timeout")->group("Connection");
+  AddTlsOptions(command, options.tls);
   command.add_flag("--json", options.json, "Print the result as JSON instead of text");
+}
+
+void AddTlsOptions(CLI::App& command, std::optional<Tls>& tls) {
+  const auto add = [&command, &tls](const std::string& name, std::string Tls::*member,
+                                    const std::string& description) {
+    command
+        .add_option_function<std::string>(
+            name,
+            [&tls, member](const std::string& value) {
+              if (!tls.has_value()) tls.emplace();
+              (*tls).*member = value;
+            },
+            description)
+        ->group("Connection");
+  };
+  command
+      .add_flag_callback(
+          "--tls", [&tls] { tls = tls.value_or(Tls()); },
+          "Connect with TLS and trust the system's roots; the other --tls options imply it")
+      ->group("Connection");
+  add("--tls-ca", &Tls::ca, "PEM file with the CAs that may have issued the server's certificate");
+  add("--tls-cert", &Tls::cert,
+      "PEM file with this client's certificate, for servers that demand one");
+  add("--tls-key", &Tls::key, "PEM file with the private key of --tls-cert");
+  add("--tls-server-name", &Tls::server_name,
+      "Name that the server's certificate must contain; by default the host of --address");
 }
 
 const std::vector<std::string>& OutputNames() {
@@ -107,6 +134,7 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
                                                 Client::Options client_options) {
   client_options.address = options.address;
   client_options.timeout = options.timeout;
+  client_options.tls = options.tls;
   client_options.on_wait = [](const std::string& message) {
     std::cerr << "logprobctl: " << message << std::endl;
   };

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -34,6 +35,7 @@ struct CommandStreams {
 struct CommonOptions {
   std::string address = "127.0.0.1:8470";
   absl::Duration timeout = absl::Seconds(60);
+  std::optional<Tls> tls;  ///< Set by any of the --tls options.
   bool json = false;
 };
 
@@ -46,6 +48,9 @@ struct CommandState {
 
 /// Adds --address, --timeout and --json to a command.
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
+
+/// Adds --tls and the other --tls options, which AddCommonOptions includes.
+void AddTlsOptions(CLI::App& command, std::optional<Tls>& tls);
 
 /// Parses seconds, or a number with a unit: 30, 1.5s, 500ms, 2m. Returns INVALID_ARGUMENT for other
 /// text.

@@ -173,6 +173,7 @@ CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::strin
                     is_load ? options->load_timeout : options->common.timeout,
                     "Time limit of the call", is_load ? "" : "LOGPROBD_TIMEOUT_S");
   command->get_option("--timeout")->group("Connection");
+  AddTlsOptions(*command, options->common.tls);
   command->add_flag("--json", options->common.json, "Print the result as JSON instead of text");
   command->add_option("--head", options->load.head,
                       "Name of the head; optional if the server has only one head");
@@ -180,7 +181,8 @@ CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::strin
     absl::StatusOr<std::unique_ptr<WeightsClient>> client =
         WeightsClient::Create({.address = options->common.address,
                                .timeout = options->common.timeout,
-                               .load_timeout = options->load_timeout});
+                               .load_timeout = options->load_timeout,
+                               .tls = options->common.tls});
     state.exit_code = client.ok() ? body(*options, state.streams, **client)
                                   : ReportError(state.streams, options->common, client.status());
   });

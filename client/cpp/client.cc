@@ -75,11 +75,14 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
 /// Returns the options of the transport. `options` must have been checked. `stream_window` is
 /// passed to BulkTransport.
 BalancingTransport::Options TransportOptions(
-    const Client::Options& options, const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
-  const auto connect =
-      [options, stream_window](const std::string& address) -> std::unique_ptr<RpcTransport> {
-    const GrpcTransport::Options server = {
-        .address = address, .channels = options.channels, .client_id = options.client_id};
+    const Client::Options& options, const ChannelSecurity& security,
+    const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
+  const auto connect = [options, security, stream_window](
+                           const std::string& address) -> std::unique_ptr<RpcTransport> {
+    const GrpcTransport::Options server = {.address = address,
+                                           .channels = options.channels,
+                                           .client_id = options.client_id,
+                                           .security = security};
     if (options.bulk_stream) return std::make_unique<BulkTransport>(server, stream_window);
     return std::make_unique<GrpcTransport>(server);
   };
@@ -126,9 +129,9 @@ LocalTransport::Options LocalOptions(const Client::Options& options,
 }  // namespace
 
 struct Client::Impl {
-  explicit Impl(Options client_options)
+  Impl(Options client_options, const ChannelSecurity& security)
       : options(std::move(client_options)),
-        transport(TransportOptions(options, stream_window)),
+        transport(TransportOptions(options, security, stream_window)),
         environment({.transport = &transport,
                      .retry = {.retries = options.retries,
                                .backoff_initial = options.backoff_initial,
@@ -260,7 +263,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
         "\" names several servers, to which rows are sent inside requests: use auto or tcp, "
         "or name one server"));
   }
-  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(chosen)));
+  absl::StatusOr<ChannelSecurity> security = ReadTls(chosen.tls);
+  if (!security.ok()) return security.status();
+  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(chosen, *security)));
 }
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
+#include "client/cpp/tls.h"
 
 namespace logprobd::client {
 
@@ -97,6 +98,8 @@ class Client {
     /// available, calls fail with UNAVAILABLE. With several servers rows are sent inside requests,
     /// and Create returns INVALID_ARGUMENT for kSharedMemory and kCudaIpc.
     std::optional<TransportChoice> transport = {};
+    /// Files for TLS to servers that run with --tls-cert. If absent, connections are plaintext.
+    std::optional<Tls> tls = {};
     /// Called with a message when a call has been retrying for 1 s, once per request. It runs on a
     /// thread of the library or of the caller and must return quickly. If it is empty, there is no
     /// message.
@@ -104,7 +107,7 @@ class Client {
   };
 
   /// Creates a client, which connects lazily: the first call, or WaitReady, reports an unreachable
-  /// server. Returns INVALID_ARGUMENT with the name of an invalid option.
+  /// server. Returns INVALID_ARGUMENT with the name of an invalid option or TLS file.
   static absl::StatusOr<std::unique_ptr<Client>> Create(const Options& options);
 
   /// Cancels the calls in flight and returns after the last callback.

@@ -3,9 +3,7 @@
 #include <grpc/impl/codegen/grpc_types.h>
 #include <grpcpp/alarm.h>
 #include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/stub_options.h>
 
 #include <chrono>
@@ -177,7 +175,7 @@ void GrpcStream::OnDone(const grpc::Status& status) {
 constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kClientIdKey[] = "client_id";
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int index) {
+std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options, int index) {
   grpc::ChannelArguments args = ChannelArgumentsForServers();
   // The index makes the arguments differ: channels with equal arguments share one connection.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -188,7 +186,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, int index
   // limit of an attempt to connect.
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return OpenChannel(options.address, options.security, args);
 }
 
 std::optional<std::string> FindPushback(
@@ -278,7 +276,7 @@ struct GrpcTransport::CallState {
 GrpcTransport::GrpcTransport(const Options& options)
     : client_id_(options.client_id), all_(std::make_shared<Scope>()) {
   for (int index = 0; index < options.channels; ++index) {
-    channels_.push_back(MakeChannel(options.address, index));
+    channels_.push_back(MakeChannel(options, index));
   }
 }
 

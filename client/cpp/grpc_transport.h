@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/rpc_transport.h"
+#include "client/cpp/secure_channel.h"
 
 namespace logprobd::client {
 
@@ -37,6 +38,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
     std::string address = {};
     int32_t channels = 4;  ///< With 0 the transport provides delays only.
     std::string client_id = {};
+    ChannelSecurity security = {};
   };
 
   explicit GrpcTransport(const Options& options);

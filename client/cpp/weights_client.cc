@@ -1,13 +1,12 @@
 #include "client/cpp/weights_client.h"
 
 #include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/grpc_transport.h"
+#include "client/cpp/secure_channel.h"
 #include "logprobd/v1/weights.grpc.pb.h"
 
 namespace logprobd::client {
@@ -38,10 +37,10 @@ HeadWeights FromProto(const v1::HeadWeightsState& state) {
 }  // namespace
 
 struct WeightsClient::Impl {
-  explicit Impl(Options client_options) : options(std::move(client_options)) {
-    stub = v1::Weights::NewStub(grpc::CreateCustomChannel(
-        options.address, grpc::InsecureChannelCredentials(), ChannelArgumentsForServers()));
-  }
+  Impl(Options client_options, const ChannelSecurity& security)
+      : options(std::move(client_options)),
+        stub(v1::Weights::NewStub(
+            OpenChannel(options.address, security, ChannelArgumentsForServers()))) {}
 
   /// Converts the status of a failed call and adds advice to its message.
   absl::Status ToStatus(const grpc::Status& status) const {
@@ -51,7 +50,11 @@ struct WeightsClient::Impl {
       message = absl::StrCat("there is no Weights service at ", options.address,
                              ": use the address of logprobd --admin");
     } else if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-      absl::StrAppend(&message, "; check that logprobd runs with --admin ", options.address);
+      const std::string hint = TlsHint(status.error_message(), options.tls.has_value());
+      absl::StrAppend(
+          &message, hint.empty()
+                        ? absl::StrCat("; check that logprobd runs with --admin ", options.address)
+                        : hint);
     }
     return {static_cast<absl::StatusCode>(status.error_code()), message};
   }
@@ -68,7 +71,7 @@ struct WeightsClient::Impl {
   }
 
   const Options options;
-  std::unique_ptr<v1::Weights::Stub> stub;
+  const std::unique_ptr<v1::Weights::Stub> stub;
 };
 
 absl::StatusOr<std::unique_ptr<WeightsClient>> WeightsClient::Create(const Options& options) {
@@ -78,7 +81,10 @@ absl::StatusOr<std::unique_ptr<WeightsClient>> WeightsClient::Create(const Optio
   if (options.timeout <= absl::ZeroDuration() || options.load_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("timeout and load_timeout must be above 0");
   }
-  return std::unique_ptr<WeightsClient>(new WeightsClient(std::make_unique<Impl>(options)));
+  const absl::StatusOr<ChannelSecurity> security = ReadTls(options.tls);
+  if (!security.ok()) return security.status();
+  return std::unique_ptr<WeightsClient>(
+      new WeightsClient(std::make_unique<Impl>(options, *security)));
 }
 
 WeightsClient::WeightsClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

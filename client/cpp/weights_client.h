@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cpp/tls.h"
 
 namespace logprobd::client {
 
@@ -69,6 +70,8 @@ class WeightsClient {
     absl::Duration timeout = absl::Seconds(60);
     /// Time limit of Load, > 0; the server stops loading when it passes.
     absl::Duration load_timeout = absl::InfiniteDuration();
+    /// Files for TLS to a server that runs with --tls-cert. If absent, the connection is plaintext.
+    std::optional<Tls> tls = {};
   };
 
   /// Creates a client, which connects at its first call. Returns INVALID_ARGUMENT, which names the

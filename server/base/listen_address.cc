@@ -47,14 +47,26 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
   return address;
 }
 
-absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address, bool insecure) {
-  if (address.is_loopback || insecure) {
+absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address,
+                            const std::optional<ListenerSecurity>& security, bool insecure) {
+  const ListenerSecurity has = security.value_or(ListenerSecurity());
+  if (address.is_loopback) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat(flag, ": ", address.ToString(),
-                   " can be reached from other hosts without encryption or authentication; "
-                   "pass --insecure to allow that, or use a loopback address such as 127.0.0.1"));
+  if (has.has_tokens && !has.has_tls) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(flag, ": ", address.ToString(),
+                     " is not a loopback address, and tokens would cross the network unencrypted; "
+                     "give --tls-cert and --tls-key"));
+  }
+  if (insecure || (has.has_tls && (has.has_client_certificates || has.has_tokens))) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      flag, ": ", address.ToString(), " can be reached from other hosts without authentication; ",
+      security.has_value() ? "give --tls-cert and --tls-key, and --tls-client-ca or --tokens, "
+                           : "",
+      "pass --insecure to allow that, or use a loopback address such as 127.0.0.1"));
 }
 
 }  // namespace logprobd

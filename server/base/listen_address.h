@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,8 +23,19 @@ struct ListenAddress {
 /// INVALID_ARGUMENT that names `flag` if `text` has another form.
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::string_view text);
 
-/// Returns FAILED_PRECONDITION that names `flag` if `address` is not loopback and `insecure` is
-/// false, because no listener encrypts or authenticates.
-absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address, bool insecure);
+/// What a listener offers and demands.
+struct ListenerSecurity {
+  bool has_tls = false;
+  bool has_client_certificates = false;  ///< Clients need a certificate.
+  bool has_tokens = false;               ///< Callers need a token.
+};
+
+/// Checks that other hosts cannot use `address` without encryption and authentication. Returns
+/// FAILED_PRECONDITION that names `flag` if it is not loopback and
+///   - tokens would cross the network without TLS, or
+///   - there is no TLS with client certificates or tokens, and `insecure` is false.
+/// `security` is absent for a listener that can have neither.
+absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address,
+                            const std::optional<ListenerSecurity>& security, bool insecure);
 
 }  // namespace logprobd

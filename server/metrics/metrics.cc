@@ -43,6 +43,7 @@ constexpr std::array<const char*, 11> kRejectionNames = {
     "deadline",     "draining",        "not_ready",        "invalid",
     "answer_bytes", "unauthenticated", "permission_denied"};
 constexpr std::array<const char*, 3> kLeftAtNames = {"arrival", "queue", "engine"};
+constexpr std::array<const char*, 2> kTlsReloadNames = {"failed", "ok"};
 constexpr std::array<const char*, 4> kMemoryKinds = {"weights", "workspace", "staging", "receive"};
 
 /// A family with one label and one counter for each value of a fixed set.
@@ -215,7 +216,14 @@ struct Metrics::Impl {
                  "Size of the requests received, by transport, in bytes.", "transport",
                  kTransportNames),
         sent(registry, "logprobd_sent_bytes_total",
-             "Size of the responses sent, by transport, in bytes.", "transport", kTransportNames) {
+             "Size of the responses sent, by transport, in bytes.", "transport", kTransportNames),
+        tls_reloads(registry, "logprobd_tls_reloads_total",
+                    "Number of times that changed TLS certificates were read again, by result. "
+                    "After a failure the earlier ones stay in use.",
+                    "result", kTlsReloadNames),
+        tls_expiry(AddGauges(registry, "logprobd_tls_certificate_expiry_timestamp_seconds",
+                             "Time at which the first certificate of the server's chain expires, "
+                             "in seconds since the epoch. Absent without TLS.")) {
     auto& stage_family =
         AddHistograms(registry, "logprobd_stage_duration_seconds",
                       "Time that a request or batch spends in a stage, in seconds.");
@@ -273,6 +281,8 @@ struct Metrics::Impl {
   CounterSet<3> deadline_exceeded;
   CounterSet<kNumTransports> received;
   CounterSet<kNumTransports> sent;
+  CounterSet<2> tls_reloads;
+  prometheus::Family<prometheus::Gauge>& tls_expiry;
   std::array<prometheus::Histogram*, 8> stages{};
   prometheus::Gauge* inflight_bytes = nullptr;
   prometheus::Gauge* inflight_bytes_limit = nullptr;
@@ -407,6 +417,14 @@ void Metrics::SetShmRegions(int64_t regions, int64_t bytes) {
 
 void Metrics::SetCudaIpcMappings(int64_t mappings) {
   impl_->cuda_ipc_mappings->Set(static_cast<double>(mappings));
+}
+
+void Metrics::RecordTlsReload(bool is_ok) {
+  impl_->tls_reloads[static_cast<size_t>(is_ok)].Increment();
+}
+
+void Metrics::SetTlsCertificateExpiry(absl::Time expiry) {
+  impl_->tls_expiry.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(expiry)));
 }
 
 void Metrics::SetMemory(const MemoryPlan& plan) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/base/errors.h"
 #include "server/base/head_info.h"
 #include "server/base/score_request.h"
@@ -86,6 +87,11 @@ class Metrics {
   void SetShmRegions(int64_t regions, int64_t bytes);
   /// Sets the number of the clients' CUDA IPC mappings that are open now.
   void SetCudaIpcMappings(int64_t mappings);
+  /// Counts an attempt to read the TLS certificates again.
+  void RecordTlsReload(bool is_ok);
+  /// Sets the time at which the first certificate of the server's chain expires. The series exists
+  /// from the first call on.
+  void SetTlsCertificateExpiry(absl::Time expiry);
 
   /// Asks the driver for its readings of the GPUs. Serialize does so too; Snapshot uses the last
   /// readings. The call takes as long as the driver takes to answer. The driver may hang when a GPU

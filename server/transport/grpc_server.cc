@@ -22,6 +22,8 @@
 #include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/security/server_credentials.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_credentials_options.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "server/base/errors.h"
@@ -112,26 +114,52 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
 absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::string& text,
                                              const GrpcServer::Options& options) {
   LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(flag, text));
-  LOGPROBD_RETURN_IF_ERROR(CheckLoopback(flag, address, options.insecure));
-  if (options.tokens != nullptr && !address.is_loopback) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(flag, ": ", address.ToString(),
-                     " is not a loopback address, and tokens would cross the "
-                     "network unencrypted"));
-  }
+  LOGPROBD_RETURN_IF_ERROR(CheckReachable(
+      flag, address,
+      ListenerSecurity{.has_tls = options.tls.is_enabled(),
+                       .has_client_certificates = options.tls.needs_client_certificates(),
+                       .has_tokens = options.tokens != nullptr},
+      options.insecure));
   return address;
 }
 
-/// Returns the credentials of a listener. With tokens they are gRPC's local credentials, since
-/// insecure ones call no TokenProcessor; they send nothing themselves, so clients connect as usual.
-std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
-    const std::shared_ptr<TokenProcessor>& processor, grpc_local_connect_type type) {
-  if (processor == nullptr) {
-    return grpc::InsecureServerCredentials();
+/// Interval at which gRPC looks at the copies of the TLS files, its shortest.
+constexpr unsigned kTlsWatchSeconds = 1;
+
+/// gRPC's lowest version is TLS 1.2, and it prefers 1.3.
+std::shared_ptr<grpc::ServerCredentials> TlsCredentialsOf(const TlsFiles& tls) {
+  const bool needs_client = tls.options().needs_client_certificates();
+  grpc::experimental::TlsServerCredentialsOptions options(
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+          tls.key_copy(), tls.cert_copy(), needs_client ? tls.client_ca_copy() : "",
+          kTlsWatchSeconds));
+  options.watch_identity_key_cert_pairs();
+  if (needs_client) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
-  std::shared_ptr<grpc::ServerCredentials> credentials =
-      grpc::experimental::LocalServerCredentials(type);
-  credentials->SetAuthMetadataProcessor(processor);
+  if (!tls.options().crl_dir.empty()) {
+    options.set_crl_directory(tls.options().crl_dir);
+  }
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
+/// Returns the credentials of a listener without TLS. With tokens they are gRPC's local
+/// credentials, since insecure ones call no TokenProcessor; they send nothing themselves, so
+/// clients connect as usual.
+std::shared_ptr<grpc::ServerCredentials> PlainCredentialsOf(
+    const std::shared_ptr<TokenProcessor>& processor, grpc_local_connect_type type) {
+  return processor == nullptr ? grpc::InsecureServerCredentials()
+                              : grpc::experimental::LocalServerCredentials(type);
+}
+
+/// Makes `processor`, unless it is null, check the calls of a listener.
+std::shared_ptr<grpc::ServerCredentials> WithTokens(
+    std::shared_ptr<grpc::ServerCredentials> credentials,
+    const std::shared_ptr<TokenProcessor>& processor) {
+  if (processor != nullptr) {
+    credentials->SetAuthMetadataProcessor(processor);
+  }
   return credentials;
 }
 
@@ -167,10 +195,9 @@ struct Listener {
   /// Builds the server and starts to accept connections. Returns UNAVAILABLE if gRPC does not
   /// start.
   absl::Status Start(grpc::ServerBuilder& builder,
-                     std::shared_ptr<grpc::ServerCredentials> credentials) {
+                     const std::shared_ptr<grpc::ServerCredentials>& credentials) {
     handler = builder.experimental().AddExternalConnectionAcceptor(
-        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-        std::move(credentials));
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
     server = builder.BuildAndStart();
     if (server == nullptr) {
       return absl::UnavailableError("gRPC could not start the server");
@@ -263,6 +290,7 @@ struct GrpcServer::Impl {
   /// Returns UNIMPLEMENTED for every method. gRPC provides health and reflection, but a gRPC server
   /// without any other service does not start.
   grpc::CallbackGenericService admin_methods;
+  std::unique_ptr<TlsFiles> tls;  // null without TLS; the listeners read its copies
   Listener data;
   Listener admin;
   std::once_flag shutdown_once;
@@ -282,6 +310,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                                                                Metrics& metrics, const Clock& clock,
                                                                WeightStore* weights) {
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
+  LOGPROBD_RETURN_IF_ERROR(TlsFiles::CheckPaths(options.tls));
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress listen,
                             CheckedAddress("--listen", options.listen, options));
   PrepareGrpc();
@@ -295,6 +324,14 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                              ? nullptr
                              : std::make_shared<TokenProcessor>(options.tokens, metrics);
 
+  if (options.tls.is_enabled()) {
+    LOGPROBD_ASSIGN_OR_RETURN(impl->tls, TlsFiles::Create(options.tls, metrics, clock));
+  }
+  const std::shared_ptr<grpc::ServerCredentials> credentials =
+      WithTokens(impl->tls == nullptr ? PlainCredentialsOf(processor, LOCAL_TCP)
+                                      : TlsCredentialsOf(*impl->tls),
+                 processor);
+
   LOGPROBD_ASSIGN_OR_RETURN(impl->data.acceptor,
                             ConnectionAcceptor::Listen({.flag = "--listen", .address = listen}));
   grpc::ServerBuilder builder;
@@ -302,10 +339,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   builder.RegisterService(&impl->service);
   int local_bound = 1;
   if (!local_path.empty()) {
-    builder.AddListeningPort(absl::StrCat("unix:", local_path), CredentialsOf(processor, UDS),
+    builder.AddListeningPort(absl::StrCat("unix:", local_path),
+                             WithTokens(PlainCredentialsOf(processor, UDS), processor),
                              &local_bound);
   }
-  const absl::Status started = impl->data.Start(builder, CredentialsOf(processor, LOCAL_TCP));
+  const absl::Status started = impl->data.Start(builder, credentials);
   if (!started.ok() && local_bound == 0) {
     return absl::UnavailableError(absl::StrCat("--local: cannot listen on ", local_path));
   }
@@ -324,8 +362,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
       impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(), clock);
       admin_builder.RegisterService(impl->weights.get());
     }
-    LOGPROBD_RETURN_IF_ERROR(WithContext(
-        impl->admin.Start(admin_builder, CredentialsOf(processor, LOCAL_TCP)), "--admin"));
+    LOGPROBD_RETURN_IF_ERROR(WithContext(impl->admin.Start(admin_builder, credentials), "--admin"));
     SetHealth(impl->admin.server.get(), false);
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
@@ -349,6 +386,18 @@ void GrpcServer::SetServing(bool serving) {
 void GrpcServer::SetAnswerLimits(int64_t bytes_max, double client_share) {
   impl_->service.handler().SetAnswerLimits(
       {.bytes_max = bytes_max, .client_share_max = client_share});
+}
+
+void GrpcServer::ReloadTls() {
+  if (impl_->tls != nullptr) {
+    impl_->tls->Reload();
+  }
+}
+
+void GrpcServer::ReloadTlsIfChanged() {
+  if (impl_->tls != nullptr) {
+    impl_->tls->ReloadIfChanged();
+  }
 }
 
 void GrpcServer::Shutdown(absl::Duration grace) {

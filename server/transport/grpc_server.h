@@ -14,6 +14,7 @@
 #include "server/transport/access_tokens.h"
 #include "server/transport/answer_budget.h"
 #include "server/transport/shared_regions.h"
+#include "server/transport/tls_files.h"
 
 namespace logprobd {
 
@@ -35,8 +36,10 @@ class GrpcServer {
     std::string admin;
     /// The tokens that callers need; null if they need none.
     std::shared_ptr<const AccessTokens> tokens;
-    /// Allows listeners on addresses other than loopback, which have no encryption and no
-    /// authentication.
+    /// Files for TLS on both TCP listeners; without them they are plaintext. The Unix socket is
+    /// always plaintext.
+    TlsFiles::Options tls;
+    /// Allows listeners on addresses other than loopback that CheckReachable refuses.
     bool insecure = false;
     bool reflection = false;
     /// Maximum size of a message in bytes.
@@ -53,7 +56,7 @@ class GrpcServer {
 
   /// Binds the addresses and serves. Health is NOT_SERVING until SetServing(true). Returns
   /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address other
-  /// than loopback without `insecure` or with `tokens`, and UNAVAILABLE if a port is in use.
+  /// that CheckReachable refuses and for unusable TLS files, and UNAVAILABLE if a port is in use.
   /// References must outlive the server; `metrics` and `pinning` must also outlive the requests
   /// that it submitted. The admin listener serves `weights`; if it is null, there is no Weights
   /// service.
@@ -75,6 +78,11 @@ class GrpcServer {
 
   /// Changes answer_bytes_max and answer_client_share of Options.
   void SetAnswerLimits(int64_t bytes_max, double client_share);
+
+  /// Reads the TLS files again: at once, or if they have changed (see TlsFiles). Does nothing
+  /// without TLS. Must be called from one thread.
+  void ReloadTls();
+  void ReloadTlsIfChanged();
 
   /// Refuses new calls, waits at most `grace` for the calls in flight, including Verify, and
   /// cancels the rest. Idempotent.

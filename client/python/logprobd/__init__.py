@@ -27,6 +27,7 @@ from logprobd.packing import Shifted, from_packed, from_padded
 from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy
 from logprobd.serve import serve
+from logprobd.tls import Tls
 
 __version__ = "0.2.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "ServerState",
     "Shard",
     "Shifted",
+    "Tls",
     "Unavailable",
     "VerifyReport",
     "WeightsVersionMismatch",

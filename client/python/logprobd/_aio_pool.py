@@ -19,10 +19,12 @@ from logprobd._pool import (
     HEALTH_REQUEST,
     heads_or_reason,
     health_reason,
+    open_channels,
 )
 from logprobd.balance import Balance, Server
 from logprobd.errors import Cancelled
 from logprobd.settings import Settings
+from logprobd.tls import TlsFiles
 
 # Channels of a parent process, or of an event loop that may still run. This process and loop never
 # close them.
@@ -39,6 +41,7 @@ class AioPool:
         resolve: Callable[[str, int], Awaitable[tuple[str, ...]]] | None = None,
     ) -> None:
         self._settings = settings
+        self._tls = None if settings.tls is None else TlsFiles(settings.tls)
         self._resolve = resolve or _resolve
         self._closed = False
         self._owner: tuple[int, Any] = (0, None)
@@ -77,12 +80,9 @@ class AioPool:
         if self._closed:
             raise Cancelled("the client is closed: make another one")
         if server not in self._channels:
-            self._channels[server] = [
-                grpc.aio.insecure_channel(
-                    server.address, options=self._settings.channel_options(server.address, index)
-                )
-                for index in range(self._settings.channels)
-            ]
+            self._channels[server] = open_channels(
+                grpc.aio, self._settings, self._tls, server.address
+            )
         channels = self._channels[server]
         return channels[next(self._turn) % len(channels)]
 

@@ -22,6 +22,7 @@ from logprobd.errors import (
 from logprobd.info import HeadInfo
 from logprobd.plan import ScorePlan
 from logprobd.retry import RetryNotice, RetryPolicy
+from logprobd.tls import Tls
 from logprobd.versions import CallVersions
 
 Message = TypeVar("Message")
@@ -83,6 +84,7 @@ class ClientCore:
             inside the request if neither is available. "tcp" sends them inside the request. "shm"
             and "cuda-ipc" use only this transport; calls raise Unavailable, which says why, if it
             is not available. Default: LOGPROBD_TRANSPORT, else "auto".
+        tls: files for TLS to servers that run with --tls-cert; see Tls. Default: plaintext.
 
     Raises InvalidArgument if a setting is invalid.
     """
@@ -100,6 +102,7 @@ class ClientCore:
         client_id: str | None = None,
         mix_versions: bool = False,
         transport: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._start(
             settings.make_settings(
@@ -113,6 +116,7 @@ class ClientCore:
                 client_id=client_id,
                 mix_versions=mix_versions,
                 transport=transport,
+                tls=tls,
             )
         )
 

@@ -20,6 +20,7 @@ from logprobd.balance import Balance, Server
 from logprobd.errors import Cancelled, LogprobdError, ServerBug, from_status, http_port_hint
 from logprobd.info import HeadInfo, heads_from_wire
 from logprobd.settings import Settings
+from logprobd.tls import TlsFiles
 
 CHECK_TIMEOUT_SECONDS = 5.0
 FIRST_LOOK_SECONDS = 1.0
@@ -38,11 +39,23 @@ def identity(data: bytes) -> bytes:
     return data
 
 
+def open_channels(
+    library: Any, settings: Settings, tls: TlsFiles | None, address: str
+) -> list[Any]:
+    """Returns the channels to one server, made by `library`: grpc or grpc.aio."""
+    options = [settings.channel_options(address, index) for index in range(settings.channels)]
+    if tls is None or addresses.is_unix(address):
+        return [library.insecure_channel(address, options=each) for each in options]
+    credentials = tls.credentials()
+    return [library.secure_channel(address, credentials, options=each) for each in options]
+
+
 class Channels:
     """Several connections to one server, opened at first use and used in turn. Thread-safe."""
 
-    def __init__(self, settings: Settings, address: str) -> None:
+    def __init__(self, settings: Settings, tls: TlsFiles | None, address: str) -> None:
         self._settings = settings
+        self._tls = tls
         self._address = address
         self._channels: list[Any] = []
         self._closed = False
@@ -55,12 +68,7 @@ class Channels:
             if self._closed:
                 raise Cancelled("the client is closed: make another one")
             if not self._channels:
-                self._channels = [
-                    grpc.insecure_channel(
-                        self._address, options=self._settings.channel_options(self._address, index)
-                    )
-                    for index in range(self._settings.channels)
-                ]
+                self._channels = open_channels(grpc, self._settings, self._tls, self._address)
             return self._channels[next(self._turn) % len(self._channels)]
 
     def close(self) -> None:
@@ -86,6 +94,7 @@ class Pool:
         resolve: Callable[[str, int], tuple[str, ...]] | None = None,
     ) -> None:
         self._settings = settings
+        self._tls = None if settings.tls is None else TlsFiles(settings.tls)
         self._resolve = resolve or addresses.resolve
         self._closed = False
         self._start()
@@ -114,7 +123,9 @@ class Pool:
                 raise Cancelled("the client is closed: make another one")
             channels = self._channels.get(server)
             if channels is None:
-                channels = self._channels[server] = Channels(self._settings, server.address)
+                channels = self._channels[server] = Channels(
+                    self._settings, self._tls, server.address
+                )
         return channels.next()
 
     def refresh(self) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from logprobd import addresses
 from logprobd.errors import InvalidArgument
 from logprobd.retry import RetryPolicy
+from logprobd.tls import Tls
 
 DEFAULT_ADDRESS = f"127.0.0.1:{addresses.DEFAULT_PORT}"
 DEFAULT_TIMEOUT_S = 300.0
@@ -37,6 +38,7 @@ class Settings:
     client_id: str | None
     mix_versions: bool = False
     transport: str = "auto"
+    tls: Tls | None = None
 
     @property
     def address(self) -> str:
@@ -56,12 +58,12 @@ class Settings:
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
         return None if self.client_id is None else (("client_id", self.client_id),)
 
-    def channel_options(self, address: str, index: int) -> list[tuple[str, int]]:
+    def channel_options(self, address: str, index: int) -> list[tuple[str, int | str]]:
         """Returns the gRPC options of channel `index` to a server.
 
         Each channel has its own connection, and messages have no size limit.
         """
-        options = [
+        options: list[tuple[str, int | str]] = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1),
@@ -77,6 +79,8 @@ class Settings:
         ]
         if addresses.is_loopback(address):
             options.append(("grpc.enable_http_proxy", 0))
+        if self.tls is not None and self.tls.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
         return options
 
 
@@ -92,6 +96,7 @@ def make_settings(
     client_id: str | None,
     mix_versions: bool = False,
     transport: str | None = None,
+    tls: Tls | None = None,
 ) -> Settings:
     """Makes settings from arguments and LOGPROBD_* variables.
 
@@ -112,6 +117,7 @@ def make_settings(
         client_id=_client_id(client_id),
         mix_versions=bool(mix_versions),
         transport=_transport(transport),
+        tls=_tls(tls),
     )
     if not made.is_one_server and made.transport not in ("auto", "tcp"):
         name = "transport" if transport is not None else _TRANSPORT_VARIABLE
@@ -132,6 +138,15 @@ def _transport(given: str | None) -> str:
             f'{name} is "{value}": use one of {", ".join(TRANSPORTS)}', field=name
         )
     return chosen
+
+
+def _tls(tls: Tls | None) -> Tls | None:
+    if tls is not None and not isinstance(tls, Tls):
+        raise InvalidArgument(
+            f"tls is {type(tls).__name__}: pass logprobd.Tls(ca=..., cert=..., key=...)",
+            field="tls",
+        )
+    return tls
 
 
 def _client_id(client_id: str | None) -> str | None:

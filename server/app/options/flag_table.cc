@@ -111,8 +111,17 @@ std::vector<Flag> MakeFlags() {
        "Read rows directly from the GPU memory of clients on the same host."},
       {"admin", "Listeners", Kind::kAddress, &O::admin, "HOST:PORT",
        "Address of the gRPC service that loads and commits new weights; none turns it off."},
+      {"tls-cert", "Listeners", Kind::kText, &O::tls_cert, "FILE",
+       "PEM file with the server's certificate and its chain, for TLS on --listen and --admin. It "
+       "is read again when it changes and at SIGHUP. If it is empty, there is no TLS."},
+      {"tls-key", "Listeners", Kind::kText, &O::tls_key, "FILE",
+       "PEM file with the private key of --tls-cert, without a passphrase."},
+      {"tls-client-ca", "Listeners", Kind::kText, &O::tls_client_ca, "FILE",
+       "PEM file with the CAs of the clients, which must then have a certificate (mTLS)."},
+      {"tls-crl-dir", "Listeners", Kind::kText, &O::tls_crl_dir, "DIR",
+       "Folder with the revocation lists of the clients' CAs, named as openssl rehash does."},
       {"insecure", "Listeners", Kind::kSwitch, &O::insecure, "",
-       "Allow addresses other than loopback, without TLS."},
+       "Allow addresses other than loopback without client certificates or tokens over TLS."},
       {"tokens", "Listeners", Kind::kText, &O::tokens, "FILE",
        "TOML file of the tokens that callers need, which logprobctl token new writes. SIGHUP reads "
        "it again."},

@@ -162,6 +162,8 @@ absl::Status CheckCudaIpc(const ServerOptions& options) {
 }
 
 absl::Status CheckAddresses(const ServerOptions& options) {
+  const TlsFiles::Options tls = TlsOptionsOf(options);
+  LOGPROBD_RETURN_IF_ERROR(TlsFiles::CheckPaths(tls));
   const std::pair<absl::string_view, absl::string_view> addresses[] = {
       {"--listen", options.listen}, {"--http", options.http}, {"--admin", options.admin}};
   for (const auto& [flag, text] : addresses) {
@@ -169,7 +171,12 @@ absl::Status CheckAddresses(const ServerOptions& options) {
       continue;
     }
     LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(flag, text));
-    LOGPROBD_RETURN_IF_ERROR(CheckLoopback(flag, address, options.insecure));
+    const ListenerSecurity security = {.has_tls = tls.is_enabled(),
+                                       .has_client_certificates = tls.needs_client_certificates(),
+                                       .has_tokens = !options.tokens.empty()};
+    LOGPROBD_RETURN_IF_ERROR(CheckReachable(
+        flag, address, flag == "--http" ? std::nullopt : std::optional<ListenerSecurity>(security),
+        options.insecure));
   }
   // The path of the control socket has the suffix ".control".
   constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1 - 8;
@@ -213,6 +220,13 @@ std::vector<ServerOptions> HeadOptions(const ServerOptions& options) {
     }
   }
   return heads;
+}
+
+TlsFiles::Options TlsOptionsOf(const ServerOptions& options) {
+  return {.cert = options.tls_cert,
+          .key = options.tls_key,
+          .client_ca = options.tls_client_ca,
+          .crl_dir = options.tls_crl_dir};
 }
 
 absl::Status CheckServerOptions(const ServerOptions& options) {

@@ -59,6 +59,10 @@ struct ServerOptions {
   int64_t region_bytes = SharedRegions::Options().region_bytes_max;
   bool cuda_ipc = false;
   std::string admin = GrpcServer::Options().admin;
+  std::string tls_cert = GrpcServer::Options().tls.cert;
+  std::string tls_key = GrpcServer::Options().tls.key;
+  std::string tls_client_ca = GrpcServer::Options().tls.client_ca;
+  std::string tls_crl_dir = GrpcServer::Options().tls.crl_dir;
   bool insecure = GrpcServer::Options().insecure;
   std::string tokens;  ///< TOML file of ReadTokenFile; empty means that callers need no token.
   bool reflection = GrpcServer::Options().reflection;
@@ -95,6 +99,9 @@ struct ServerOptions {
 /// would have them: `model`, `head_name` and the values of flags that heads can set are the head's
 /// own, and `queue_bytes` is its equal share. With one head the only element equals `options`.
 std::vector<ServerOptions> HeadOptions(const ServerOptions& options);
+
+/// Returns the files for TLS.
+TlsFiles::Options TlsOptionsOf(const ServerOptions& options);
 
 /// Checks what the range of a single flag cannot express: combinations of flags, names and
 /// addresses. Returns INVALID_ARGUMENT or FAILED_PRECONDITION that names the flags. If settings

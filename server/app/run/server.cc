@@ -42,6 +42,7 @@ GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMe
   result.listen = options.listen;
   SetSameHostOptions(options, same_host, result);
   result.admin = options.admin;
+  result.tls = TlsOptionsOf(options);
   result.insecure = options.insecure;
   result.tokens = std::move(tokens);
   result.reflection = options.reflection;
@@ -84,7 +85,7 @@ std::vector<HeadInfo> InfosOf(const ServerPlan& plan) {
 absl::Status CheckHttpAddress(const ServerOptions& options) {
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
                             ParseListenAddress("--http", options.http));
-  return CheckLoopback("--http", address, options.insecure);
+  return CheckReachable("--http", address, std::nullopt, options.insecure);
 }
 
 }  // namespace
@@ -508,8 +509,10 @@ Server::End Server::Run() {
       impl.Notify(
           absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(impl.clock.Now()), "\n"));
       impl.Reload();
+      impl.grpc->ReloadTls();
       impl.Notify("READY=1\n");
     }
+    impl.grpc->ReloadTlsIfChanged();
     any_left = impl.WatchHeads();
     impl.UpdateServing();
     impl.Notify();

@@ -45,12 +45,32 @@ TEST(ListenAddressTest, NamesTheFlagOfABadAddress) {
 TEST(ListenAddressTest, APublicAddressNeedsInsecure) {
   const auto open = ParseListenAddress("--http", "[::]:9470");
 
-  const absl::Status refused = CheckLoopback("--http", *open, /*insecure=*/false);
-
+  const absl::Status refused = CheckReachable("--http", *open, std::nullopt, /*insecure=*/false);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("--http: [::]:9470 can be reached"));
-  EXPECT_TRUE(CheckLoopback("--http", *open, /*insecure=*/true).ok());
-  EXPECT_TRUE(CheckLoopback("--http", *ParseListenAddress("--http", "[::1]:1"), false).ok());
+  EXPECT_THAT(refused.message(), HasSubstr("--http: [::]:9470 can be reached"));
+  EXPECT_THAT(refused.message(), ::testing::Not(HasSubstr("--tls-cert")));
+  EXPECT_TRUE(CheckReachable("--http", *open, std::nullopt, /*insecure=*/true).ok());
+  EXPECT_TRUE(
+      CheckReachable("--http", *ParseListenAddress("--http", "[::1]:1"), std::nullopt, false).ok());
+}
+
+TEST(CheckReachableTest, OtherHostsNeedTlsWithCertificatesOrTokensOrAnExplicitFlag) {
+  const ListenAddress open = *ParseListenAddress("--listen", "0.0.0.0:8470");
+  const ListenAddress loopback = *ParseListenAddress("--listen", "127.0.0.1:8470");
+  for (const bool has_tls : {false, true}) {
+    for (const bool has_certificates : {false, true}) {
+      for (const bool has_tokens : {false, true}) {
+        for (const bool insecure : {false, true}) {
+          const ListenerSecurity security = {has_tls, has_certificates, has_tokens};
+          const bool expected =
+              has_tls ? has_certificates || has_tokens || insecure : insecure && !has_tokens;
+          const absl::Status status = CheckReachable("--listen", open, security, insecure);
+          EXPECT_EQ(status.ok(), expected) << status;
+          EXPECT_TRUE(CheckReachable("--listen", loopback, security, insecure).ok());
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/tls.h"
+
+namespace logprobd::client {
+
+/// How the channels of a client are secured. By default they are plaintext.
+struct ChannelSecurity {
+  std::shared_ptr<grpc::ChannelCredentials> credentials;  ///< Null for plaintext.
+  std::string server_name;  ///< Name to check instead of the address's host; may be empty.
+};
+
+/// Reads the files and checks them. Returns INVALID_ARGUMENT that names the option, the file and
+/// what is wrong.
+absl::StatusOr<ChannelSecurity> ReadTls(const std::optional<Tls>& tls);
+
+/// Opens a channel, which connects at its first call. A Unix socket is always plaintext.
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
+                                           const ChannelSecurity& security,
+                                           grpc::ChannelArguments arguments);
+
+/// Returns advice if gRPC's message of a failed connection says that TLS is the reason, otherwise
+/// "".
+std::string TlsHint(const absl::Status& status);
+
+}  // namespace logprobd::client

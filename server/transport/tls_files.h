@@ -1,0 +1,91 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
+#include "server/base/listen_address.h"
+#include "server/metrics/metrics.h"
+
+namespace logprobd {
+
+/// Checked copies of the TLS files, which gRPC watches.
+///
+/// gRPC's own file watcher would also take a key that does not fit, or a file that is half written.
+/// This class checks the files together, copies them into a new folder, and swaps a symbolic link
+/// to it, so that gRPC sees either all of the old files or all of the new ones. Invalid files leave
+/// the old ones in use. Not thread-safe.
+class TlsFiles {
+ public:
+  /// Paths of PEM files.
+  struct Options {
+    std::string cert;       ///< The server's certificate, followed by its chain.
+    std::string key;        ///< The private key of the certificate, without a passphrase.
+    std::string client_ca;  ///< CAs of clients, which must then have a certificate. May be empty.
+    /// Folder with revocation lists of the client CAs, named as `openssl rehash` does. May be
+    /// empty.
+    std::string crl_dir;
+
+    bool is_enabled() const { return !cert.empty(); }
+    bool needs_client_certificates() const { return !client_ca.empty(); }
+  };
+
+  /// Interval at which ReloadIfChanged looks at the files.
+  static constexpr absl::Duration kLookInterval = absl::Seconds(1);
+
+  /// Returns the errors of an inconsistent set of paths, without a look at the files:
+  /// INVALID_ARGUMENT that names the flag which is missing.
+  static absl::Status CheckPaths(const Options& options);
+
+  /// Checks and copies the files. Returns FAILED_PRECONDITION that names the flag, the file and
+  /// what is wrong: the file cannot be read, is not PEM, the key does not fit the certificate, the
+  /// chain is not in order, or a certificate is expired or not yet valid. `clock` measures
+  /// intervals and `wall_now` returns the time of day; both, and `metrics`, must outlive the
+  /// object.
+  static absl::StatusOr<std::unique_ptr<TlsFiles>> Create(
+      const Options& options, Metrics& metrics, const Clock& clock,
+      std::function<absl::Time()> wall_now = absl::Now);
+
+  /// Removes the copies.
+  ~TlsFiles();
+  TlsFiles(const TlsFiles&) = delete;
+  TlsFiles& operator=(const TlsFiles&) = delete;
+
+  const Options& options() const { return options_; }
+  /// Return the paths of the copies, which stay the same.
+  std::string cert_copy() const { return folder_ + "/current/cert.pem"; }
+  std::string key_copy() const { return folder_ + "/current/key.pem"; }
+  std::string client_ca_copy() const { return folder_ + "/current/client_ca.pem"; }
+
+  /// Checks the files and replaces the copies. On an error the copies stay. The result is logged
+  /// and counted.
+  void Reload();
+
+  /// Calls Reload if the files have changed since the last call of it and were the same in two
+  /// looks, because a certificate and its key are rarely written at once. Looks at the files at
+  /// most once in each kLookInterval, so it may be called often.
+  void ReloadIfChanged();
+
+ private:
+  TlsFiles(Options options, Metrics& metrics, const Clock& clock,
+           std::function<absl::Time()> wall_now, std::string folder);
+  absl::Status Install();
+  std::string Stamp() const;
+
+  const Options options_;
+  Metrics& metrics_;
+  const Clock& clock_;
+  const std::function<absl::Time()> wall_now_;
+  const std::string folder_;  ///< Private folder (mode 0700) that holds the copies.
+  int generation_ = 0;        ///< Number of copies made.
+  std::string tried_stamp_;   ///< State of the files that Install last saw.
+  std::string seen_stamp_;    ///< State of the files at the last look.
+  absl::Time next_look_;
+};
+
+}  // namespace logprobd
