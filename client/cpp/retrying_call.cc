@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cpp/local_transport.h"
+#include "client/cpp/secure_channel.h"
 
 namespace logprobd::client {
 
@@ -138,7 +139,8 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
   std::string advice;
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
-      advice = HttpPortHint(status);
+      advice = TlsHint(status.message());
+      if (advice.empty()) advice = HttpPortHint(status);
       if (!advice.empty()) break;
       advice = absl::StrCat("; check that logprobd runs and is ready at ", address,
                             ", or name another address");

@@ -113,4 +113,8 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
   return grpc::CreateCustomChannel(address, security.credentials, arguments);
 }
 
+std::string TlsHint(absl::string_view message) {
+  return std::string(message.substr(message.size()));
+}
+
 }  // namespace logprobd::client

@@ -53,5 +53,14 @@ TEST(ListenAddressTest, APublicAddressNeedsInsecure) {
   EXPECT_TRUE(CheckLoopback("--http", *ParseListenAddress("--http", "[::1]:1"), false).ok());
 }
 
+TEST(ListenAddressTest, APublicAddressMayBeUsedWithClientCertificates) {
+  const auto open = ParseListenAddress("--listen", "0.0.0.0:8470");
+
+  const absl::Status refused = CheckLoopback("--listen", *open, false, ClientCertificates::kOff);
+
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--tls-client-ca"));
+  EXPECT_TRUE(CheckLoopback("--listen", *open, false, ClientCertificates::kRequired).ok());
+}
+
 }  // namespace
 }  // namespace logprobd
