@@ -77,8 +77,8 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
 BalancingTransport::Options TransportOptions(
     const Client::Options& options, const ChannelSecurity& security,
     const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
-  const auto connect =
-      [options, security, stream_window](const std::string& address) -> std::unique_ptr<RpcTransport> {
+  const auto connect = [options, security, stream_window](
+                           const std::string& address) -> std::unique_ptr<RpcTransport> {
     const GrpcTransport::Options server = {.address = address,
                                            .channels = options.channels,
                                            .client_id = options.client_id,

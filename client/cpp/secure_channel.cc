@@ -97,8 +97,7 @@ absl::StatusOr<ChannelSecurity> ReadTls(const std::optional<Tls>& tls) {
     const absl::Status status = ReadPair(*tls, pem);
     if (!status.ok()) return status;
   }
-  return ChannelSecurity{.credentials = grpc::SslCredentials(pem),
-                         .server_name = tls->server_name};
+  return ChannelSecurity{.credentials = grpc::SslCredentials(pem), .server_name = tls->server_name};
 }
 
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,

@@ -51,9 +51,10 @@ struct WeightsClient::Impl {
                              ": use the address of logprobd --admin");
     } else if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
       const std::string hint = TlsHint(status.error_message());
-      absl::StrAppend(&message, hint.empty() ? absl::StrCat("; check that logprobd runs with --admin ",
-                                                            options.address)
-                                             : hint);
+      absl::StrAppend(
+          &message, hint.empty()
+                        ? absl::StrCat("; check that logprobd runs with --admin ", options.address)
+                        : hint);
     }
     return {static_cast<absl::StatusCode>(status.error_code()), message};
   }

@@ -52,14 +52,13 @@ absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address,
   if (address.is_loopback || insecure || certificates == ClientCertificates::kRequired) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat(flag, ": ", address.ToString(),
-                   " can be reached from other hosts without authentication; ",
-                   certificates == ClientCertificates::kOff
-                       ? "give --tls-cert, --tls-key and --tls-client-ca to demand certificates "
-                         "of clients, "
-                       : "",
-                   "pass --insecure to allow that, or use a loopback address such as 127.0.0.1"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      flag, ": ", address.ToString(), " can be reached from other hosts without authentication; ",
+      certificates == ClientCertificates::kOff
+          ? "give --tls-cert, --tls-key and --tls-client-ca to demand certificates "
+            "of clients, "
+          : "",
+      "pass --insecure to allow that, or use a loopback address such as 127.0.0.1"));
 }
 
 }  // namespace logprobd

@@ -53,9 +53,10 @@ class GrpcServer {
 
   /// Binds the addresses and serves. Health is NOT_SERVING until SetServing(true). Returns
   /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address other
-  /// than loopback with neither client certificates nor `insecure` and for unusable TLS files, and UNAVAILABLE if a port is in use. References must outlive
-  /// the server; `metrics` and `pinning` must also outlive the requests that it submitted. The
-  /// admin listener serves `weights`; if it is null, there is no Weights service.
+  /// than loopback with neither client certificates nor `insecure` and for unusable TLS files, and
+  /// UNAVAILABLE if a port is in use. References must outlive the server; `metrics` and `pinning`
+  /// must also outlive the requests that it submitted. The admin listener serves `weights`; if it
+  /// is null, there is no Weights service.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const Options& options,
                                                             const HeadRegistry& heads,
                                                             Metrics& metrics, const Clock& clock,

@@ -1,10 +1,10 @@
 #include "server/transport/tls_files.h"
 
+#include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -147,8 +147,8 @@ absl::Status WriteCopy(const std::string& path, absl::string_view content, int g
   const timespec times[2] = {{generation, 0}, {generation, 0}};
   if (!stream || chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0 ||
       utimensat(AT_FDCWD, path.c_str(), times, 0) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("cannot write ", path, ": ",
-                                                      std::generic_category().message(errno)));
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot write ", path, ": ", std::generic_category().message(errno)));
   }
   return absl::OkStatus();
 }
@@ -195,8 +195,8 @@ TlsFiles::TlsFiles(Options options, Metrics& metrics, const Clock& clock,
       folder_(std::move(folder)),
       next_look_(clock.Now() + kLookInterval) {}
 
-absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Create(const Options& options,
-                                                           Metrics& metrics, const Clock& clock,
+absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Create(const Options& options, Metrics& metrics,
+                                                           const Clock& clock,
                                                            std::function<absl::Time()> wall_now) {
   LOGPROBD_RETURN_IF_ERROR(CheckPaths(options));
   std::error_code error;
@@ -241,9 +241,9 @@ absl::Status TlsFiles::Install() {
     LOGPROBD_RETURN_IF_ERROR(ParseCertificates(client_ca).status());
   }
   if (!options_.crl_dir.empty() && access(options_.crl_dir.c_str(), R_OK | X_OK) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("--tls-crl-dir: ", options_.crl_dir,
-                                                      " cannot be read: ",
-                                                      std::generic_category().message(errno)));
+    return absl::FailedPreconditionError(
+        absl::StrCat("--tls-crl-dir: ", options_.crl_dir,
+                     " cannot be read: ", std::generic_category().message(errno)));
   }
 
   const int generation = generation_ + 1;
@@ -255,9 +255,8 @@ absl::Status TlsFiles::Install() {
   LOGPROBD_RETURN_IF_ERROR(WriteCopy(folder + "/cert.pem", cert.content, generation));
   LOGPROBD_RETURN_IF_ERROR(WriteCopy(folder + "/key.pem", key.content, generation));
   // gRPC reads revocation lists again only when another file changes. The comment is such a change.
-  LOGPROBD_RETURN_IF_ERROR(WriteCopy(folder + "/client_ca.pem",
-                                     absl::StrCat(client_ca.content, "\n# ", name, "\n"),
-                                     generation));
+  LOGPROBD_RETURN_IF_ERROR(WriteCopy(
+      folder + "/client_ca.pem", absl::StrCat(client_ca.content, "\n# ", name, "\n"), generation));
   const std::string link = folder_ + "/current";
   std::filesystem::create_directory_symlink(name, link + ".new", error);
   if (!error) {

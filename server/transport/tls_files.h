@@ -27,7 +27,8 @@ class TlsFiles {
     std::string cert;       ///< The server's certificate, followed by its chain.
     std::string key;        ///< The private key of the certificate, without a passphrase.
     std::string client_ca;  ///< CAs of clients, which must then have a certificate. May be empty.
-    /// Folder with revocation lists of the client CAs, named as `openssl rehash` does. May be empty.
+    /// Folder with revocation lists of the client CAs, named as `openssl rehash` does. May be
+    /// empty.
     std::string crl_dir;
 
     bool is_enabled() const { return !cert.empty(); }
@@ -47,7 +48,8 @@ class TlsFiles {
   /// Checks and copies the files. Returns FAILED_PRECONDITION that names the flag, the file and
   /// what is wrong: the file cannot be read, is not PEM, the key does not fit the certificate, the
   /// chain is not in order, or a certificate is expired or not yet valid. `clock` measures
-  /// intervals and `wall_now` returns the time of day; both, and `metrics`, must outlive the object.
+  /// intervals and `wall_now` returns the time of day; both, and `metrics`, must outlive the
+  /// object.
   static absl::StatusOr<std::unique_ptr<TlsFiles>> Create(
       const Options& options, Metrics& metrics, const Clock& clock,
       std::function<absl::Time()> wall_now = absl::Now);

@@ -130,13 +130,16 @@ def test_logprobctl_takes_the_same_files(binaries, start, ca, pair, client_tls) 
     ping = logprobctl(binaries, "ping", "--address", server.grpc, *flags(client_tls))
     assert ping.returncode == 0, ping.stderr
     listed = logprobctl(
-        binaries, "weights", "list", "--json", "--address", server.admin, *flags(client_tls)
+        binaries, "weights", "list", "--json", "--admin", server.admin, *flags(client_tls)
     )
     assert listed.returncode == 0, listed.stderr
     assert json.loads(listed.stdout)
     no_certificate = Tls(ca=ca.cert)
-    for address, command in ((server.grpc, ["ping"]), (server.admin, ["weights", "list"])):
-        refused = logprobctl(binaries, *command, "--address", address, *flags(no_certificate))
+    for command in (
+        ["ping", "--address", server.grpc],
+        ["weights", "list", "--admin", server.admin],
+    ):
+        refused = logprobctl(binaries, *command, *flags(no_certificate))
         assert refused.returncode == 1
         assert "--tls-client-ca" in refused.stderr, refused.stderr
 
