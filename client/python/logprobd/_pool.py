@@ -17,7 +17,14 @@ import grpc
 
 from logprobd import _wire, addresses
 from logprobd.balance import Balance, Server
-from logprobd.errors import Cancelled, LogprobdError, ServerBug, from_status, http_port_hint, tls_hint
+from logprobd.errors import (
+    Cancelled,
+    LogprobdError,
+    ServerBug,
+    from_status,
+    http_port_hint,
+    tls_hint,
+)
 from logprobd.info import HeadInfo, heads_from_wire
 from logprobd.settings import Settings
 from logprobd.tls import TlsFiles

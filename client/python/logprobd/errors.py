@@ -188,9 +188,13 @@ def from_status(
             retry_after=retry_after,
         )
     if code == "UNAVAILABLE":
-        advice = tls_hint(details) or http_port_hint(details) or (
-            " Check that the server runs and that the address (LOGPROBD_ADDRESS) is correct; "
-            "wait_ready() waits for a starting server"
+        advice = (
+            tls_hint(details)
+            or http_port_hint(details)
+            or (
+                " Check that the server runs and that the address (LOGPROBD_ADDRESS) is correct; "
+                "wait_ready() waits for a starting server"
+            )
         )
         return Unavailable(
             f"{address} is not available: {details}.{advice}",
