@@ -137,7 +137,7 @@ DEVICES = Row(
         ),
         Panel(
             "Certificate reloads",
-            "Times that changed TLS certificates were read again, in the last hour. After a failure the old ones stay in use.",
+            "Reads of TLS certificates in the last hour. After a failure the old certificates stay in use.",
             one(
                 f"increase(logprobd_tls_reloads_total{{{OURS}}}[1h])",
                 "{{instance}} {{result}}",

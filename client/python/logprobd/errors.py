@@ -135,7 +135,12 @@ def http_port_hint(details: str | None) -> str:
     )
 
 
-# What gRPC's message of a failed connection contains, and what to check then. The first match counts.
+_CLOSED_AT_ONCE = (
+    "The peer closed the connection at once: a server with --tls-cert needs "
+    "tls=logprobd.Tls(...), and one with --tls-client-ca also tls.cert and tls.key of a CA "
+    "that it trusts"
+)
+# Parts of gRPC's messages about failed connections, and what to check. The first match counts.
 _TLS_HINTS = (
     (
         "CERTIFICATE_VERIFY_FAILED",
@@ -152,12 +157,8 @@ _TLS_HINTS = (
         "The peer speaks no TLS: check the port, that the server runs with --tls-cert, or leave "
         "tls out",
     ),
-    (
-        "Socket closed",
-        "The peer closed the connection at once: a server with --tls-cert needs "
-        "tls=logprobd.Tls(...), and one with --tls-client-ca also tls.cert and tls.key of a CA "
-        "that it trusts",
-    ),
+    ("Socket closed", _CLOSED_AT_ONCE),
+    ("Connection reset", _CLOSED_AT_ONCE),
 )
 
 
