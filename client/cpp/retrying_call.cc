@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cpp/local_transport.h"
+#include "client/cpp/secure_channel.h"
 
 namespace logprobd::client {
 
@@ -58,8 +59,11 @@ struct Attempts {
 
 void Attempt(const std::shared_ptr<Attempts>& call);
 
-/// Returns advice if gRPC's message says that the peer speaks HTTP/1; otherwise "".
-std::string HttpPortHint(const absl::Status& status) {
+/// Returns advice if gRPC's message says that TLS may prevent the connection, or that the peer
+/// speaks HTTP/1; otherwise "".
+std::string ConnectionHint(const absl::Status& status) {
+  std::string tls_hint = TlsHint(status.message());
+  if (!tls_hint.empty()) return tls_hint;
   const bool is_http1 = absl::StrContains(status.message(), "http1.x server") ||
                         absl::StrContains(status.message(), "Failed parsing HTTP/2");
   return is_http1 ? "; the peer answers with HTTP/1: is this the --http port? The gRPC port is "
@@ -97,7 +101,7 @@ void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
         environment.on_wait(absl::StrFormat("no answer from %s for %.1f s; retrying: %s%s", address,
                                             absl::ToDoubleSeconds(now - call->begin),
                                             std::string(reply.status.message()),
-                                            HttpPortHint(reply.status)));
+                                            ConnectionHint(reply.status)));
       }
       environment.transport->After(*delay, call->spec.scope, [call] { Attempt(call); });
       return;
@@ -138,7 +142,7 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
   std::string advice;
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
-      advice = HttpPortHint(status);
+      advice = ConnectionHint(status);
       if (!advice.empty()) break;
       advice = absl::StrCat("; check that logprobd runs and is ready at ", address,
                             ", or name another address");

@@ -112,4 +112,32 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
   return grpc::CreateCustomChannel(address, security.credentials, arguments);
 }
 
+std::string TlsHint(absl::string_view message) {
+  struct Hint {
+    absl::string_view words;  ///< Part of gRPC's message.
+    absl::string_view advice;
+  };
+  constexpr absl::string_view kClosed =
+      "; the peer closed the connection at once: a server with --tls-cert needs a client with TLS "
+      "(tls, --tls-ca), and one with --tls-client-ca also a certificate and key of a CA that it "
+      "trusts";
+  static constexpr Hint kHints[] = {
+      {"certificate verify failed",
+       "; the server's certificate is not trusted: check that tls.ca (--tls-ca) contains the CA "
+       "that issued it, and that it has not expired"},
+      {"is not in peer certificate",
+       "; the server's certificate does not contain the host of the address: use another address, "
+       "or set tls.server_name (--tls-server-name)"},
+      {"wrong version number",
+       "; the peer speaks no TLS: check the port, that the server runs with --tls-cert, or leave "
+       "out tls (--tls-*)"},
+      {"Socket closed", kClosed},
+      {"Connection reset", kClosed}};
+  if (!absl::StrContains(message, "failed to connect")) return "";
+  for (const Hint& hint : kHints) {
+    if (absl::StrContains(message, hint.words)) return std::string(hint.advice);
+  }
+  return "";
+}
+
 }  // namespace logprobd::client

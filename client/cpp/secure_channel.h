@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "client/cpp/tls.h"
 
 namespace logprobd::client {
@@ -29,8 +30,8 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
                                            const ChannelSecurity& security,
                                            grpc::ChannelArguments arguments);
 
-/// Returns advice if gRPC's message of a failed connection says that TLS is the reason, otherwise
-/// "".
-std::string TlsHint(const absl::Status& status);
+/// Returns advice, which continues the message, if gRPC's message of a failed connection says that
+/// TLS may be the reason; otherwise "".
+std::string TlsHint(absl::string_view message);
 
 }  // namespace logprobd::client

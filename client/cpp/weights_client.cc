@@ -50,7 +50,7 @@ struct WeightsClient::Impl {
       message = absl::StrCat("there is no Weights service at ", options.address,
                              ": use the address of logprobd --admin");
     } else if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-      const std::string hint = TlsHint(status.error_message(), options.tls.has_value());
+      const std::string hint = TlsHint(status.error_message());
       absl::StrAppend(
           &message, hint.empty()
                         ? absl::StrCat("; check that logprobd runs with --admin ", options.address)

@@ -126,6 +126,25 @@ DEVICES = Row(
             highest=1,
         ),
         Panel(
+            "Certificate expires in",
+            "Time until the first certificate of the server's chain expires; servers without TLS have none.",
+            one(
+                f"logprobd_tls_certificate_expiry_timestamp_seconds{{{OURS}}} - time()",
+                "{{instance}}",
+            ),
+            "s",
+            width=6,
+        ),
+        Panel(
+            "Certificate reloads",
+            "Reads of TLS certificates in the last hour. After a failure the old certificates stay in use.",
+            one(
+                f"increase(logprobd_tls_reloads_total{{{OURS}}}[1h])",
+                "{{instance}} {{result}}",
+            ),
+            width=6,
+        ),
+        Panel(
             "Uptime",
             "Time since the process started.",
             one(f"time() - process_start_time_seconds{{{OURS}}}", "{{instance}}"),

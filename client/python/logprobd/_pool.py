@@ -17,7 +17,14 @@ import grpc
 
 from logprobd import _wire, addresses
 from logprobd.balance import Balance, Server
-from logprobd.errors import Cancelled, LogprobdError, ServerBug, from_status, http_port_hint
+from logprobd.errors import (
+    Cancelled,
+    LogprobdError,
+    ServerBug,
+    from_status,
+    http_port_hint,
+    tls_hint,
+)
 from logprobd.info import HeadInfo, heads_from_wire
 from logprobd.settings import Settings
 from logprobd.tls import TlsFiles
@@ -273,7 +280,7 @@ def health_reason(code: grpc.StatusCode, details: str | None, data: bytes) -> st
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ""  # the server can be reached, although it has no health service
     if code is not grpc.StatusCode.OK:
-        return f"{code.name}: {details}{http_port_hint(details)}"
+        return f"{code.name}: {details}{tls_hint(details) or http_port_hint(details)}"
     try:
         status = _wire.decode(_wire.HealthResponse, data).status
     except _wire.DecodeError as error:

@@ -135,6 +135,40 @@ def http_port_hint(details: str | None) -> str:
     )
 
 
+_CLOSED_AT_ONCE = (
+    "The peer closed the connection at once: a server with --tls-cert needs "
+    "tls=logprobd.Tls(...), and one with --tls-client-ca also tls.cert and tls.key of a CA "
+    "that it trusts"
+)
+# Parts of gRPC's messages about failed connections, and what to check. The first match counts.
+_TLS_HINTS = (
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "The server's certificate is not trusted: check that tls.ca contains the CA that issued "
+        "it, and that it has not expired",
+    ),
+    (
+        "Hostname Verification Check failed",
+        "The server's certificate does not contain the host of the address: use another address, "
+        "or set tls.server_name",
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        "The peer speaks no TLS: check the port, that the server runs with --tls-cert, or leave "
+        "tls out",
+    ),
+    ("Socket closed", _CLOSED_AT_ONCE),
+    ("Connection reset", _CLOSED_AT_ONCE),
+)
+
+
+def tls_hint(details: str | None) -> str:
+    """Returns advice if gRPC's message says that TLS may be why it cannot connect, otherwise ""."""
+    if details is None or "failed to connect" not in details:
+        return ""
+    return next((f" {advice}" for words, advice in _TLS_HINTS if words in details), "")
+
+
 def from_status(
     code: str, details: str, *, address: str, retry_after: float | None = None
 ) -> LogprobdError:
@@ -155,9 +189,13 @@ def from_status(
             retry_after=retry_after,
         )
     if code == "UNAVAILABLE":
-        advice = http_port_hint(details) or (
-            " Check that the server runs and that the address (LOGPROBD_ADDRESS) is correct; "
-            "wait_ready() waits for a starting server"
+        advice = (
+            tls_hint(details)
+            or http_port_hint(details)
+            or (
+                " Check that the server runs and that the address (LOGPROBD_ADDRESS) is correct; "
+                "wait_ready() waits for a starting server"
+            )
         )
         return Unavailable(
             f"{address} is not available: {details}.{advice}",
