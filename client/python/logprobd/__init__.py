@@ -20,6 +20,8 @@ from logprobd.errors import (
     Overloaded,
     ServerBug,
     Unavailable,
+    WeightsConflict,
+    WeightsDataLoss,
     WeightsVersionMismatch,
 )
 from logprobd.info import HeadInfo, Limits, Shard, VerifyReport
@@ -27,6 +29,13 @@ from logprobd.packing import Shifted, from_packed, from_padded
 from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy
 from logprobd.serve import serve
+from logprobd.weights import (
+    HeadWeights,
+    LoadProgress,
+    PushedVersion,
+    WeightsClient,
+    WeightsVersion,
+)
 
 __version__ = "0.2.0"
 
@@ -37,11 +46,14 @@ __all__ = [
     "DeadlineExceeded",
     "HeadInfo",
     "HeadMismatch",
+    "HeadWeights",
     "InvalidArgument",
     "Limits",
+    "LoadProgress",
     "LogprobdError",
     "NotFound",
     "Overloaded",
+    "PushedVersion",
     "RetryPolicy",
     "ScoreResult",
     "ServerBug",
@@ -50,6 +62,10 @@ __all__ = [
     "Shifted",
     "Unavailable",
     "VerifyReport",
+    "WeightsClient",
+    "WeightsConflict",
+    "WeightsDataLoss",
+    "WeightsVersion",
     "WeightsVersionMismatch",
     "__version__",
     "from_packed",
