@@ -55,7 +55,7 @@ class GrpcServer {
   };
 
   /// Binds the addresses and serves. Health is NOT_SERVING until SetServing(true). Returns
-  /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address other
+  /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address
   /// that CheckReachable refuses and for unusable TLS files, and UNAVAILABLE if a port is in use.
   /// References must outlive the server; `metrics` and `pinning` must also outlive the requests
   /// that it submitted. The admin listener serves `weights`; if it is null, there is no Weights

@@ -20,6 +20,8 @@ from logprobd.errors import (
     Overloaded,
     ServerBug,
     Unavailable,
+    WeightsConflict,
+    WeightsDataLoss,
     WeightsVersionMismatch,
 )
 from logprobd.info import HeadInfo, Limits, Shard, VerifyReport
@@ -28,6 +30,13 @@ from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy
 from logprobd.serve import serve
 from logprobd.tls import Tls
+from logprobd.weights import (
+    HeadWeights,
+    LoadProgress,
+    PushedVersion,
+    WeightsClient,
+    WeightsVersion,
+)
 
 __version__ = "0.2.0"
 
@@ -38,11 +47,14 @@ __all__ = [
     "DeadlineExceeded",
     "HeadInfo",
     "HeadMismatch",
+    "HeadWeights",
     "InvalidArgument",
     "Limits",
+    "LoadProgress",
     "LogprobdError",
     "NotFound",
     "Overloaded",
+    "PushedVersion",
     "RetryPolicy",
     "ScoreResult",
     "ServerBug",
@@ -52,6 +64,10 @@ __all__ = [
     "Tls",
     "Unavailable",
     "VerifyReport",
+    "WeightsClient",
+    "WeightsConflict",
+    "WeightsDataLoss",
+    "WeightsVersion",
     "WeightsVersionMismatch",
     "__version__",
     "from_packed",

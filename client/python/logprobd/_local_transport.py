@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from logprobd import _rows, _wire
 from logprobd._cuda_ipc import CudaDriver, Driver, NotShareable
 from logprobd._local_lease import Lease, LocalUnavailable
 from logprobd._regions import RegionPool, Span
+from logprobd.arrays import HiddenRows, Rows
 from logprobd.errors import InvalidArgument, LogprobdError, Unavailable, is_placement_refusal
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.settings import Settings
@@ -31,6 +32,13 @@ INLINE_BYTES = 64 << 10
 _SLICE_ALIGNMENT = 64
 # After a failure, rows are sent inside requests for this time before shared memory is tried again.
 RETRY_SECONDS = 10.0
+
+
+RowsAt = Mapping[str, _wire.SharedMemorySlice | _wire.CudaIpcSlice]
+"""The field of a request that locates its rows in shared or GPU memory, and its value."""
+
+Encode = Callable[[RowsAt | None], bytes]
+"""Encodes a request. Without a location it contains the rows."""
 
 
 class Placement(NamedTuple):
@@ -142,14 +150,22 @@ class LocalTransport:
             pass
 
     def place(self, plan: ScorePlan, chunk: Chunk, *, chunk_id: int = 0) -> PlacedChunk:
-        """Returns the request of a chunk. Copies its hidden states at most once.
+        """Returns the request of a chunk. See place_rows."""
+
+        def encode(rows_at: RowsAt | None) -> bytes:
+            return plan.encode(chunk, chunk_id=chunk_id, rows_at=rows_at)
+
+        size = (chunk.end - chunk.begin) * plan.hidden.row_bytes
+        return self.place_rows(plan.hidden, plan.chunk_rows(chunk), size, encode)
+
+    def place_rows(self, hidden: HiddenRows, rows: Rows, size: int, encode: Encode) -> PlacedChunk:
+        """Returns a request with some rows, which have `size` bytes. Copies them at most once.
 
         Raises Unavailable if the transport that the settings require is not available, and
-        InvalidArgument if that transport does not support hidden states of this kind.
+        InvalidArgument if that transport does not support rows of this kind.
         """
         mode = self._mode
         reason = self._tcp_reason
-        size = (chunk.end - chunk.begin) * plan.hidden.row_bytes
         if size > 0 and mode != "tcp":
             reason = ""
             for allowed, place in (
@@ -159,7 +175,7 @@ class LocalTransport:
                 if not allowed:
                     continue
                 try:
-                    return place(plan, chunk, chunk_id, size, reason)
+                    return place(hidden, rows, size, encode, reason)
                 except (LocalUnavailable, NotShareable) as error:
                     reason = _join(reason, str(error))
             if mode != "auto":
@@ -167,8 +183,7 @@ class LocalTransport:
                     f'transport is "{mode}", which is not available at {self._settings.address}: '
                     f"{reason}"
                 )
-        request = plan.encode(chunk, chunk_id=chunk_id)
-        return PlacedChunk(request, Placement(self._inline, reason))
+        return PlacedChunk(encode(None), Placement(self._inline, reason))
 
     def refused(self, placed: PlacedChunk, error: LogprobdError) -> bool:
         """Returns True if `error` concerns the placement of the request, so that the request is to
@@ -189,6 +204,12 @@ class LocalTransport:
                 self._devices_off[placed._device] = (str(error), until)
                 return True
             return self._drop_lease(str(error))
+
+    def abandon(self) -> None:
+        """Drops the lease after a request without an answer, so that memory which the server may
+        still read is not used again."""
+        with self._lock:
+            self._drop_lease("a request was abandoned")
 
     def used(self, placement: Placement) -> None:
         """Records the placement of a call that has ended."""
@@ -233,9 +254,8 @@ class LocalTransport:
     # --- placements
 
     def _place_in_region(
-        self, plan: ScorePlan, chunk: Chunk, chunk_id: int, size: int, reason: str
+        self, hidden: HiddenRows, rows: Rows, size: int, encode: Encode, reason: str
     ) -> PlacedChunk:
-        hidden, rows = plan.hidden, plan.chunk_rows(chunk)
         address = hidden.host_address(rows)
         here = None
         pool = self._pool
@@ -259,13 +279,13 @@ class LocalTransport:
                 span.free()
                 raise
         slice_ = _wire.SharedMemorySlice(region.id, offset, size)
-        request = plan.encode(chunk, chunk_id=chunk_id, rows_at={"shared_memory": slice_})
+        request = encode({"shared_memory": slice_})
         return PlacedChunk(request, Placement("shm", reason), lease, None, span)
 
     def _place_on_device(
-        self, plan: ScorePlan, chunk: Chunk, chunk_id: int, size: int, _: str
+        self, hidden: HiddenRows, rows: Rows, size: int, encode: Encode, _: str
     ) -> PlacedChunk:
-        if not plan.hidden.is_cuda:
+        if not hidden.is_cuda:
             if self._mode == "cuda-ipc":
                 raise InvalidArgument(
                     'transport is "cuda-ipc", and hidden is not a CUDA tensor', field="hidden"
@@ -274,7 +294,7 @@ class LocalTransport:
         lease, _pool = self._connected()
         if not lease.cuda_ipc:
             raise NotShareable("the server does not read GPU memory of other processes")
-        tensor = plan.hidden.device_rows(plan.chunk_rows(chunk))
+        tensor = hidden.device_rows(rows)
         device = int(tensor.device.index or 0)
         off, until = self._devices_off.get(device, ("", 0.0))
         if self._clock() < until:
@@ -287,7 +307,7 @@ class LocalTransport:
         slice_ = _wire.CudaIpcSlice(
             lease.id, memory.device_uuid, memory.handle, memory.offset, size
         )
-        request = plan.encode(chunk, chunk_id=chunk_id, rows_at={"cuda_ipc": slice_})
+        request = encode({"cuda_ipc": slice_})
         return PlacedChunk(request, Placement("cuda_ipc", ""), lease, device, None, tensor)
 
     # --- the lease

@@ -82,7 +82,7 @@ def _fields(cls: Any) -> dict[int, tuple[str, _Field]]:
 
 
 def encode(message: Any) -> bytes:
-    """Encodes a message. Payloads are copied once, into the result."""
+    """Encodes a message. Payloads, also of messages within it, are copied once, into the result."""
     return b"".join(_pieces(message))
 
 
@@ -98,10 +98,11 @@ def _pieces(message: Any) -> list[Buffer]:
             if required and item == field.default:
                 continue
             _put_varint(small, field.number << 3 | _WIRE_TYPES[field.kind])
-            if field.kind == "bytes":
-                _put_varint(small, len(item))
+            if field.kind in ("bytes", "message"):
+                parts = [item] if field.kind == "bytes" else _pieces(item)
+                _put_varint(small, sum(map(len, parts)))
                 pieces.append(bytes(small))
-                pieces.append(item)
+                pieces += parts
                 small.clear()
             else:
                 _put_value(small, field.kind, item)
@@ -119,7 +120,7 @@ def _put_value(out: bytearray, kind: str, value: Any) -> None:
     elif kind in ("uint", "int", "bool"):
         _put_varint(out, int(value) & 0xFFFF_FFFF_FFFF_FFFF)
     else:
-        data = value.encode() if kind == "string" else encode(value)
+        data = value.encode()
         _put_varint(out, len(data))
         out += data
 

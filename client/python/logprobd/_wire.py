@@ -1,4 +1,4 @@
-"""The messages of scoring.proto, local.proto and grpc.health.v1 that the client uses.
+"""The messages of logprobd/v1/*.proto and grpc.health.v1 that the client uses.
 
 The proto files document the fields. Fields are encoded in the order of their declaration, so
 `hidden`, the largest payload, is declared after the other fields.
@@ -19,20 +19,33 @@ __all__ = [
     "SERVING",
     "Buffer",
     "CloseRegion",
+    "CommitWeightsRequest",
     "CreateRegion",
     "CudaIpcSlice",
     "DecodeError",
+    "DiscardWeightsRequest",
     "Head",
+    "HeadWeightsState",
     "HealthRequest",
     "HealthResponse",
     "Hello",
     "Limits",
     "ListHeadsRequest",
     "ListHeadsResponse",
+    "ListWeightsRequest",
+    "ListWeightsResponse",
+    "LoadWeightsProgress",
+    "LoadWeightsRequest",
     "LocalAccess",
     "LocalReply",
     "LocalRequest",
+    "PushHeader",
+    "PushWeightsRequest",
+    "PushWeightsResponse",
+    "PushedRows",
+    "PushedVersion",
     "Region",
+    "RollbackWeightsRequest",
     "ScoreRequest",
     "ScoreResponse",
     "Shard",
@@ -40,6 +53,8 @@ __all__ = [
     "StageTimings",
     "VerifyRequest",
     "VerifyResponse",
+    "WeightsResponse",
+    "WeightsVersion",
     "Welcome",
     "decode",
     "encode",
@@ -49,6 +64,12 @@ SCORE = "/logprobd.v1.Scoring/Score"
 SCORE_STREAM = "/logprobd.v1.Scoring/ScoreStream"
 LIST_HEADS = "/logprobd.v1.Scoring/ListHeads"
 VERIFY = "/logprobd.v1.Scoring/Verify"
+LOAD_WEIGHTS = "/logprobd.v1.Weights/Load"
+PUSH_WEIGHTS = "/logprobd.v1.Weights/Push"
+COMMIT_WEIGHTS = "/logprobd.v1.Weights/Commit"
+ROLLBACK_WEIGHTS = "/logprobd.v1.Weights/Rollback"
+DISCARD_WEIGHTS = "/logprobd.v1.Weights/Discard"
+LIST_WEIGHTS = "/logprobd.v1.Weights/List"
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 SCORING_SERVICE = "logprobd.v1.Scoring"
 
@@ -245,6 +266,117 @@ class VerifyResponse:
     weights_version: int = wire(8, "uint")
     engine: str = wire(9, "string")
     seconds: float = wire(10, "double")
+
+
+@dataclass
+class WeightsVersion:
+    version: int = wire(1, "uint")
+    sha256: str = wire(2, "string")
+    source: str = wire(3, "string")
+    loaded_unix_seconds: int = wire(4, "int")
+    weight_bytes: int = wire(5, "uint")
+
+
+@dataclass
+class PushedVersion:
+    version: int = wire(1, "uint")
+    rows: int = wire(2, "uint")
+    vocab_rows: int = wire(3, "uint")
+
+
+@dataclass
+class HeadWeightsState:
+    head: str = wire(1, "string")
+    live: WeightsVersion | None = wire(2, "message", optional=True, message=WeightsVersion)
+    staged: WeightsVersion | None = wire(3, "message", optional=True, message=WeightsVersion)
+    previous: WeightsVersion | None = wire(4, "message", optional=True, message=WeightsVersion)
+    pushed: PushedVersion | None = wire(5, "message", optional=True, message=PushedVersion)
+
+
+@dataclass
+class LoadWeightsRequest:
+    head: str = wire(1, "string")
+    path: str = wire(2, "string")
+    version: int = wire(3, "uint")
+    sha256: str = wire(4, "string")
+    commit: bool = wire(5, "bool")
+    in_place: bool = wire(6, "bool")
+    allow_nonfinite: bool = wire(7, "bool")
+
+
+@dataclass
+class LoadWeightsProgress:
+    phase: str = wire(1, "string")
+    bytes_done: int = wire(2, "uint")
+    bytes_total: int = wire(3, "uint")
+    done: WeightsVersion | None = wire(4, "message", optional=True, message=WeightsVersion)
+
+
+@dataclass
+class PushHeader:
+    head: str = wire(1, "string")
+    version: int = wire(2, "uint")
+    dtype: int = wire(3, "int")
+    vocab_rows: int = wire(4, "uint")
+    sha256: str = wire(5, "string")
+    allow_nonfinite: bool = wire(6, "bool")
+
+
+@dataclass
+class PushedRows:
+    row_begin: int = wire(1, "uint")
+    rows: int = wire(2, "uint")
+    is_bias: bool = wire(3, "bool")
+    data: Buffer = wire(4, "bytes")
+    shared_memory: SharedMemorySlice | None = wire(
+        5, "message", optional=True, message=SharedMemorySlice
+    )
+    cuda_ipc: CudaIpcSlice | None = wire(6, "message", optional=True, message=CudaIpcSlice)
+
+
+@dataclass
+class PushWeightsRequest:
+    header: PushHeader | None = wire(1, "message", optional=True, message=PushHeader)
+    rows: PushedRows | None = wire(2, "message", optional=True, message=PushedRows)
+
+
+@dataclass
+class PushWeightsResponse:
+    pushed: PushedVersion | None = wire(1, "message", optional=True, message=PushedVersion)
+    staged: WeightsVersion | None = wire(2, "message", optional=True, message=WeightsVersion)
+
+
+@dataclass
+class CommitWeightsRequest:
+    head: str = wire(1, "string")
+    version: int = wire(2, "uint")
+
+
+@dataclass
+class RollbackWeightsRequest:
+    head: str = wire(1, "string")
+
+
+@dataclass
+class DiscardWeightsRequest:
+    head: str = wire(1, "string")
+    staged: bool = wire(2, "bool")
+    previous: bool = wire(3, "bool")
+
+
+@dataclass
+class WeightsResponse:
+    head: HeadWeightsState = wire(1, "message", message=HeadWeightsState)
+
+
+@dataclass
+class ListWeightsRequest:
+    head: str = wire(1, "string")
+
+
+@dataclass
+class ListWeightsResponse:
+    heads: list[HeadWeightsState] = wire(1, "message", repeated=True, message=HeadWeightsState)
 
 
 @dataclass

@@ -170,8 +170,8 @@ def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
     return (array.reshape(rows, hidden_size), True) if array.flags.c_contiguous else (array, False)
 
 
-def hidden_rows(hidden: Any, dtype: str | None = None) -> HiddenRows:
-    """Wraps the hidden states of a call.
+def hidden_rows(hidden: Any, dtype: str | None = None, name: str = "hidden") -> HiddenRows:
+    """Wraps the hidden states of a call, or other rows that errors call `name`.
 
     `dtype` ("bf16", "fp16", "fp32") is the type of the content of a uint16 array, or requests a
     conversion (to nearest, ties to even). Without it, `hidden` must have one of these types and is
@@ -184,16 +184,16 @@ def hidden_rows(hidden: Any, dtype: str | None = None) -> HiddenRows:
                 f'dtype is "{dtype}": use "bf16", "fp16" or "fp32"', field="dtype"
             )
     if is_torch(hidden):
-        return _torch_rows(hidden, dtype)
-    array = _as_numpy(hidden)
+        return _torch_rows(hidden, dtype, name)
+    array = _as_numpy(hidden, name)
     if is_torch(array):  # DLPack memory that only torch can read; the results are NumPy arrays
-        rows = _torch_rows(array, dtype)
+        rows = _torch_rows(array, dtype, name)
         rows.kind = OutputKind()
         return rows
-    return _numpy_rows(array, dtype)
+    return _numpy_rows(array, dtype, name)
 
 
-def _as_numpy(value: Any) -> Any:
+def _as_numpy(value: Any, name: str) -> Any:
     """Returns `value` as a NumPy array, or as a torch tensor if NumPy cannot read its memory."""
     if isinstance(value, np.ndarray):
         return value
@@ -211,26 +211,26 @@ def _as_numpy(value: Any) -> Any:
             raise InvalidArgument(
                 "NumPy cannot read this DLPack array (device memory or bfloat16): install torch, "
                 "or pass a NumPy array",
-                field="hidden",
+                field=name,
             ) from error
         return torch.from_dlpack(value)
     return np.asarray(value)
 
 
-def _numpy_rows(array: npt.NDArray[Any], dtype: str | None) -> HiddenRows:
-    name = array.dtype.name
-    if name == "uint16":
+def _numpy_rows(array: npt.NDArray[Any], dtype: str | None, name: str) -> HiddenRows:
+    kind = array.dtype.name
+    if kind == "uint16":
         if dtype != "bf16":
             raise InvalidArgument(
-                'hidden is uint16: pass dtype="bf16" if it holds bfloat16 bits', field="hidden"
+                f'{name} is uint16: pass dtype="bf16" if it holds bfloat16 bits', field=name
             )
         given = "bf16"
-    elif name in _NUMPY_NAMES:
-        given = _NUMPY_NAMES[name]
-    elif name == "float64" and dtype is not None:
+    elif kind in _NUMPY_NAMES:
+        given = _NUMPY_NAMES[kind]
+    elif kind == "float64" and dtype is not None:
         given = "float64"
     else:
-        raise _wrong_type(name, "hidden.astype(numpy.float32)")
+        raise _wrong_type(name, kind, "astype(numpy.float32)")
     sent = dtype or given
 
     def to_bytes(rows: npt.NDArray[Any]) -> Buffer:
@@ -263,13 +263,13 @@ def _numpy_bytes(rows: npt.NDArray[Any]) -> Buffer:
     return rows.view(np.uint8).reshape(-1).data
 
 
-def _torch_rows(tensor: Any, dtype: str | None) -> HiddenRows:
+def _torch_rows(tensor: Any, dtype: str | None, name: str) -> HiddenRows:
     torch = sys.modules["torch"]
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-    types = {name: kind for kind, name in names.items()}
+    types = {short: kind for kind, short in names.items()}
     given = names.get(tensor.dtype)
     if given is None and (dtype is None or tensor.dtype != torch.float64):
-        raise _wrong_type(str(tensor.dtype), "hidden.float()")
+        raise _wrong_type(name, str(tensor.dtype), "float()")
     sent = dtype or given
     assert sent is not None
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -315,11 +315,11 @@ class _Staging:
         return host
 
 
-def _wrong_type(name: str, cure: str) -> InvalidArgument:
+def _wrong_type(name: str, kind: str, cure: str) -> InvalidArgument:
     return InvalidArgument(
-        f"hidden has type {name}, but must have bfloat16, float16 or float32: convert it "
-        f'({cure}), or pass dtype="fp32" to round it',
-        field="hidden",
+        f"{name} has type {kind}, but must have bfloat16, float16 or float32: convert it "
+        f'({name}.{cure}), or pass dtype="fp32" to round it',
+        field=name,
     )
 
 
@@ -333,7 +333,7 @@ def to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
         torch = sys.modules["torch"]
         return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
     try:
-        array = _as_numpy(value)
+        array = _as_numpy(value, name)
         return np.asarray(array.cpu().numpy() if is_torch(array) else array)
     except ValueError as error:  # ragged lists
         raise InvalidArgument(f"{name} is not an array: {error}", field=name) from error

@@ -19,9 +19,11 @@ _CODES = {
     3: "INVALID_ARGUMENT",
     4: "DEADLINE_EXCEEDED",
     5: "NOT_FOUND",
+    6: "ALREADY_EXISTS",
     7: "PERMISSION_DENIED",
     8: "RESOURCE_EXHAUSTED",
     9: "FAILED_PRECONDITION",
+    10: "ABORTED",
     12: "UNIMPLEMENTED",
     13: "INTERNAL",
     14: "UNAVAILABLE",
@@ -103,6 +105,19 @@ class DeadlineExceeded(LogprobdError, TimeoutError):
 class WeightsVersionMismatch(LogprobdError):
     """The requested weights_version is not live, or no single version could score the whole
     call."""
+
+
+class WeightsConflict(LogprobdError):
+    """The versions of a head do not allow this change of its weights.
+
+    `code` is FAILED_PRECONDITION (for example if another version is staged), ALREADY_EXISTS (the
+    version is live or kept) or ABORTED (another call changes the head: call again later).
+    """
+
+
+class WeightsDataLoss(LogprobdError):
+    """Weights have another sha256 than requested, changed while they were read, or differ from rows
+    that the server has received before."""
 
 
 class HeadMismatch(LogprobdError):
@@ -232,6 +247,35 @@ def from_status(
     return LogprobdError(f"{code}: {details}", code=code)
 
 
+def from_weights_status(code: str, details: str, *, address: str) -> LogprobdError:
+    """Returns the error for a status of the service Weights. `address` is that of --admin."""
+    if code in ("FAILED_PRECONDITION", "ALREADY_EXISTS", "ABORTED"):
+        return WeightsConflict(details, code=code)
+    if code == "DATA_LOSS":
+        return WeightsDataLoss(details, code=code)
+    if code == "UNIMPLEMENTED" and not details:  # gRPC's own answer; the service's have a message
+        return NotFound(
+            f"there is no Weights service at {address}: use the address of logprobd --admin",
+            code=code,
+        )
+    if code == "UNAVAILABLE":
+        return Unavailable(
+            f"{address} is not available: {details}. Check that logprobd runs with --admin "
+            f"{address}",
+            code=code,
+            details=details,
+        )
+    if code == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded(
+            f"no answer from {address} in time: {details}. Raise timeout, or load_timeout for load "
+            "and push",
+            code=code,
+        )
+    if code in ("RESOURCE_EXHAUSTED", "UNIMPLEMENTED"):
+        return LogprobdError(f"{code}: {details}", code=code)
+    return from_status(code, details, address=address)
+
+
 # Words in the server's messages when it refuses the memory that contains the rows.
 _SLICE_WORDS = ("shared_memory", "cuda_ipc", " region", " lease")
 
@@ -241,9 +285,14 @@ def is_placement_refusal(error: LogprobdError) -> bool:
 
     The same request with another placement may then succeed, while a plain retry fails again.
     """
-    if error.code in ("", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
-        return False
-    return _names_a_slice(str(error))
+    return is_answer(error) and _names_a_slice(str(error))
+
+
+def is_answer(error: LogprobdError) -> bool:
+    """Returns whether the server has ended the request with this error. Otherwise it may still read
+    memory of the request."""
+    no_answer = ("", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+    return error.code not in no_answer
 
 
 def _names_a_slice(message: str) -> bool:

@@ -15,10 +15,13 @@ def pb2(tmp_path_factory):
     protoc = pytest.importorskip("grpc_tools.protoc")
     out = tmp_path_factory.mktemp("proto")
     arguments = ["protoc", f"-I{PROTO}", f"--python_out={out}"]
-    assert protoc.main([*arguments, "logprobd/v1/scoring.proto", "logprobd/v1/local.proto"]) == 0
+    names = ("scoring", "local", "weights")
+    assert protoc.main([*arguments, *(f"logprobd/v1/{name}.proto" for name in names)]) == 0
     # The generated files are in logprobd/v1/, and the package under test is named logprobd too.
-    (out / "logprobd/v1/scoring_pb2.py").rename(out / "scoring_pb2_for_test.py")
-    (out / "logprobd/v1/local_pb2.py").rename(out / "local_pb2_for_test.py")
+    for name in names:
+        text = (out / f"logprobd/v1/{name}_pb2.py").read_text()
+        text = text.replace("from logprobd.v1 import scoring_pb2", "import scoring_pb2_for_test")
+        (out / f"{name}_pb2_for_test.py").write_text(text)
     sys.path.insert(0, str(out))
     yield importlib.import_module("scoring_pb2_for_test")
     sys.path.remove(str(out))
@@ -27,6 +30,11 @@ def pb2(tmp_path_factory):
 @pytest.fixture(scope="module")
 def local_pb2(pb2):
     return importlib.import_module("local_pb2_for_test")
+
+
+@pytest.fixture(scope="module")
+def weights_pb2(pb2):
+    return importlib.import_module("weights_pb2_for_test")
 
 
 REQUEST = {
@@ -240,7 +248,60 @@ def test_verify_travels_as_in_protobuf(pb2):
     assert {name: getattr(ours, name) for name in response} == response
 
 
-def test_all_fields_of_the_proto_are_known(pb2, local_pb2):
+@pytest.mark.parametrize("place", ["data", "shared_memory", "cuda_ipc"])
+def test_pushed_rows_travel_as_in_protobuf(pb2, weights_pb2, place):
+    values = {"data": bytes(range(64)), "shared_memory": SHARED, "cuda_ipc": DEVICE}[place]
+    types = {"shared_memory": "SharedMemorySlice", "cuda_ipc": "CudaIpcSlice"}
+    fields = {"row_begin": 2**31, "rows": 8, "is_bias": True}
+    mine = getattr(_wire, types[place])(**values) if place in types else values
+    ours = _wire.PushWeightsRequest(rows=_wire.PushedRows(**fields, **{place: mine}))
+    theirs = weights_pb2.PushWeightsRequest(rows={**fields, place: values})
+
+    data = theirs.SerializeToString()
+
+    assert _wire.encode(ours) == data
+    assert _wire.decode(_wire.PushWeightsRequest, data) == ours
+
+
+def test_requests_of_weights_have_the_bytes_of_protobuf(weights_pb2):
+    header = {"head": "h", "version": 2**53, "dtype": 3, "vocab_rows": 9, "sha256": "ab"}
+    load = {"head": "h", "path": "/p", "version": 2, "sha256": "ab", "commit": True}
+    requests = {
+        "PushHeader": {**header, "allow_nonfinite": True},
+        "LoadWeightsRequest": {**load, "in_place": True, "allow_nonfinite": True},
+        "CommitWeightsRequest": {"head": "h", "version": 7},
+        "RollbackWeightsRequest": {"head": "h"},
+        "DiscardWeightsRequest": {"head": "h", "staged": True, "previous": True},
+        "ListWeightsRequest": {"head": "h"},
+    }
+    for name, values in requests.items():
+        theirs = getattr(weights_pb2, name)(**values).SerializeToString()
+        assert _wire.encode(getattr(_wire, name)(**values)) == theirs
+
+
+def test_answers_of_weights_decode_as_in_protobuf(weights_pb2):
+    version = {"version": 3, "sha256": "ab", "source": "pushed", "weight_bytes": 2**40}
+    version["loaded_unix_seconds"] = 2**33
+    pushed = {"version": 4, "rows": 5, "vocab_rows": 6}
+    state = {"head": "h", "live": version, "pushed": pushed}
+
+    theirs = weights_pb2.ListWeightsResponse(heads=[state, {}]).SerializeToString()
+    ours = _wire.decode(_wire.ListWeightsResponse, theirs)
+    answer = weights_pb2.PushWeightsResponse(pushed=pushed, staged=version).SerializeToString()
+    progress = weights_pb2.LoadWeightsProgress(phase="loading", bytes_done=1, done=version)
+
+    known = _wire.HeadWeightsState(
+        "h", live=_wire.WeightsVersion(**version), pushed=_wire.PushedVersion(**pushed)
+    )
+    assert ours.heads == [known, _wire.HeadWeightsState()]
+    assert _wire.decode(_wire.PushWeightsResponse, answer) == _wire.PushWeightsResponse(
+        known.pushed, known.live
+    )
+    decoded = _wire.decode(_wire.LoadWeightsProgress, progress.SerializeToString())
+    assert decoded == _wire.LoadWeightsProgress("loading", 1, done=known.live)
+
+
+def test_all_fields_of_the_proto_are_known(pb2, local_pb2, weights_pb2):
     for ours in (
         _wire.ScoreRequest,
         _wire.SharedMemorySlice,
@@ -261,10 +322,26 @@ def test_all_fields_of_the_proto_are_known(pb2, local_pb2):
         _wire.CreateRegion,
         _wire.Region,
         _wire.CloseRegion,
+        _wire.LoadWeightsRequest,
+        _wire.LoadWeightsProgress,
+        _wire.PushWeightsRequest,
+        _wire.PushHeader,
+        _wire.PushedRows,
+        _wire.PushWeightsResponse,
+        _wire.PushedVersion,
+        _wire.CommitWeightsRequest,
+        _wire.RollbackWeightsRequest,
+        _wire.DiscardWeightsRequest,
+        _wire.WeightsResponse,
+        _wire.ListWeightsRequest,
+        _wire.ListWeightsResponse,
+        _wire.HeadWeightsState,
+        _wire.WeightsVersion,
     ):
         known = {
             **pb2.DESCRIPTOR.message_types_by_name,
             **local_pb2.DESCRIPTOR.message_types_by_name,
+            **weights_pb2.DESCRIPTOR.message_types_by_name,
         }
         theirs = known[ours.__name__]
         numbers = {f.name: f.metadata["wire"].number for f in ours.__dataclass_fields__.values()}

@@ -1,0 +1,228 @@
+"""Tests the Python client of the service Weights with the real server."""
+
+import concurrent.futures
+import hashlib
+import json
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from logprobd import (
+    Client,
+    InvalidArgument,
+    LogprobdError,
+    NotFound,
+    Unavailable,
+    WeightsClient,
+    WeightsConflict,
+    WeightsDataLoss,
+)
+from model_folder import ModelFolder, write_safetensors
+
+VOCAB, HIDDEN, SPLIT = 1003, 64, 617
+# 9 MiB of bf16 rows, so that they take two messages.
+LARGE_VOCAB, LARGE_HIDDEN = 9216, 512
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[ModelFolder]:
+    """Two models of one shape. The first is live at first."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
+    return [
+        ModelFolder.write(folder, vocab=VOCAB, hidden=HIDDEN, seed=seed)
+        for seed, folder in enumerate(folders)
+    ]
+
+
+@pytest.fixture
+def start_pushable(start_server, models):
+    def start(*options: str, model: ModelFolder = models[0]):
+        return start_server("--model", str(model.path), "--admin", "127.0.0.1:0", *options)
+
+    return start
+
+
+@pytest.fixture
+def connect():
+    """Returns a function that makes clients with a deadline, which are closed after the test."""
+    clients: list[WeightsClient] = []
+
+    def connect(server, **options) -> WeightsClient:
+        clients.append(WeightsClient(server.admin, timeout=60, load_timeout=60, **options))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def digest(rows: np.ndarray) -> str:
+    return hashlib.sha256(rows.tobytes()).hexdigest()
+
+
+def test_two_clients_push_and_one_commits(start_pushable, models, connect) -> None:
+    server = start_pushable()
+    rows = models[1].weight
+    one, two = connect(server), connect(server)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        pushes = [
+            pool.submit(one.push, rows[:SPLIT], version=2),
+            pool.submit(
+                two.push,
+                torch.from_numpy(rows[SPLIT:].astype(np.float32)).bfloat16(),
+                version=2,
+                row_begin=SPLIT,
+            ),
+        ]
+        (staged,) = (push.result() for push in pushes if push.result() is not None)
+
+    assert (staged.version, staged.sha256, staged.source) == (2, digest(rows), "pushed")
+    (state,) = one.list()
+    assert (state.live.version, state.staged, state.pushed) == (1, staged, None)
+    assert one.commit(version=2).live == staged
+    assert one.rollback().live.version == 1
+    assert one.discard(previous=True).previous is None
+
+
+def test_pushed_rows_score_like_those_of_a_folder(
+    start_pushable, start_server, models, connect
+) -> None:
+    server = start_pushable()
+    client = connect(server)
+    hidden = np.random.default_rng(0).standard_normal((7, HIDDEN)).astype(np.float32)
+    with Client(start_server("--model", str(models[1].path)).grpc) as scores:
+        expected = scores.score(hidden, np.arange(7))
+
+    client.push(models[1].weight, version=2)
+    client.commit(version=2)
+
+    with Client(server.grpc) as scores:
+        result = scores.score(hidden, np.arange(7))
+    assert result.weights_version == 2
+    assert np.array_equal(result.logprob, expected.logprob)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_rows_of_several_messages_and_calls_arrive(
+    start_pushable, tmp_path, connect, monkeypatch, transport
+) -> None:
+    monkeypatch.setenv("LOGPROBD_TRANSPORT", transport)
+    monkeypatch.setattr("logprobd.weights._CALL_MESSAGES", 1)
+    model = ModelFolder.write(tmp_path, vocab=LARGE_VOCAB, hidden=LARGE_HIDDEN)
+    server = start_pushable("--local", str(tmp_path / "socket"), model=model)
+    rows = np.flip(model.weight, 0)  # not contiguous
+    client = connect(server, scoring_address=server.grpc)
+
+    staged = client.push(rows, version=2, sha256=digest(rows))
+
+    assert (staged.sha256, client.transport) == (digest(rows), transport)
+
+
+def test_rows_are_rounded_to_the_type_that_is_named(start_pushable, models, connect) -> None:
+    client = connect(start_pushable())
+    rows = np.random.default_rng(4).standard_normal((VOCAB, HIDDEN))
+
+    staged = client.push(rows, version=2, dtype="bf16")
+
+    expected = rows.astype(np.float32).astype(ml_dtypes.bfloat16)
+    assert staged.sha256 == digest(expected)
+
+
+def test_a_bias_travels_with_its_rows(start_server, tmp_path, connect) -> None:
+    random = np.random.default_rng(1)
+    weight = random.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    bias = random.standard_normal(VOCAB).astype(np.float32)
+    write_safetensors(
+        tmp_path / "model.safetensors", {"lm_head.weight": weight, "lm_head.bias": bias}
+    )
+    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    server = start_server("--model", str(tmp_path), "--admin", "127.0.0.1:0")
+    client = connect(server)
+
+    first = client.push(weight[:SPLIT], version=2, bias=bias[:SPLIT])
+    staged = client.push(weight[SPLIT:], version=2, row_begin=SPLIT, bias=bias[SPLIT:])
+
+    assert first is None
+    assert staged.sha256 == hashlib.sha256(weight.tobytes() + bias.tobytes()).hexdigest()
+    assert staged.sha256 == client.list()[0].live.sha256
+
+
+def test_no_rows_send_nothing(start_pushable, models, connect) -> None:
+    client = connect(start_pushable())
+
+    assert client.push(models[1].weight[:0], version=2) is None
+
+    assert client.list()[0].pushed is None
+
+
+def test_a_folder_is_loaded_with_progress(start_pushable, models, connect) -> None:
+    client = connect(start_pushable())
+    phases = []
+
+    loaded = client.load(
+        str(models[1].path), version=5, progress=lambda step: phases.append(step.phase)
+    )
+
+    assert loaded == client.list()[0].staged
+    assert (loaded.version, loaded.sha256) == (5, digest(models[1].weight))
+    assert phases[0] == "checking"
+
+
+def test_an_exception_of_progress_cancels_a_load(start_pushable, models, connect) -> None:
+    client = connect(start_pushable())
+
+    def stop(_: object) -> None:
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        client.load(str(models[1].path), progress=stop)
+
+
+def test_errors_have_classes_that_say_what_failed(start_pushable, models, connect) -> None:
+    server = start_pushable()
+    client = connect(server)
+    rows = models[1].weight
+
+    with pytest.raises(WeightsDataLoss, match=digest(rows)):
+        client.push(rows, version=2, sha256="0" * 64)
+    with pytest.raises(WeightsConflict, match="live") as live:
+        client.push(rows, version=1)
+    assert live.value.code == "ALREADY_EXISTS"
+    client.push(rows[:1], version=2)
+    with pytest.raises(WeightsDataLoss, match="differ"):
+        client.push(rows[1:2], version=2)
+    with pytest.raises(WeightsConflict) as absent:
+        client.commit(version=2)
+    assert absent.value.code == "FAILED_PRECONDITION"
+    with pytest.raises(InvalidArgument, match="rows: 1 from row 1003"):
+        client.push(rows[:1], version=2, row_begin=VOCAB)
+    with pytest.raises(InvalidArgument, match="rows is .64.: pass an array"):
+        client.push(rows[0], version=2)
+    with pytest.raises(InvalidArgument, match="rows has type int64"):
+        client.push(np.zeros((1, HIDDEN), int), version=2)
+    with pytest.raises(InvalidArgument, match="bias has 2 elements of bf16, but there are 1 rows"):
+        client.push(rows[:1], version=2, bias=rows[0, :2])
+    with pytest.raises(NotFound):
+        client.list("none")
+    with pytest.raises(LogprobdError, match="PERMISSION_DENIED: path: .*allowed root"):
+        client.load("/nowhere/at/all")
+    with WeightsClient(server.grpc) as scoring, pytest.raises(NotFound, match="--admin"):
+        scoring.list()
+
+
+def test_a_client_that_ends_is_told_apart_from_a_server_that_ends(start_pushable, connect) -> None:
+    server = start_pushable()
+    client = connect(server)
+    copy = pickle.loads(pickle.dumps(client))
+    assert copy.list() == client.list()
+    copy.close()
+
+    server.signal()
+    assert server.wait() == 0
+
+    with pytest.raises(Unavailable, match="--admin"):
+        client.list()
