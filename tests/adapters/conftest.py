@@ -34,6 +34,7 @@ FRAMEWORKS = {
     "lighteval": ("lighteval",),
     "lm_eval": ("lm_eval",),
     "trl": ("trl",),
+    "verl": ("verl",),
 }
 collect_ignore_glob = [
     f"test_{name}*.py"

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import tomllib
 import torch
 import torch.distributed as dist
 from drop_in_cases import (
@@ -23,12 +22,11 @@ from drop_in_cases import (
     use_device,
 )
 from linear_logprob_reference import reference
-from logprobd_ops._operator import VERSION
 from logprobd_ops.compat import verl
+from operator_plugin import PACKAGE, write_entry_points
 from originals import original
 
 KERNEL = "verl.utils.kernel.linear_cross_entropy"
-PACKAGE = pathlib.Path(verl.__file__).parents[2]
 
 
 def test_arguments_are_those_of_verl():
@@ -181,16 +179,7 @@ def test_shards_give_the_results_of_the_whole_head(two_ranks):
 
 def run_verl(folder: pathlib.Path, code: str, **environment: str) -> subprocess.CompletedProcess:
     """Runs code in an interpreter in which logprobd_ops is installed with the entry points of its pyproject.toml."""
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    info = folder / f"logprobd_ops-{VERSION}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Name: logprobd_ops\nVersion: {VERSION}\n")
-    (info / "entry_points.txt").write_text(
-        "".join(
-            f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
-            for group, entries in project["entry-points"].items()
-        )
-    )
+    write_entry_points(folder)
     tests = pathlib.Path(__file__).parent
     code = f"from originals import original\noriginal({KERNEL!r})\n{code}"
     environment = {
