@@ -1,8 +1,8 @@
 """verl's own workers with fused kernels and the plugin of logprobd_ops, compared with verl without fused kernels.
 
 verl runs in this process, with its own configuration, as one rank of a gloo group. It knows no CPU: a platform that is
-CUDA's but for the device stands in, and the reference's policy of offloading does not pin memory. flash-attn is
-replaced by the attention of PyTorch, a setting of verl's.
+CUDA's but for the device stands in, the reference is not offloaded to pinned memory, and FSDP gets a CPU as its device
+and does not synchronise the ranks' modules. flash-attn is replaced by the attention of PyTorch, a setting of verl's.
 """
 
 import contextlib
@@ -19,10 +19,13 @@ import tiny_model
 import torch
 import torch.distributed as dist
 from hydra import compose, initialize_config_module
-from linear_logprob_reference import reference
 from operator_plugin import write_entry_points
 from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM
+
+if not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
+    pytest.skip("the operator is not built", allow_module_level=True)
 
 # verl loads its plugins when it is imported.
 SITE = tempfile.TemporaryDirectory()
@@ -34,12 +37,17 @@ os.environ.update(
     **{"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "", "MASTER_PORT": ""},
 )
 
+from logprobd_ops.compat import verl as drop_in  # noqa: E402
 from verl.plugin.platform import set_platform  # noqa: E402
 from verl.plugin.platform.platform_cuda import PlatformCUDA  # noqa: E402
 
 
 class CpuPlatform(PlatformCUDA):
     device_name = "cpu"
+    # Without a GPU, torch.cuda reports no memory in use, but has neither a name nor free memory.
+    device_module = types.SimpleNamespace(
+        **vars(torch.cuda) | {"mem_get_info": lambda: (0, 0), "get_device_name": lambda: "CPU"}
+    )
 
     def current_device(self) -> str:
         return "cpu"
@@ -59,12 +67,13 @@ TOLERANCE = (
 # verl's own settings, beside those of a user's model and of micro-batches.
 SETTINGS = (
     "model.fused_kernel_options.impl_backend=triton",
+    "actor.fsdp_config.use_torch_compile=False",
+    "ref.fsdp_config.use_torch_compile=False",
     "+model.override_config.attn_implementation=sdpa",
     "actor.ppo_mini_batch_size=4",
     "actor.ppo_micro_batch_size_per_gpu=2",
     "actor.entropy_coeff=0.1",
     "actor.calculate_entropy=True",
-    "actor.use_torch_compile=False",
     "ref.log_prob_micro_batch_size_per_gpu=2",
     "rollout.name=vllm",
     "rollout.log_prob_micro_batch_size_per_gpu=2",
@@ -87,15 +96,27 @@ LAYOUTS = {
         "actor.ppo_max_token_len_per_gpu=24",
     ),
     "padded": ("model.use_remove_padding=False",),
+    "padded, LoRA": ("model.use_remove_padding=False", "model.lora_rank=4"),
 }
+# First and last token of each sequence of make_batch.
+BEGIN, END = (0, 3, 5, 1), (14, 11, 8, 13)
+NUM_PROMPT, LENGTH = 6, 14
 TEMPERATURES = torch.tensor([0.7, 1.0, 1.3, 0.9])
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_rank(built_operator) -> Iterator[None]:
+def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield
     dist.destroy_process_group()
+
+
+class CpuFsdp(transformer_impl.FSDP):
+    def __init__(self, *args: object, sync_module_states: bool, device_id: str, **options: object):
+        del sync_module_states
+        super().__init__(
+            *args, **options | {"device_id": torch.device(device_id), "cpu_offload": None}
+        )
 
 
 @contextlib.contextmanager
@@ -115,14 +136,15 @@ def make_worker(
             ],
         )
     with (
-        mock.patch.object(
+        mock.patch.multiple(
             transformer_impl,
-            "CPUOffloadPolicy",
-            lambda pin_memory: CPUOffloadPolicy(pin_memory=False),  # noqa: ARG005
+            CPUOffloadPolicy=lambda pin_memory: CPUOffloadPolicy(pin_memory=False),  # noqa: ARG005
+            FSDP=CpuFsdp,
         ),
         # verl replaces the method of the class.
         mock.patch.object(LlamaForCausalLM, "forward", LlamaForCausalLM.forward),
     ):
+        torch.manual_seed(0)  # for LoRA's weights
         worker = ActorRolloutRefWorker(config.actor_rollout_ref, role)
         worker.init_model()
         yield worker
@@ -131,20 +153,18 @@ def make_worker(
 def make_batch(temperature: float | torch.Tensor) -> DataProto:
     """Returns four prompts, padded on the left to 6 tokens, with answers, padded on the right to 8."""
     generator = torch.Generator().manual_seed(0)
-    length, num_prompt = 14, 6
-    ids = torch.randint(3, tiny_model.VOCAB_SIZE, (4, length), generator=generator)
-    column = torch.arange(length)
-    begin = torch.tensor([0, 3, 5, 1])[:, None]
-    end = torch.tensor([14, 11, 8, 13])[:, None]
+    ids = torch.randint(3, tiny_model.VOCAB_SIZE, (4, LENGTH), generator=generator)
+    column = torch.arange(LENGTH)
+    begin, end = torch.tensor(BEGIN)[:, None], torch.tensor(END)[:, None]
     mask = ((column >= begin) & (column < end)).long()
     tensors = {
         "input_ids": ids * mask,
         "attention_mask": mask,
         "position_ids": (mask.cumsum(1) - 1).clamp(min=0),
-        "prompts": ids[:, :num_prompt],
-        "responses": ids[:, num_prompt:],
-        "response_mask": mask[:, num_prompt:],
-        "advantages": torch.randn(4, length - num_prompt, generator=generator),
+        "prompts": ids[:, :NUM_PROMPT],
+        "responses": ids[:, NUM_PROMPT:],
+        "response_mask": mask[:, NUM_PROMPT:],
+        "advantages": torch.randn(4, LENGTH - NUM_PROMPT, generator=generator),
     }
     is_tensor = isinstance(temperature, torch.Tensor)
     return DataProto.from_single_dict(
@@ -187,8 +207,155 @@ def gradients(
 
     def keep(*_: object) -> None:
         for name, parameter in worker.actor.engine.module.named_parameters():
-            found[name] = parameter.grad.full_tensor().clone()
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor):
+                gradient = gradient.full_tensor()
+            if gradient is not None:
+                found[name] = gradient.clone()
 
     worker.actor.engine.optimizer.register_step_pre_hook(keep)
     worker.update_actor(data)
     return found
+
+
+def close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(
+            ours[name],
+            value,
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+def close_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        error = (ours[name] - value).abs().max() / value.abs().max()
+        assert error < TOLERANCE, name
+
+
+def truth(folder: pathlib.Path, batch: DataProto, temperatures: list[float]) -> dict:
+    """Returns the scores of the answers' tokens, in double precision, as those of `score`."""
+    model = LlamaForCausalLM.from_pretrained(folder).double()
+    scores = {
+        name: torch.zeros(4, LENGTH, dtype=torch.double)
+        for name in ("log_probs", "entropy", "sum_pi_squared")
+    }
+    for row, (begin, end, temperature) in enumerate(zip(BEGIN, END, temperatures, strict=True)):
+        ids = batch.batch["input_ids"][row, begin:end]
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0, :-1] / temperature
+        log_p = logits.log_softmax(-1)
+        tokens = slice(begin + 1, end)
+        scores["log_probs"][row, tokens] = log_p.gather(-1, ids[1:, None])[:, 0]
+        scores["entropy"][row, tokens] = -(log_p.exp() * log_p).sum(-1)
+        scores["sum_pi_squared"][row, tokens] = log_p.exp().square().sum(-1)
+    return {name: value[:, NUM_PROMPT:] for name, value in scores.items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_an_actor_has_the_scores_and_gradients_of_verl_without_fused_kernels(
+    folders, strategy, layout
+):
+    batches = [make_batch(0.7), make_batch(TEMPERATURES)]
+    results = []
+
+    for is_fused in (False, True):
+        settings = (
+            *(*FP32, *LAYOUTS[layout], f"actor.strategy={strategy}"),
+            f"model.use_fused_kernels={is_fused}",
+        )
+        with make_worker(folders[torch.float32], "actor", settings) as worker:
+            scores = [score(worker, batch, calculate_sum_pi_squared=True) for batch in batches]
+            steps = [
+                gradients(worker, batch, found["log_probs"])
+                for batch, found in zip(batches, scores, strict=True)
+            ]
+        results.append((scores, steps))
+
+    (their_scores, their_steps), (our_scores, our_steps) = results
+    for ours, theirs in zip(our_scores, their_scores, strict=True):
+        assert len(ours) == 3
+        close(ours, theirs)
+    for ours, theirs in zip(our_steps, their_steps, strict=True):
+        close_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_a_reference_has_the_scores_of_verl_without_fused_kernels(folders, strategy, layout):
+    results = []
+
+    for is_fused in (False, True):
+        settings = (
+            *(*FP32, *LAYOUTS[layout], f"actor.strategy={strategy}"),
+            f"model.use_fused_kernels={is_fused}",
+        )
+        with make_worker(folders[torch.float32], "ref", settings) as worker:
+            results.append(score(worker, make_batch(0.7)))
+
+    close(results[1], results[0])
+
+
+def test_scores_equal_those_of_double_precision(folders):
+    batch = make_batch(TEMPERATURES)
+    settings = (*FP32, "model.use_fused_kernels=True")
+
+    with make_worker(folders[torch.float32], "actor", settings) as worker:
+        ours = score(worker, batch, calculate_sum_pi_squared=True)
+
+    true = truth(folders[torch.float32], batch, TEMPERATURES.tolist())
+    mask = batch.batch["response_mask"]
+    for name, value in true.items():
+        assert ((ours[name] - value) * mask).abs().max() < TOLERANCE, name
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_temperatures_of_samples_are_not_rounded_to_the_dtype_of_the_model(folders, strategy):
+    settings = ("model.use_fused_kernels=True", f"actor.strategy={strategy}")  # in bf16 by default
+
+    with make_worker(folders[torch.float32], "actor", settings) as worker:
+        of_samples = score(worker, make_batch(torch.full([4], 0.7)))
+        of_all = score(worker, make_batch(0.7))
+
+    assert all(map(torch.equal, of_samples.values(), of_all.values()))
+
+
+def test_a_temperature_of_zero_selects_the_largest_logit(folders):
+    settings = (*FP32, "model.use_fused_kernels=True")
+
+    with make_worker(folders[torch.float32], "actor", settings) as worker:
+        scores = score(worker, make_batch(torch.zeros(4)), calculate_sum_pi_squared=True)
+
+    mask = make_batch(1.0).batch["response_mask"]
+    assert scores["entropy"].abs().max() < TOLERANCE
+    assert ((scores["sum_pi_squared"] - 1) * mask).abs().max() < TOLERANCE
+
+
+def test_verl_refuses_with_its_own_kernels(folders):
+    settings = ("model.use_fused_kernels=True", "model.fused_kernel_options.impl_backend=torch")
+
+    with make_worker(folders[torch.float32], "actor", settings) as worker:
+        with pytest.raises(AssertionError, match="does not support per sample temperature"):
+            score(worker, make_batch(TEMPERATURES))
+        with pytest.raises(NotImplementedError, match="calculate_sum_pi_squared"):
+            score(worker, make_batch(0.7), calculate_sum_pi_squared=True)
+
+
+def test_the_plugin_logs_what_it_changes_and_changes_it_once(caplog):
+    class Engine:
+        prepare_model_inputs = prepare_model_outputs = make_batch
+
+    module = types.SimpleNamespace(FSDPEngineWithLMHead=Engine)
+
+    drop_in.lift_refusals(module)
+    changed = Engine.prepare_model_inputs
+    drop_in.lift_refusals(module)
+
+    assert changed is Engine.prepare_model_inputs is not make_batch
+    [record] = caplog.records
+    assert "accepts a temperature for each sample" in record.message

@@ -1,5 +1,6 @@
 """The drop-in function of verl has the arguments, results and gradients of verl's own functions."""
 
+import importlib
 import os
 import pathlib
 import subprocess
@@ -113,6 +114,16 @@ def test_a_temperature_for_each_label_or_one_that_is_broadcast_to_them(shape):
     upstream = upstream_of(*truth)
     close(ours, truth)
     close(gradients(ours, upstream, case), gradients(truth, upstream, case))
+
+
+def test_a_head_call_takes_the_temperature_and_gets_the_sum_of_squared_probabilities():
+    case = make_case()
+    call = verl.HeadCall(0.7, need_sum_p_squared=True)
+
+    ours = verl.linear_cross_entropy(*case, call)
+
+    truth = reference(*case, temperature=0.7)
+    close((*ours, call.sum_p_squared), (*truth[:2], truth.sum_p_squared))
 
 
 def test_labels_outside_the_vocabulary_have_the_logprob_of_a_logit_of_zero():
@@ -262,3 +273,14 @@ def test_modules_that_imported_verls_function_before_get_the_new_one(monkeypatch
 
     assert module.linear_cross_entropy is verl.linear_cross_entropy
     assert user.imported_before is verl.linear_cross_entropy
+
+
+def test_an_engine_of_another_version_of_verl_is_kept_and_logged(tmp_path, monkeypatch, caplog):
+    (tmp_path / "other_engine.py").write_text("FSDPEngine = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(verl, "ENGINE", "other_engine")
+    monkeypatch.setattr(sys, "meta_path", [verl.EngineFinder(), *sys.meta_path])
+
+    assert importlib.import_module("other_engine").FSDPEngine == 1
+
+    assert "does not know the FSDP engine of this verl" in caplog.text

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 HEAD_CALL = "logprobd_head_call"
-# verl's own bound, so that a temperature of 0 selects the largest logit here too.
-TEMPERATURE_MIN = 1e-8
+# A temperature of 0 selects the largest logit, as in verl. verl's bound is 1e-8, which divides logits beyond what the
+# operator's exponential function takes.
+TEMPERATURE_MIN = 1e-6
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,9 @@ def lift_refusals(engine_module: ModuleType) -> None:
     * a temperature for each sample, a tensor [batch], as without fused kernels;
     * calculate_sum_pi_squared, whose result has no gradient;
     * sequences that are padded (use_remove_padding=False). verl does not refuse these, but fails: its engine expects
-      results [batch, tokens], and its function returns them flattened.
+      results [batch, tokens], and its function returns them flattened;
+    * FSDP2 with a head that is not tied to the embeddings. verl fails here as well: it shards the head apart from the rest,
+      so the whole weight exists only in the head's own forward, which a fused kernel does not call.
     """
     engine = engine_module.FSDPEngineWithLMHead
     prepare_inputs, prepare_outputs = engine.prepare_model_inputs, engine.prepare_model_outputs
@@ -193,9 +196,21 @@ def lift_refusals(engine_module: ModuleType) -> None:
 
     engine.prepare_model_inputs = prepare_model_inputs
     engine.prepare_model_outputs = prepare_model_outputs
+
+    fsdp_utils = importlib.import_module("verl.utils.fsdp_utils")
+    select_modules = fsdp_utils._select_fsdp2_wrap_targets
+
+    def select_modules_but_the_head(model: Any, classes: list[str]) -> list[torch.nn.Module]:
+        modules = select_modules(model, classes)
+        if getattr(model, "_verl_fused_kernels_backend", None) != "triton":
+            return modules
+        head = model.get_output_embeddings()
+        return [module for module in modules if module is not head]
+
+    fsdp_utils._select_fsdp2_wrap_targets = select_modules_but_the_head
     logger.warning(
         "logprobd_ops: with fused kernels and impl_backend=triton, verl's FSDP engine accepts a temperature for each "
-        "sample, calculate_sum_pi_squared and use_remove_padding=False"
+        "sample, calculate_sum_pi_squared, use_remove_padding=False, and heads of their own under FSDP2"
     )
 
 
