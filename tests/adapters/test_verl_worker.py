@@ -19,6 +19,7 @@ import tiny_model
 import torch
 import torch.distributed as dist
 from hydra import compose, initialize_config_module
+from linear_logprob_reference import reference
 from operator_plugin import write_entry_points
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
@@ -64,6 +65,10 @@ from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_pad
 TOLERANCE = (
     1e-5  # nats, and relative to the largest element of a gradient. Both sides sum fp32 products.
 )
+# The kernels' tolerance against double precision, tests/README.md.
+BF16_TOLERANCE = 1e-4  # nats
+# verl's names of scores, and ours.
+NAMES = {"log_probs": "logprob", "entropy": "entropy", "sum_pi_squared": "sum_p_squared"}
 # verl's own settings, beside those of a user's model and of micro-batches.
 SETTINGS = (
     "model.fused_kernel_options.impl_backend=triton",
@@ -181,11 +186,7 @@ def score(
     tensordict_utils.assign_non_tensor(data, compute_loss=False, calculate_entropy=True, **options)
     compute = worker.compute_log_prob if worker.role == "actor" else worker.compute_ref_log_prob
     output = compute(data)
-    return {
-        name: no_padding_2_padding(output[name], data)
-        for name in ("log_probs", "entropy", "sum_pi_squared")
-        if name in output
-    }
+    return {name: no_padding_2_padding(output[name], data) for name in NAMES if name in output}
 
 
 def gradients(
@@ -237,23 +238,26 @@ def close_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tenso
         assert error < TOLERANCE, name
 
 
-def truth(folder: pathlib.Path, batch: DataProto, temperatures: list[float]) -> dict:
-    """Returns the scores of the answers' tokens, in double precision, as those of `score`."""
-    model = LlamaForCausalLM.from_pretrained(folder).double()
-    scores = {
-        name: torch.zeros(4, LENGTH, dtype=torch.double)
-        for name in ("log_probs", "entropy", "sum_pi_squared")
-    }
-    for row, (begin, end, temperature) in enumerate(zip(BEGIN, END, temperatures, strict=True)):
-        ids = batch.batch["input_ids"][row, begin:end]
-        with torch.no_grad():
-            logits = model(ids[None]).logits[0, :-1] / temperature
-        log_p = logits.log_softmax(-1)
-        tokens = slice(begin + 1, end)
-        scores["log_probs"][row, tokens] = log_p.gather(-1, ids[1:, None])[:, 0]
-        scores["entropy"][row, tokens] = -(log_p.exp() * log_p).sum(-1)
-        scores["sum_pi_squared"][row, tokens] = log_p.exp().square().sum(-1)
-    return {name: value[:, NUM_PROMPT:] for name, value in scores.items()}
+@contextlib.contextmanager
+def truth(worker: ActorRolloutRefWorker, batch: DataProto, weight: torch.Tensor) -> Iterator[dict]:
+    """Fills the scores of `score` that double precision gives for the worker's hidden states and `weight`."""
+    hidden, scores = [], {}
+    [norm] = [
+        module
+        for name, module in worker.actor.engine.module.named_modules()
+        if name.endswith("model.norm")
+    ]
+    hook = norm.register_forward_hook(lambda _module, _args, output: hidden.append(output[0]))
+    yield scores
+    hook.remove()
+    data = left_right_2_no_padding(batch.to_tensordict())
+    ids = data["input_ids"]
+    temperatures = batch.batch["temperature"].repeat_interleave(ids.offsets().diff())
+    targets = ids.values().roll(-1)
+    for name, value in (
+        reference(torch.cat(hidden), weight, targets, temperature=temperatures)._asdict().items()
+    ):
+        scores[name] = no_padding_2_padding(value, data)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -301,17 +305,23 @@ def test_a_reference_has_the_scores_of_verl_without_fused_kernels(folders, strat
     close(results[1], results[0])
 
 
-def test_scores_equal_those_of_double_precision(folders):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_equal_those_of_double_precision(folders, dtype):
+    settings = FP32 if dtype == torch.float32 else ()  # bf16 by default
     batch = make_batch(TEMPERATURES)
-    settings = (*FP32, "model.use_fused_kernels=True")
+    weight = LlamaForCausalLM.from_pretrained(folders[torch.float32]).lm_head.weight.to(dtype)
 
-    with make_worker(folders[torch.float32], "actor", settings) as worker:
+    with (
+        make_worker(
+            folders[torch.float32], "actor", (*settings, "model.use_fused_kernels=True")
+        ) as worker,
+        truth(worker, batch, weight) as true,
+    ):
         ours = score(worker, batch, calculate_sum_pi_squared=True)
 
-    true = truth(folders[torch.float32], batch, TEMPERATURES.tolist())
-    mask = batch.batch["response_mask"]
-    for name, value in true.items():
-        assert ((ours[name] - value) * mask).abs().max() < TOLERANCE, name
+    tolerance = TOLERANCE if dtype == torch.float32 else BF16_TOLERANCE
+    for name, true_name in NAMES.items():
+        assert (ours[name] - true[true_name]).abs().max() < tolerance, name
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])

@@ -124,6 +124,8 @@ def lift_refusals(engine_module: ModuleType) -> None:
     if prepare_inputs.__module__ == __name__:
         return
     tensordict_utils = importlib.import_module("verl.utils.tensordict_utils")
+    fsdp_utils: Any = importlib.import_module("verl.utils.fsdp_utils")
+    select_modules = fsdp_utils._select_fsdp2_wrap_targets
 
     def option(batch: Any, name: str, *, default: bool) -> bool:
         return tensordict_utils.get_non_tensor_data(data=batch, key=name, default=default)
@@ -142,7 +144,7 @@ def lift_refusals(engine_module: ModuleType) -> None:
             and kernel == "triton"
         )
 
-    def prepare_model_inputs(self: Any, micro_batch: Any) -> tuple[dict, dict]:
+    def prepare_model_inputs(self: Any, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if not is_replaced(self, micro_batch):
             return prepare_inputs(self, micro_batch)
         temperature = micro_batch["temperature"]
@@ -167,19 +169,25 @@ def lift_refusals(engine_module: ModuleType) -> None:
         return inputs, outputs
 
     def prepare_model_outputs(
-        self: Any, output: Any, output_args: dict, micro_batch: Any, logits_processor_func: Any
-    ) -> dict:
+        self: Any,
+        output: Any,
+        output_args: dict[str, Any],
+        micro_batch: Any,
+        logits_processor_func: Any,
+    ) -> dict[str, Any]:
         if HEAD_CALL not in output_args:
             return prepare_outputs(self, output, output_args, micro_batch, logits_processor_func)
         is_padded = not option(micro_batch, "use_remove_padding", default=True)
 
-        def arranged(entropy: Tensor, **options: bool) -> dict:
-            rows = (output.log_probs, entropy)
+        def arranged(entropy: Tensor, **options: bool) -> dict[str, Any]:
+            log_probs = output.log_probs
             if is_padded:
-                rows = tuple(row.view(micro_batch.batch_size[0], -1) for row in rows)
+                log_probs, entropy = (
+                    rows.view(micro_batch.batch_size[0], -1) for rows in (log_probs, entropy)
+                )
             return prepare_outputs(
                 self,
-                SimpleNamespace(log_probs=rows[0], entropy=rows[1]),
+                SimpleNamespace(log_probs=log_probs, entropy=entropy),
                 output_args,
                 with_options(micro_batch, calculate_sum_pi_squared=False, **options),
                 logits_processor_func,
@@ -194,12 +202,6 @@ def lift_refusals(engine_module: ModuleType) -> None:
             ]
         return result
 
-    engine.prepare_model_inputs = prepare_model_inputs
-    engine.prepare_model_outputs = prepare_model_outputs
-
-    fsdp_utils = importlib.import_module("verl.utils.fsdp_utils")
-    select_modules = fsdp_utils._select_fsdp2_wrap_targets
-
     def select_modules_but_the_head(model: Any, classes: list[str]) -> list[torch.nn.Module]:
         modules = select_modules(model, classes)
         if getattr(model, "_verl_fused_kernels_backend", None) != "triton":
@@ -207,6 +209,8 @@ def lift_refusals(engine_module: ModuleType) -> None:
         head = model.get_output_embeddings()
         return [module for module in modules if module is not head]
 
+    engine.prepare_model_inputs = prepare_model_inputs
+    engine.prepare_model_outputs = prepare_model_outputs
     fsdp_utils._select_fsdp2_wrap_targets = select_modules_but_the_head
     logger.warning(
         "logprobd_ops: with fused kernels and impl_backend=triton, verl's FSDP engine accepts a temperature for each "
@@ -221,8 +225,8 @@ class EngineFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         if fullname != ENGINE:
             return None
