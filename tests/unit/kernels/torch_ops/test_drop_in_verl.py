@@ -1,12 +1,12 @@
 """The drop-in function of verl has the arguments, results and gradients of verl's own functions."""
 
+import importlib
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
-import tomllib
 import torch
 import torch.distributed as dist
 from drop_in_cases import (
@@ -23,12 +23,11 @@ from drop_in_cases import (
     use_device,
 )
 from linear_logprob_reference import reference
-from logprobd_ops._operator import VERSION
 from logprobd_ops.compat import verl
+from operator_plugin import PACKAGE, write_entry_points
 from originals import original
 
 KERNEL = "verl.utils.kernel.linear_cross_entropy"
-PACKAGE = pathlib.Path(verl.__file__).parents[2]
 
 
 def test_arguments_are_those_of_verl():
@@ -117,6 +116,16 @@ def test_a_temperature_for_each_label_or_one_that_is_broadcast_to_them(shape):
     close(gradients(ours, upstream, case), gradients(truth, upstream, case))
 
 
+def test_a_head_call_takes_the_temperature_and_gets_the_sum_of_squared_probabilities():
+    case = make_case()
+    call = verl.HeadCall(0.7, need_sum_p_squared=True)
+
+    ours = verl.linear_cross_entropy(*case, call)
+
+    truth = reference(*case, temperature=0.7)
+    close((*ours, call.sum_p_squared), (*truth[:2], truth.sum_p_squared))
+
+
 def test_labels_outside_the_vocabulary_have_the_logprob_of_a_logit_of_zero():
     hidden, weight, target = case = make_case()
     target[0], target[2], target[5] = -100, VOCAB, 2**40
@@ -181,16 +190,7 @@ def test_shards_give_the_results_of_the_whole_head(two_ranks):
 
 def run_verl(folder: pathlib.Path, code: str, **environment: str) -> subprocess.CompletedProcess:
     """Runs code in an interpreter in which logprobd_ops is installed with the entry points of its pyproject.toml."""
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    info = folder / f"logprobd_ops-{VERSION}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Name: logprobd_ops\nVersion: {VERSION}\n")
-    (info / "entry_points.txt").write_text(
-        "".join(
-            f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
-            for group, entries in project["entry-points"].items()
-        )
-    )
+    write_entry_points(folder)
     tests = pathlib.Path(__file__).parent
     code = f"from originals import original\noriginal({KERNEL!r})\n{code}"
     environment = {
@@ -273,3 +273,14 @@ def test_modules_that_imported_verls_function_before_get_the_new_one(monkeypatch
 
     assert module.linear_cross_entropy is verl.linear_cross_entropy
     assert user.imported_before is verl.linear_cross_entropy
+
+
+def test_an_engine_of_another_version_of_verl_is_kept_and_logged(tmp_path, monkeypatch, caplog):
+    (tmp_path / "other_engine.py").write_text("FSDPEngine = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(verl, "ENGINE", "other_engine")
+    monkeypatch.setattr(sys, "meta_path", [verl.EngineFinder(), *sys.meta_path])
+
+    assert importlib.import_module("other_engine").FSDPEngine == 1
+
+    assert "does not know the FSDP engine of this verl" in caplog.text
