@@ -19,7 +19,7 @@ SOURCES = (
 )
 EXAMPLES = [
     ROOT / "client" / "adapters" / "examples" / name
-    for name in ("distill_teacher", "eval_bf16_vs_exact", "grpo_reference")
+    for name in ("distill_teacher", "eval_bf16_vs_exact", "grpo_reference", "ray_precompute")
 ]
 
 os.environ.setdefault(
@@ -33,6 +33,7 @@ FRAMEWORKS = {
     "gateway": ("aiohttp", "orjson", "trl"),
     "lighteval": ("lighteval",),
     "lm_eval": ("lm_eval",),
+    "ray": ("ray",),
     "trl": ("trl",),
 }
 collect_ignore_glob = [

@@ -1,0 +1,189 @@
+"""ScorerPool, ScoreBatch and ScorerHealth on a Ray cluster of two nodes with addresses of their own."""
+
+import json
+import os
+import pathlib
+import select
+import signal
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+import torch
+from conftest import BINARIES, SOURCES
+from logprobd.errors import InvalidArgument
+from logprobd_adapters import RemoteScorer
+from logprobd_adapters.ray import ScoreBatch, ScorerPool
+from logprobd_adapters.ray.health import ScorerHealth
+from logprobd_adapters.ray.pool import _bundles
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.data.checkpoint import CheckpointConfig
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.timeout(120)
+
+HOSTS = ("127.0.0.2", "127.0.0.3")
+ROWS = 4096
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Connects to a cluster of two nodes of four CPUs, whose processes find the packages and the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, SOURCES)))
+        patch.setenv("PATH", f"{BINARIES}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster()
+        for host in HOSTS:
+            cluster.add_node(node_ip_address=host, num_cpus=4, object_store_memory=100_000_000)
+        ray.init(cluster.address, log_to_driver=False)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(folders) -> pathlib.Path:
+    return folders[torch.float32]
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture
+def pool(cluster, folder):
+    with ScorerPool(folder, insecure=True) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def rows(model) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, model.config.hidden_size, generator=generator)
+    return hidden, torch.randint(model.config.vocab_size, (ROWS,), generator=generator)
+
+
+def servers_of(folder: pathlib.Path) -> list[int]:
+    """Returns the ids of the processes that serve a model."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # the process has ended
+        if os.fsencode(folder) in arguments and arguments[0].endswith(b"/logprobd"):
+            found.append(int(path.parent.name))
+    return found
+
+
+def actor_of(server: int) -> int:
+    return int(pathlib.Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def await_end(descriptor: int, seconds: float) -> bool:
+    """Returns whether the process of a pidfd ends in time."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))
+
+
+def test_each_node_has_a_server_at_its_own_address(pool, model, rows) -> None:
+    hidden, targets = rows
+    with pool.client(chunk_rows=64) as client:
+        logprob = client.score(hidden, targets).logprob
+        states = client.servers()
+
+    assert sorted(address.rpartition(":")[0] for address in pool.addresses()) == list(HOSTS)
+    assert [state.state for state in states] == ["ready", "ready"]
+    logits = hidden.double() @ model.lm_head.weight.double().T
+    expected = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logprob.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("victim", ["server", "actor"])
+def test_a_kill_in_a_call_loses_nothing_and_the_client_follows(pool, folder, rows, victim) -> None:
+    before = pool.addresses()
+    with pool.client(chunk_rows=16, timeout=60) as client:
+        undisturbed = client.score(*rows, outputs=("logprob", "entropy"))
+        server = servers_of(folder)[0]
+        killed = []
+
+        def kill(*_) -> None:
+            if not killed:
+                killed.append(server if victim == "server" else actor_of(server))
+                os.kill(killed[0], signal.SIGKILL)
+
+        disturbed = client.score(*rows, outputs=("logprob", "entropy"), progress=kill)
+
+        assert killed
+        assert torch.equal(disturbed.logprob, undisturbed.logprob)
+        assert torch.equal(disturbed.entropy, undisturbed.entropy)
+        deadline = time.monotonic() + 60
+        ready: set[str] = set()
+        while len(ready - set(before)) < 1 or len(ready) < 2:
+            assert time.monotonic() < deadline
+            client.score(*rows)
+            ready = {state.address for state in client.servers() if state.state == "ready"}
+        assert ready == set(pool.addresses())
+
+
+def test_the_server_ends_with_its_actor(pool, folder) -> None:
+    server = servers_of(folder)[0]
+    descriptor = os.pidfd_open(server)
+
+    os.kill(actor_of(server), signal.SIGKILL)
+
+    assert await_end(descriptor, 30)
+    os.close(descriptor)
+
+
+def test_close_ends_the_servers_and_frees_the_nodes(cluster, folder) -> None:
+    with ScorerPool(folder, insecure=True, cpus_per_server=4) as pool:
+        descriptors = [os.pidfd_open(server) for server in servers_of(folder)]
+        pool.close()
+
+        assert len(descriptors) == 2
+        for descriptor in descriptors:
+            assert await_end(descriptor, 30)
+            os.close(descriptor)
+    with ScorerPool(folder, insecure=True, cpus_per_server=4, timeout=30) as pool:
+        assert len(pool.addresses()) == 2
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_log(cluster, tmp_path) -> None:
+    with pytest.raises(RuntimeError, match=r"exited with status \d+:\n.*config.json"):
+        ScorerPool(tmp_path, insecure=True)
+
+
+def test_a_pool_that_does_not_fit_is_an_error(cluster, folder) -> None:
+    with pytest.raises(InvalidArgument, match="num_servers is 3, expected 1 to 2"):
+        ScorerPool(folder, insecure=True, num_servers=3)
+    with pytest.raises(TimeoutError, match="lower num_servers, gpus_per_server or cpus_per_server"):
+        ScorerPool(folder, insecure=True, cpus_per_server=5, timeout=1)
+
+
+def test_several_hosts_must_be_asked_for(cluster, folder) -> None:
+    with pytest.raises(InvalidArgument, match="the cluster has 2 hosts"):
+        ScorerPool(folder)
+
+
+def test_servers_take_the_nodes_with_gpus() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0}},
+        {"Alive": False, "Resources": {"GPU": 8.0}},
+        {"Alive": True, "Resources": {"GPU": 8.0}},
+    ]
+
+    assert _bundles(nodes, None, None, 1) == [{"CPU": 1, "GPU": 8}, {"CPU": 1, "GPU": 4}]
+    assert _bundles(nodes, None, 8, 2) == [{"CPU": 2, "GPU": 8}]
+    assert _bundles(nodes, None, 0, 1) == [{"CPU": 1, "GPU": 0}] * 3
+    assert _bundles(nodes[:1], None, None, 1) == [{"CPU": 1, "GPU": 0}]
