@@ -5,6 +5,7 @@ import os
 import pathlib
 import select
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -26,7 +27,7 @@ from ray.cluster_utils import Cluster
 from ray.data.checkpoint import CheckpointConfig
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 ROWS = 4096
@@ -34,14 +35,15 @@ ROWS = 4096
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Connects to a cluster of two nodes of four CPUs, whose processes find the packages and the server."""
+    """Connects to a cluster of two nodes of three CPUs, whose processes find the packages and the server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, SOURCES)))
         patch.setenv("PATH", f"{BINARIES}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster()
-        for host in HOSTS:
-            cluster.add_node(node_ip_address=host, num_cpus=4, object_store_memory=100_000_000)
+        options = {"num_cpus": 3, "object_store_memory": 100_000_000}
+        cluster.add_node(node_ip_address=HOSTS[0], include_dashboard=False, **options)
+        cluster.add_node(node_ip_address=HOSTS[1], **options)
         ray.init(cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
@@ -146,7 +148,7 @@ def test_the_server_ends_with_its_actor(pool, folder) -> None:
 
 
 def test_close_ends_the_servers_and_frees_the_nodes(cluster, folder) -> None:
-    with ScorerPool(folder, insecure=True, cpus_per_server=4) as pool:
+    with ScorerPool(folder, insecure=True, cpus_per_server=3) as pool:
         descriptors = [os.pidfd_open(server) for server in servers_of(folder)]
         pool.close()
 
@@ -154,12 +156,12 @@ def test_close_ends_the_servers_and_frees_the_nodes(cluster, folder) -> None:
         for descriptor in descriptors:
             assert await_end(descriptor, 30)
             os.close(descriptor)
-    with ScorerPool(folder, insecure=True, cpus_per_server=4, timeout=30) as pool:
+    with ScorerPool(folder, insecure=True, cpus_per_server=3, timeout=30) as pool:
         assert len(pool.addresses()) == 2
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_log(cluster, tmp_path) -> None:
-    with pytest.raises(RuntimeError, match=r"exited with status \d+:\n.*config.json"):
+    with pytest.raises(RuntimeError, match=r"(?s)exited with status 1:\n.*has neither model.safe"):
         ScorerPool(tmp_path, insecure=True)
 
 
@@ -167,7 +169,7 @@ def test_a_pool_that_does_not_fit_is_an_error(cluster, folder) -> None:
     with pytest.raises(InvalidArgument, match="num_servers is 3, expected 1 to 2"):
         ScorerPool(folder, insecure=True, num_servers=3)
     with pytest.raises(TimeoutError, match="lower num_servers, gpus_per_server or cpus_per_server"):
-        ScorerPool(folder, insecure=True, cpus_per_server=5, timeout=1)
+        ScorerPool(folder, insecure=True, cpus_per_server=4, timeout=1)
 
 
 def test_several_hosts_must_be_asked_for(cluster, folder) -> None:
@@ -187,3 +189,115 @@ def test_servers_take_the_nodes_with_gpus() -> None:
     assert _bundles(nodes, None, 8, 2) == [{"CPU": 2, "GPU": 8}]
     assert _bundles(nodes, None, 0, 1) == [{"CPU": 1, "GPU": 0}] * 3
     assert _bundles(nodes[:1], None, None, 1) == [{"CPU": 1, "GPU": 0}]
+
+
+@pytest.fixture(scope="module")
+def sequences(model) -> pa.Table:
+    """Returns 60 sequences of 1 to 20 tokens with ids."""
+    generator = np.random.default_rng(0)
+    tokens = [generator.integers(model.config.vocab_size, size=n % 20 + 1) for n in range(60)]
+    return pa.table({"id": range(60), "input_ids": [each.tolist() for each in tokens]})
+
+
+def expected_logprobs(model, tokens: list[int], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the logprobs [length - 1] of tokens and [length - 1, top_k] of the most likely ones, of a double head."""
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([tokens])).last_hidden_state[0, :-1]
+    logprobs = (hidden.double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    return logprobs.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0], logprobs.topk(top_k)[0]
+
+
+def test_a_batch_gets_the_logprobs_of_the_model(built_operator, folder, model, sequences) -> None:
+    scored = ScoreBatch(folder, top_k=3)(sequences)
+
+    assert scored.select(["id", "input_ids"]).equals(sequences)
+    assert scored.schema.field("logprobs").type == pa.list_(pa.float32())
+    assert scored.schema.field("top_ids").type == pa.list_(pa.list_(pa.int64(), 3))
+    for row in scored.to_pylist():
+        tokens = row["input_ids"]
+        expected, top = expected_logprobs(model, tokens, 3)
+        actual = torch.tensor(row["logprobs"], dtype=torch.float64)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+        listed = torch.tensor(row["top_logprobs"], dtype=torch.float64).reshape(-1, 3)
+        torch.testing.assert_close(listed, top, atol=1e-5, rtol=0)
+
+
+def test_a_second_run_scores_only_what_is_missing(pool, folder, sequences, tmp_path) -> None:
+    pq.write_table(sequences, tmp_path / "sequences.parquet")
+    scorer = RemoteScorer(pool.client())
+    out, done = tmp_path / "logprobs", tmp_path / "done"
+
+    def run(number: int, fail_at: int | None = None) -> set[int]:
+        """Scores the sequences that are not done and returns their ids. The block with fail_at fails."""
+        notes = tmp_path / f"notes-{number}"
+        notes.mkdir()
+
+        def note(batch: pa.Table) -> pa.Table:
+            ids = batch["id"].to_pylist()
+            assert fail_at not in ids
+            for each in ids:
+                (notes / str(each)).touch()
+            return batch
+
+        dataset = ray.data.read_parquet(str(tmp_path / "sequences.parquet"))
+        dataset.context.checkpoint_config = CheckpointConfig(
+            "id", str(done), delete_checkpoint_on_success=False
+        )
+        dataset.context.max_errored_blocks = -1 if fail_at else 0
+        dataset.repartition(target_num_rows_per_block=10).map_batches(
+            note, batch_format="pyarrow", batch_size=None
+        ).map_batches(
+            ScoreBatch,
+            fn_constructor_args=(folder, scorer),
+            fn_constructor_kwargs={"batch_tokens": 1},
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(size=1),
+        ).write_parquet(str(out))
+        return {int(path.name) for path in notes.iterdir()}
+
+    missing = set(range(40, 50))
+    assert run(1, fail_at=45) == set(range(60)) - missing
+    # As if the cluster had ended while a file was written: Ray renames its list of ids after that.
+    half_done = next(done.iterdir())
+    missing |= set(pq.read_table(half_done)["id"].to_pylist())
+    half_done.rename(half_done.with_suffix(".pending.parquet"))
+    (half_written,) = out.glob(f"{half_done.stem}*")
+    half_written.write_bytes(half_written.read_bytes()[:1000])
+
+    assert run(2) == missing
+
+    assert not half_written.exists()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in Ray's workers
+    expected = ScoreBatch(folder, scorer, batch_tokens=1)(sequences)
+    torch.set_num_threads(threads)
+    assert pq.read_table(out).sort_by("id").equals(expected)
+
+
+def get(url: str) -> tuple[int, dict]:
+    try:
+        with urllib.request.urlopen(url) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_serve_reports_the_health_of_the_servers(cluster, folder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    with ScorerPool(folder, insecure=True) as pool:
+        serve.run(ScorerHealth.bind(pool), name="logprobd", route_prefix="/logprobd")
+
+        code, health = get(f"http://127.0.0.1:{port}/logprobd")
+
+        assert code == 200
+        assert [s["state"] for s in health["servers"]] == ["ready", "ready"]
+        assert [s["address"] for s in health["servers"]] == pool.addresses()
+
+    code, health = get(f"http://127.0.0.1:{port}/logprobd")
+
+    assert code == 503
+    assert {s["state"] for s in health["servers"]} == {"out"}
+    assert "no server is available" in health["error"]
+    serve.shutdown()

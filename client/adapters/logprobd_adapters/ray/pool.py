@@ -143,7 +143,8 @@ class ScorerPool:
                 "own: pass insecure=True if only those reach its network who may use the servers"
             )
         self._group: PlacementGroup | None = placement_group(bundles, strategy="STRICT_SPREAD")
-        self._actors: list[Any] = []
+        self.actors: list[Any] = []
+        """The actors that run the servers, in the order of `addresses`."""
         try:
             if not self._group.wait(timeout):
                 raise TimeoutError(
@@ -165,8 +166,8 @@ class ScorerPool:
                 command = ["--model", os.fspath(model), *engine, "--http", "none", *flags]
                 listen = None if insecure else "127.0.0.1"
                 left = max(0.0, deadline - time.monotonic())
-                self._actors.append(options.remote(command, listen, left))
-            starting = [actor.await_address.remote() for actor in self._actors]
+                self.actors.append(options.remote(command, listen, left))
+            starting = [actor.await_address.remote() for actor in self.actors]
             # The error of an actor, with the server's log, says more than that of a timeout here.
             self._addresses: list[str] = ray.get(starting, timeout=left + _ASK_SECONDS)
         except BaseException as error:
@@ -182,11 +183,11 @@ class ScorerPool:
 
     def close(self) -> None:
         """Ends the servers. Requests in flight fail. Idempotent."""
-        for actor in self._actors:
+        for actor in self.actors:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
-        self._actors, self._group = [], None
+        self.actors, self._addresses, self._group = [], [], None
 
     def addresses(self) -> list[str]:
         """Returns the addresses of the servers, "host:port" in the order of the nodes.
@@ -194,7 +195,7 @@ class ScorerPool:
         A server that is started again has another port. Until then, and while its actor does not
         answer, its latest known address is returned.
         """
-        calls = [actor.address.remote() for actor in self._actors]
+        calls = [actor.address.remote() for actor in self.actors]
         answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_ASK_SECONDS)
         for index, call in enumerate(calls):
             if call in answered:
