@@ -6,6 +6,8 @@ import pathlib
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
-from conftest import BINARIES, SOURCES
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import RemoteScorer
 from logprobd_adapters.ray import ScoreBatch, ScorerPool
@@ -33,12 +34,40 @@ HOSTS = ("127.0.0.2", "127.0.0.3")
 ROWS = 4096
 
 
+def servers_of(folder: pathlib.Path) -> list[int]:
+    """Returns the ids of the processes that serve a model."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # the process has ended
+        if os.fsencode(folder) in arguments and arguments[0].endswith(b"/logprobd"):
+            found.append(int(path.parent.name))
+    return found
+
+
+def parent_of(process: int) -> int:
+    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def assert_ends(process: int) -> None:
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return  # it has ended
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    assert poll.poll(30_000)
+    os.close(descriptor)
+
+
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(environment):
     """Connects to a cluster of two nodes of three CPUs, whose processes find the packages and the server."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, SOURCES)))
-        patch.setenv("PATH", f"{BINARIES}{os.pathsep}{os.environ['PATH']}")
+        for name in ("PATH", "PYTHONPATH"):
+            patch.setenv(name, environment[name])
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster()
         options = {"num_cpus": 3, "object_store_memory": 100_000_000}
@@ -64,6 +93,8 @@ def model(folder):
 def pool(cluster, folder):
     with ScorerPool(folder, insecure=True) as pool:
         yield pool
+    for server in servers_of(folder):
+        assert_ends(server)
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +102,6 @@ def rows(model) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(ROWS, model.config.hidden_size, generator=generator)
     return hidden, torch.randint(model.config.vocab_size, (ROWS,), generator=generator)
-
-
-def servers_of(folder: pathlib.Path) -> list[int]:
-    """Returns the ids of the processes that serve a model."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            arguments = path.read_bytes().split(b"\0")
-        except OSError:
-            continue  # the process has ended
-        if os.fsencode(folder) in arguments and arguments[0].endswith(b"/logprobd"):
-            found.append(int(path.parent.name))
-    return found
-
-
-def actor_of(server: int) -> int:
-    return int(pathlib.Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def await_end(descriptor: int, seconds: float) -> bool:
-    """Returns whether the process of a pidfd ends in time."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1e3))
 
 
 def test_each_node_has_a_server_at_its_own_address(pool, model, rows) -> None:
@@ -120,7 +127,7 @@ def test_a_kill_in_a_call_loses_nothing_and_the_client_follows(pool, folder, row
 
         def kill(*_) -> None:
             if not killed:
-                killed.append(server if victim == "server" else actor_of(server))
+                killed.append(server if victim == "server" else parent_of(server))
                 os.kill(killed[0], signal.SIGKILL)
 
         disturbed = client.score(*rows, outputs=("logprob", "entropy"), progress=kill)
@@ -137,26 +144,35 @@ def test_a_kill_in_a_call_loses_nothing_and_the_client_follows(pool, folder, row
         assert ready == set(pool.addresses())
 
 
-def test_the_server_ends_with_its_actor(pool, folder) -> None:
-    server = servers_of(folder)[0]
-    descriptor = os.pidfd_open(server)
+def test_the_server_ends_with_its_owner(environment, folder) -> None:
+    # Ray ends the processes of an actor too, but not if the node's raylet has died.
+    code = f"""
+import sys
+from logprobd_adapters.ray.pool import _Supervisor
+supervisor = _Supervisor(["--model", {str(folder)!r}, "--http", "none"], "127.0.0.1", 60)
+print(supervisor.await_address(), flush=True)
+sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as owner:
+        assert owner.stdout.readline()
+        (server,) = (each for each in servers_of(folder) if parent_of(each) == owner.pid)
+        owner.kill()
 
-    os.kill(actor_of(server), signal.SIGKILL)
-
-    assert await_end(descriptor, 30)
-    os.close(descriptor)
+    assert_ends(server)
 
 
 def test_close_ends_the_servers_and_frees_the_nodes(cluster, folder) -> None:
     with ScorerPool(folder, insecure=True, cpus_per_server=3) as pool:
-        descriptors = [os.pidfd_open(server) for server in servers_of(folder)]
+        servers = servers_of(folder)
         pool.close()
 
-        assert len(descriptors) == 2
-        for descriptor in descriptors:
-            assert await_end(descriptor, 30)
-            os.close(descriptor)
-    with ScorerPool(folder, insecure=True, cpus_per_server=3, timeout=30) as pool:
+        with pytest.raises(RuntimeError, match="closed"):
+            pool.addresses()
+        assert len(servers) == 2
+        for server in servers:
+            assert_ends(server)
+    with ScorerPool(folder, insecure=True, cpus_per_server=3, timeout=60) as pool:
         assert len(pool.addresses()) == 2
 
 

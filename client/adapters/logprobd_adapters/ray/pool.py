@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -193,16 +194,16 @@ class ScorerPool:
         """Returns the addresses of the servers, "host:port" in the order of the nodes.
 
         A server that is started again has another port. Until then, and while its actor does not
-        answer, its latest known address is returned.
+        answer, its latest known address is returned. Raises RuntimeError after close().
         """
+        if not self.actors:
+            raise RuntimeError("the pool is closed")
         calls = [actor.address.remote() for actor in self.actors]
         answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_ASK_SECONDS)
         for index, call in enumerate(calls):
             if call in answered:
-                try:
+                with contextlib.suppress(RayActorError):  # Ray starts the actor again
                     self._addresses[index] = ray.get(call) or self._addresses[index]
-                except RayActorError:
-                    pass  # Ray is starting the actor again
         return list(self._addresses)
 
     def client(self, **options: Any) -> Client:
