@@ -176,6 +176,18 @@ def test_close_ends_the_servers_and_frees_the_nodes(cluster, folder) -> None:
         assert len(pool.addresses()) == 2
 
 
+def test_metrics_are_served_where_asked_for(cluster, folder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = f"127.0.0.1:{taken.getsockname()[1]}"
+
+    with (
+        ScorerPool(folder, num_servers=1, insecure=True, http=http) as pool,
+        urllib.request.urlopen(f"http://{http}/readyz") as response,
+    ):
+        assert len(pool.addresses()) == 1
+        assert response.status == 200
+
+
 def test_a_server_that_does_not_start_is_an_error_with_its_log(cluster, tmp_path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)exited with status 1:\n.*has neither model.safe"):
         ScorerPool(tmp_path, insecure=True)
@@ -224,8 +236,11 @@ def expected_logprobs(model, tokens: list[int], top_k: int) -> tuple[torch.Tenso
 
 
 def test_a_batch_gets_the_logprobs_of_the_model(built_operator, folder, model, sequences) -> None:
-    scored = ScoreBatch(folder, top_k=3)(sequences)
+    score = ScoreBatch(folder, top_k=3)
 
+    scored = score(sequences)
+
+    assert score(sequences[:0]).schema == scored.schema  # a block without rows that are missing
     assert scored.select(["id", "input_ids"]).equals(sequences)
     assert scored.schema.field("logprobs").type == pa.list_(pa.float32())
     assert scored.schema.field("top_ids").type == pa.list_(pa.list_(pa.int64(), 3))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
 
-import numpy as np
 import pyarrow as pa
-from transformers import AutoModelForCausalLM
 
 from logprobd_adapters.scorer import Scorer
 from logprobd_adapters.teacher import Prompt, Teacher
-
-if TYPE_CHECKING:
-    import os
 
 
 class ScoreBatch:
@@ -53,6 +48,8 @@ class ScoreBatch:
         device: str = "cpu",
         batch_tokens: int = 8192,
     ) -> None:
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415  (actors of servers need none)
+
         body = AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(device).eval()
         self._teacher = Teacher.from_model(body, scorer, batch_tokens=batch_tokens)
         self._column = column
@@ -61,16 +58,11 @@ class ScoreBatch:
     def __call__(self, batch: pa.Table) -> pa.Table:
         sequences = batch[self._column].to_pylist()
         scores = self._teacher.score([Prompt(tokens, self._top_k) for tokens in sequences])
-        offsets = pa.array(np.cumsum([0, *(len(s.logprobs) for s in scores)]), pa.int32())
-
-        def lists(values: pa.Array) -> pa.ListArray:
-            return pa.ListArray.from_arrays(offsets, values)
-
-        def concatenated(name: str) -> np.ndarray:
-            return np.concatenate([getattr(s, name) for s in scores]).ravel()
-
-        batch = batch.append_column("logprobs", lists(pa.array(concatenated("logprobs"))))
-        for name in ("top_ids", "top_logprobs") if self._top_k else ():
-            values = pa.FixedSizeListArray.from_arrays(pa.array(concatenated(name)), self._top_k)
-            batch = batch.append_column(name, lists(values))
+        values = [s.logprobs for s in scores]
+        batch = batch.append_column("logprobs", pa.array(values, pa.list_(pa.float32())))
+        if self._top_k:
+            for name, dtype in (("top_ids", pa.int64()), ("top_logprobs", pa.float32())):
+                lists = [list(getattr(s, name)) for s in scores]
+                of_row = pa.list_(dtype, self._top_k)
+                batch = batch.append_column(name, pa.array(lists, pa.list_(of_row)))
         return batch

@@ -115,8 +115,9 @@ class ScorerPool:
         gpus_per_server: None: all GPUs of the node. 0: the servers score on the CPU.
         cpus_per_server: CPUs that Ray reserves for a server, also the threads that score on a CPU.
         insecure: listen on the addresses of the nodes, where everybody who reaches them can use the
-            servers: there is no TLS. On a private network this is what a cluster of several hosts
-            needs. Otherwise servers listen on loopback.
+            servers: there is no TLS. A cluster of several hosts needs it, and a private network.
+            Otherwise servers listen on loopback.
+        http: HOST:PORT of metrics and status page on each node, as the server's flag, or "none".
         flags: further flags of the servers, such as ["--shards", "2"].
         timeout: seconds until all servers must be placed and ready.
 
@@ -132,6 +133,7 @@ class ScorerPool:
         gpus_per_server: int | None = None,
         cpus_per_server: int = 1,
         insecure: bool = False,
+        http: str = "none",
         flags: Sequence[str] = (),
         timeout: float = 600.0,
     ) -> None:
@@ -164,7 +166,7 @@ class ScorerPool:
                     max_concurrency=4,  # address is answered while await_address waits
                     scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
                 )
-                command = ["--model", os.fspath(model), *engine, "--http", "none", *flags]
+                command = ["--model", os.fspath(model), *engine, "--http", http, *flags]
                 listen = None if insecure else "127.0.0.1"
                 left = max(0.0, deadline - time.monotonic())
                 self.actors.append(options.remote(command, listen, left))
