@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
+from logprobd import Client
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import RemoteScorer
 from logprobd_adapters.ray import ScoreBatch, ScorerPool
@@ -31,6 +33,7 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.timeout(180)
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
+NODE = {"num_cpus": 3, "object_store_memory": 100_000_000}
 ROWS = 4096
 
 
@@ -70,9 +73,8 @@ def cluster(environment):
             patch.setenv(name, environment[name])
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster()
-        options = {"num_cpus": 3, "object_store_memory": 100_000_000}
-        cluster.add_node(node_ip_address=HOSTS[0], include_dashboard=False, **options)
-        cluster.add_node(node_ip_address=HOSTS[1], **options)
+        cluster.add_node(node_ip_address=HOSTS[0], include_dashboard=False, **NODE)
+        cluster.add_node(node_ip_address=HOSTS[1], **NODE)
         ray.init(cluster.address, log_to_driver=False)
         yield cluster
         ray.shutdown()
@@ -117,9 +119,20 @@ def test_each_node_has_a_server_at_its_own_address(pool, model, rows) -> None:
     torch.testing.assert_close(logprob.double(), expected, atol=1e-5, rtol=0)
 
 
+def score_until(client: Client, rows: tuple, is_enough: Callable[[set[str]], bool]) -> set[str]:
+    """Scores until the addresses of the ready servers satisfy a condition, and returns them."""
+    deadline = time.monotonic() + 90
+    while True:
+        client.score(*rows)
+        ready = {state.address for state in client.servers() if state.state == "ready"}
+        if is_enough(ready):
+            return ready
+        assert time.monotonic() < deadline, ready
+
+
 @pytest.mark.parametrize("victim", ["server", "actor"])
 def test_a_kill_in_a_call_loses_nothing_and_the_client_follows(pool, folder, rows, victim) -> None:
-    before = pool.addresses()
+    before = set(pool.addresses())
     with pool.client(chunk_rows=16, timeout=60) as client:
         undisturbed = client.score(*rows, outputs=("logprob", "entropy"))
         server = servers_of(folder)[0]
@@ -135,12 +148,7 @@ def test_a_kill_in_a_call_loses_nothing_and_the_client_follows(pool, folder, row
         assert killed
         assert torch.equal(disturbed.logprob, undisturbed.logprob)
         assert torch.equal(disturbed.entropy, undisturbed.entropy)
-        deadline = time.monotonic() + 60
-        ready: set[str] = set()
-        while len(ready - set(before)) < 1 or len(ready) < 2:
-            assert time.monotonic() < deadline
-            client.score(*rows)
-            ready = {state.address for state in client.servers() if state.state == "ready"}
+        ready = score_until(client, rows, lambda ready: len(ready) == 2 and ready != before)
         assert ready == set(pool.addresses())
 
 
@@ -303,6 +311,18 @@ def test_a_second_run_scores_only_what_is_missing(pool, folder, sequences, tmp_p
     expected = ScoreBatch(folder, scorer, batch_tokens=1)(sequences)
     torch.set_num_threads(threads)
     assert pq.read_table(out).sort_by("id").equals(expected)
+
+
+def test_a_lost_node_is_replaced_by_a_new_one(cluster, pool, rows) -> None:
+    with pool.client(chunk_rows=16, timeout=60) as client:
+        undisturbed = client.score(*rows).logprob
+        (lost,) = (node for node in cluster.list_all_nodes() if not node.head)
+        cluster.remove_node(lost)
+
+        assert torch.equal(client.score(*rows).logprob, undisturbed)
+        cluster.add_node(node_ip_address="127.0.0.4", **NODE)
+        ready = score_until(client, rows, lambda ready: any("127.0.0.4" in each for each in ready))
+        assert len(ready) == 2
 
 
 def get(url: str) -> tuple[int, dict]:

@@ -25,7 +25,7 @@ and is the first again for a server that ran for longer than the maximum."""
 
 _ASK_SECONDS = 5.0
 
-# A client waits this long for a server that loads its head again: 40 pauses of up to 5 s.
+# A client waits for servers that load their heads again: 40 pauses, mostly of 2.5 s on average.
 _PATIENCE = RetryPolicy(attempts_max=40)
 
 # Runs a program that the kernel terminates when its parent, process argv[1], ends: PR_SET_PDEATHSIG
@@ -119,7 +119,7 @@ class ScorerPool:
             Otherwise servers listen on loopback.
         http: HOST:PORT of metrics and status page on each node, as the server's flag, or "none".
         flags: further flags of the servers, such as ["--shards", "2"].
-        timeout: seconds until all servers must be placed and ready.
+        timeout: seconds until all servers must be placed, and then until each must be ready.
 
     Raises InvalidArgument if the cluster has too few nodes, or several hosts without `insecure`,
     TimeoutError, and RuntimeError with the end of a server's log if it does not start.
@@ -137,7 +137,6 @@ class ScorerPool:
         flags: Sequence[str] = (),
         timeout: float = 600.0,
     ) -> None:
-        deadline = time.monotonic() + timeout
         bundles = _bundles(ray.nodes(), num_servers, gpus_per_server, cpus_per_server)
         hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         if len(hosts) > 1 and not insecure:
@@ -168,11 +167,10 @@ class ScorerPool:
                 )
                 command = ["--model", os.fspath(model), *engine, "--http", http, *flags]
                 listen = None if insecure else "127.0.0.1"
-                left = max(0.0, deadline - time.monotonic())
-                self.actors.append(options.remote(command, listen, left))
+                self.actors.append(options.remote(command, listen, timeout))
             starting = [actor.await_address.remote() for actor in self.actors]
             # The error of an actor, with the server's log, says more than that of a timeout here.
-            self._addresses: list[str] = ray.get(starting, timeout=left + _ASK_SECONDS)
+            self._addresses: list[str] = ray.get(starting, timeout=timeout + _ASK_SECONDS)
         except BaseException as error:
             self.close()
             cause = getattr(error, "cause", None)  # of the error of an actor's method
