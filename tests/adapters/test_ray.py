@@ -30,7 +30,7 @@ from ray.cluster_utils import Cluster
 from ray.data.checkpoint import CheckpointConfig
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 NODE = {"num_cpus": 3, "object_store_memory": 100_000_000}

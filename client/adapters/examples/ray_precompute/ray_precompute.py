@@ -50,14 +50,12 @@ def write_model(folder: Path) -> LlamaForCausalLM:
     return model
 
 
-def write_sequences(path: Path, count: int) -> pa.Table:
+def write_sequences(path: Path, count: int) -> None:
     """Writes sequences of 2 to LENGTH_MAX random tokens, with ids."""
     generator = np.random.default_rng(0)
     lengths = generator.integers(2, LENGTH_MAX + 1, count)
     tokens = [generator.integers(VOCAB_SIZE, size=length).tolist() for length in lengths]
-    table = pa.table({"id": range(count), "input_ids": tokens})
-    pq.write_table(table, path)
-    return table
+    pq.write_table(pa.table({"id": range(count), "input_ids": tokens}), path)
 
 
 @contextlib.contextmanager
@@ -127,15 +125,8 @@ def largest_error(model: LlamaForCausalLM, scored: pa.Table) -> float:
     return max(errors)
 
 
-def other_bits(scored: pa.Table, expected: pa.Table) -> int:
-    """Returns the number of sequences in `expected` that are not in `scored` with the same bits."""
-    bits = {
-        row["id"]: np.asarray(row["logprobs"], np.float32).tobytes() for row in scored.to_pylist()
-    }
-    return sum(
-        bits.get(row["id"]) != np.asarray(row["logprobs"], np.float32).tobytes()
-        for row in expected.to_pylist()
-    )
+def bits_by_id(scored: pa.Table) -> dict[int, bytes]:
+    return {row["id"]: np.float32(row["logprobs"]).tobytes() for row in scored.to_pylist()}
 
 
 def main() -> None:
@@ -155,7 +146,8 @@ def main() -> None:
             left = sum(map(answers, addresses))
     print("| run | sequences | with other bits | largest error, nats |\n|---|---|---|---|")
     for run, scored in (("undisturbed", whole), ("an actor killed", killed)):
-        different = other_bits(scored, whole)
+        bits = bits_by_id(scored)
+        different = sum(bits.get(each) != expected for each, expected in bits_by_id(whole).items())
         print(f"| {run} | {len(scored)} | {different} | {largest_error(model, scored):.1e} |")
     print(f"\nservers that still answer at their first address: {left} of {len(addresses)}")
 
