@@ -201,11 +201,13 @@ def test_a_server_that_does_not_start_is_an_error_with_its_log(cluster, tmp_path
         ScorerPool(tmp_path, insecure=True)
 
 
-def test_a_pool_that_does_not_fit_is_an_error(cluster, folder) -> None:
+def test_a_pool_that_does_not_fit_is_an_error(pool, folder) -> None:
     with pytest.raises(InvalidArgument, match="num_servers is 3, expected 1 to 2"):
         ScorerPool(folder, insecure=True, num_servers=3)
+    with pytest.raises(InvalidArgument, match="num_servers is 0, .* with 4 CPUs and 0 GPUs"):
+        ScorerPool(folder, insecure=True, cpus_per_server=4)
     with pytest.raises(TimeoutError, match="lower num_servers, gpus_per_server or cpus_per_server"):
-        ScorerPool(folder, insecure=True, cpus_per_server=4, timeout=1)
+        ScorerPool(folder, insecure=True, cpus_per_server=3, timeout=1)  # the other pool has one
 
 
 def test_several_hosts_must_be_asked_for(cluster, folder) -> None:
@@ -217,8 +219,9 @@ def test_servers_take_the_nodes_with_gpus() -> None:
     nodes = [
         {"Alive": True, "Resources": {"CPU": 8.0}},
         {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0}},
-        {"Alive": False, "Resources": {"GPU": 8.0}},
-        {"Alive": True, "Resources": {"GPU": 8.0}},
+        {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {}},  # a head without work
     ]
 
     assert _bundles(nodes, None, None, 1) == [{"CPU": 1, "GPU": 8}, {"CPU": 1, "GPU": 4}]

@@ -111,8 +111,9 @@ class ScorerPool:
     Args:
         model: Hugging Face model folder, .safetensors file, or id in Hugging Face's cache, which
             must be on each node.
-        num_servers: None: one on each node that has the GPUs; without any GPU, on each node.
-        gpus_per_server: None: all GPUs of the node. 0: the servers score on the CPU.
+        num_servers: None: one on each node that has the CPUs and GPUs.
+        gpus_per_server: None: all GPUs of the node, on nodes with GPUs. Without any GPU in the
+            cluster, and with 0, the servers score on the CPU.
         cpus_per_server: CPUs that Ray reserves for a server, also the threads that score on a CPU.
         insecure: listen on the addresses of the nodes, where everybody who reaches them can use the
             servers: there is no TLS. A cluster of several hosts needs it, and a private network.
@@ -226,20 +227,19 @@ def _bundles(
     cpus_per_server: int,
 ) -> list[dict[str, float]]:
     """Returns the resources of each server. See ScorerPool."""
-    counts = sorted(
-        (int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"]), reverse=True
-    )
-    wanted = gpus_per_server
-    if wanted is None:
-        wanted = min(1, counts[0])
-    able = [count for count in counts if count >= wanted]
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    gpus = gpus_per_server
+    if gpus is None:
+        gpus = min(1, max(int(each.get("GPU", 0)) for each in resources))
+    able = [r for r in resources if r.get("CPU", 0) >= cpus_per_server and r.get("GPU", 0) >= gpus]
+    counts = sorted((int(each.get("GPU", 0)) for each in able), reverse=True)
     num_servers = len(able) if num_servers is None else num_servers
     if not 0 < num_servers <= len(able):
         raise InvalidArgument(
             f"num_servers is {num_servers}, expected 1 to {len(able)}, the number of nodes with "
-            f"{wanted} GPUs"
+            f"{cpus_per_server} CPUs and {gpus} GPUs"
         )
     return [
         {"CPU": cpus_per_server, "GPU": count if gpus_per_server is None else gpus_per_server}
-        for count in able[:num_servers]
+        for count in counts[:num_servers]
     ]
