@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -152,22 +153,48 @@ def test_a_kill_in_a_call_loses_nothing_and_the_client_follows(pool, folder, row
         assert ready == set(pool.addresses())
 
 
-def test_the_server_ends_with_its_owner(environment, folder) -> None:
-    # Ray ends the processes of an actor too, but not if the node's raylet has died.
-    code = f"""
+SUPERVISOR = """
 import sys
 from logprobd_adapters.ray.pool import _Supervisor
-supervisor = _Supervisor(["--model", {str(folder)!r}, "--http", "none"], "127.0.0.1", 60)
-print(supervisor.await_address(), flush=True)
-sys.stdin.read()
+supervisor = _Supervisor(["--model", sys.argv[1], "--http", "none"], "127.0.0.1", 60)
+try:
+    print(supervisor.await_address(), flush=True)
+except RuntimeError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+with supervisor._changed:
+    supervisor._changed.wait_for(supervisor.address)
+print(supervisor.address(), flush=True)
+sys.stdin.readline()
 """
+
+
+def supervise(environment: dict[str, str], folder: pathlib.Path) -> subprocess.Popen[str]:
+    """Runs a supervisor without Ray, which prints the address or the error, and after a line of input the address."""
+    command = [sys.executable, "-c", SUPERVISOR, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as owner:
-        assert owner.stdout.readline()
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
+
+
+def test_the_server_ends_with_its_owner(environment, folder) -> None:
+    # Ray ends the processes of an actor too, but not if the node's raylet has died.
+    with supervise(environment, folder) as owner:
+        assert owner.stdout.readline().startswith("127.0.0.1:")
         (server,) = (each for each in servers_of(folder) if parent_of(each) == owner.pid)
         owner.kill()
 
     assert_ends(server)
+
+
+def test_a_server_that_does_not_start_is_started_again(environment, folder, tmp_path) -> None:
+    with supervise(environment, tmp_path) as owner:
+        assert "exited with status 1" in owner.stdout.readline()
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+
+        lines = iter(owner.stdout.readline, "")
+        assert any(line.startswith("127.0.0.1:") for line in lines)
 
 
 def test_close_ends_the_servers_and_frees_the_nodes(cluster, folder) -> None:
