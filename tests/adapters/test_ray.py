@@ -122,7 +122,7 @@ def test_each_node_has_a_server_at_its_own_address(pool, model, rows) -> None:
 
 def score_until(client: Client, rows: tuple, is_enough: Callable[[set[str]], bool]) -> set[str]:
     """Scores until the addresses of the ready servers satisfy a condition, and returns them."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 150
     while True:
         client.score(*rows)
         ready = {state.address for state in client.servers() if state.state == "ready"}
