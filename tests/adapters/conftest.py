@@ -19,7 +19,13 @@ SOURCES = (
 )
 EXAMPLES = [
     ROOT / "client" / "adapters" / "examples" / name
-    for name in ("distill_teacher", "eval_bf16_vs_exact", "grpo_reference", "vllm_backbone")
+    for name in (
+        "distill_teacher",
+        "eval_bf16_vs_exact",
+        "grpo_reference",
+        "ray_precompute",
+        "vllm_backbone",
+    )
 ]
 
 os.environ.setdefault(
@@ -34,6 +40,7 @@ FRAMEWORKS = {
     "gateway": ("aiohttp", "orjson", "trl"),
     "lighteval": ("lighteval",),
     "lm_eval": ("lm_eval",),
+    "ray": ("ray",),
     "trl": ("trl",),
     "verl": ("verl",),
 }

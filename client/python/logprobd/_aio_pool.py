@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -35,21 +35,16 @@ class AioPool:
     """The servers of one client. It is used on one event loop at a time, and each new loop starts
     with new connections."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        resolve: Callable[[str, int], Awaitable[tuple[str, ...]]] | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._tls = None if settings.tls is None else TlsFiles(settings.tls)
-        self._resolve = resolve or _resolve
         self._closed = False
         self._owner: tuple[int, Any] = (0, None)
         self._turn = itertools.count()
         self._start()
 
     def _start(self) -> None:
-        self.book = addresses.AddressBook(self._settings.addresses)
+        self.book = addresses.AddressBook(self._settings.addresses, self._settings.find)
         self.balance = Balance(self.book.servers(), solo=self.book.is_plain)
         self._channels: dict[Server, list[Any]] = {}
         self._is_looking_up = False
@@ -137,12 +132,13 @@ class AioPool:
             self._spawn(self._look_up())
 
     async def _look_up(self) -> None:
-        found: dict[str, tuple[str, ...] | OSError] = {}
+        found: dict[str, tuple[str, ...] | Exception] = {}
         try:
-            for address, (name, port) in self.book.names.items():
+            loop = asyncio.get_running_loop()
+            for address, look_up in self.book.look_ups.items():
                 try:
-                    found[address] = await self._resolve(name, port)
-                except OSError as error:
+                    found[address] = await loop.run_in_executor(None, look_up)
+                except Exception as error:  # a caller's function may raise anything
                     found[address] = error
             self.balance.set_addresses(self.book.update(found))
             self._check(self.balance.due_checks())
@@ -190,7 +186,3 @@ class AioPool:
 async def _close(channels: Iterable[Any]) -> None:
     for channel in channels:
         await channel.close()
-
-
-async def _resolve(name: str, port: int) -> tuple[str, ...]:
-    return await asyncio.get_running_loop().run_in_executor(None, addresses.resolve, name, port)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from logprobd import _wire, settings
 from logprobd._local_transport import LocalTransport
+from logprobd.addresses import FindServers
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, ServerState
 from logprobd.errors import (
@@ -64,7 +65,10 @@ class ClientCore:
         address: "host:port" (IPv6 in brackets), "unix:///path" or "dns:///name:port"; several
             addresses are separated by commas or given as a list. "dns:///" means one server per A
             or AAAA record of the name, such as a Kubernetes headless service; the name is resolved
-            every 30 s and after failures. Default: LOGPROBD_ADDRESS, else 127.0.0.1:8470.
+            every 30 s and after failures. For servers that change in another way, a function
+            without arguments that returns their addresses; it is called as often, on another
+            thread, and may block. While it raises, the client uses the servers that it knows.
+            Default: LOGPROBD_ADDRESS, else 127.0.0.1:8470.
         timeout: seconds for a whole call, including retries, > 0; math.inf means no limit.
             Default: LOGPROBD_TIMEOUT_S, else 300.
         max_inflight: maximum number of requests of one call in flight at each server, >= 1.
@@ -91,7 +95,7 @@ class ClientCore:
 
     def __init__(
         self,
-        address: str | Sequence[str] | None = None,
+        address: str | Sequence[str] | FindServers | None = None,
         *,
         timeout: float | None = None,
         max_inflight: int | None = None,

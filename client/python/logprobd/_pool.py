@@ -1,4 +1,4 @@
-"""The servers of a Client: connections, health checks, and look-ups of DNS names.
+"""The servers of a Client: connections, health checks, and look-ups.
 
 Calls start the checks and look-ups that are due. Nothing runs while no call is made.
 """
@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -95,20 +95,15 @@ class Channels:
 class Pool:
     """The servers of one client. Thread-safe."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        resolve: Callable[[str, int], tuple[str, ...]] | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._tls = None if settings.tls is None else TlsFiles(settings.tls)
-        self._resolve = resolve or addresses.resolve
         self._closed = False
         self._start()
         _live.add(self)
 
     def _start(self) -> None:
-        self.book = addresses.AddressBook(self._settings.addresses)
+        self.book = addresses.AddressBook(self._settings.addresses, self._settings.find)
         self.balance = Balance(self.book.servers(), solo=self.book.is_plain)
         self._channels: dict[Server, Channels] = {}
         self._is_looking_up = False
@@ -184,21 +179,21 @@ class Pool:
         self._start()
 
     def _look_up_if_due(self) -> None:
-        """Starts a look-up on its own thread if it is due. The resolver takes no deadline."""
+        """Starts a look-up on its own thread if it is due. Look-ups take no deadline."""
         with self._changed:
             if self._is_looking_up or not self.book.take_due(
                 time.monotonic(), self.balance.left_at
             ):
                 return
             self._is_looking_up = True
-        threading.Thread(target=self._look_up, name="logprobd-dns", daemon=True).start()
+        threading.Thread(target=self._look_up, name="logprobd-look-up", daemon=True).start()
 
     def _look_up(self) -> None:
-        found: dict[str, tuple[str, ...] | OSError] = {}
-        for address, (name, port) in self.book.names.items():
+        found: dict[str, tuple[str, ...] | Exception] = {}
+        for address, look_up in self.book.look_ups.items():
             try:
-                found[address] = self._resolve(name, port)
-            except OSError as error:
+                found[address] = look_up()
+            except Exception as error:  # a caller's function may raise anything
                 found[address] = error
         with self._changed:
             self.balance.set_addresses(self.book.update(found))

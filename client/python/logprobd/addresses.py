@@ -1,17 +1,21 @@
-"""Parses the addresses of servers, and keeps the resolved records of DNS names."""
+"""Parses the addresses of servers, and keeps the results of look-ups of further ones."""
 
 from __future__ import annotations
 
+import functools
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from logprobd.errors import InvalidArgument
 
 DEFAULT_PORT = 8470
 
+FindServers = Callable[[], str | Sequence[str]]
+"""Returns the addresses of the servers that exist now. It may block."""
+
 RESOLVE_SECONDS = 30.0
-"""Interval between look-ups of a DNS name."""
+"""Interval between look-ups."""
 RESOLVE_PAUSE_SECONDS = 1.0
 """Minimum interval between look-ups, which is used after a failure."""
 
@@ -61,28 +65,39 @@ def resolve(name: str, port: int) -> tuple[str, ...]:
 
 
 class AddressBook:
-    """The addresses of a client, the records of its DNS names, and when to look them up.
+    """The addresses of a client, the results of look-ups, and when to look up again.
 
-    It does not resolve names itself.
+    It does not look up by itself.
+
+    Args:
+        addresses: parsed addresses; with `find`, its name alone.
+        find: takes the place of addresses.
     """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], find: FindServers | None = None) -> None:
         self._addresses = addresses
         self._records: dict[str, tuple[str, ...]] = {}
         self._asked_at = float("-inf")
-        self.names = {a: name for a in addresses if (name := dns_name(a)) is not None}
-        """The DNS names to look up, by address."""
+        self.look_ups: dict[str, Callable[[], tuple[str, ...]]] = {
+            address: functools.partial(resolve, *name)
+            for address in addresses
+            if (name := dns_name(address)) is not None
+        }
+        """What to look up, by address: DNS names, or all servers by `find`. They block."""
+        if find is not None:
+            (label,) = addresses
+            self.look_ups[label] = lambda: parse_addresses(find())
         self.errors: list[str] = []
         """The errors of the latest look-up."""
 
     @property
     def is_plain(self) -> bool:
-        """True if there is exactly one server and no name to resolve."""
-        return len(self._addresses) == 1 and not self.names
+        """True if there is exactly one server and nothing to look up."""
+        return len(self._addresses) == 1 and not self.look_ups
 
     def take_due(self, now: float, failed_at: float) -> bool:
-        """Returns whether to look names up now. `failed_at` is the time of the last failure."""
-        if not self.names:
+        """Returns whether to look up now. `failed_at` is the time of the last failure."""
+        if not self.look_ups:
             return False
         age = now - self._asked_at
         pause = RESOLVE_PAUSE_SECONDS if failed_at > self._asked_at else RESOLVE_SECONDS
@@ -91,16 +106,16 @@ class AddressBook:
         self._asked_at = now
         return True
 
-    def update(self, found: Mapping[str, tuple[str, ...] | OSError]) -> tuple[str, ...]:
-        """Stores the results of a look-up of `names`. A name that failed keeps its records. Returns
-        all servers."""
-        self.errors = [f"{a}: {e}" for a, e in found.items() if isinstance(e, OSError)]
-        self._records |= {a: r for a, r in found.items() if not isinstance(r, OSError)}
+    def update(self, found: Mapping[str, tuple[str, ...] | Exception]) -> tuple[str, ...]:
+        """Stores the results of `look_ups`. One that failed keeps its latest result. Returns all
+        servers."""
+        self.errors = [f"{a}: {e}" for a, e in found.items() if isinstance(e, Exception)]
+        self._records |= {a: r for a, r in found.items() if not isinstance(r, Exception)}
         return self.servers()
 
     def servers(self) -> tuple[str, ...]:
         """Returns the currently known servers."""
-        lists = (self._records.get(a, ()) if a in self.names else (a,) for a in self._addresses)
+        lists = (self._records.get(a, ()) if a in self.look_ups else (a,) for a in self._addresses)
         return tuple(dict.fromkeys(address for addresses in lists for address in addresses))
 
 

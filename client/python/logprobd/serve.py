@@ -1,4 +1,4 @@
-"""Starts a server on this host for as long as a `with` block runs."""
+"""Starts a server on this host."""
 
 from __future__ import annotations
 
@@ -45,18 +45,22 @@ def serve(
     Raises ModuleNotFoundError if the server is not installed, RuntimeError with the last lines of
     its log if it exits, and TimeoutError if it is not ready in time.
     """
-    program = _server_program()
+    program = server_program()
     with contextlib.ExitStack() as stack:
         if model is None:
             model = stack.enter_context(tempfile.TemporaryDirectory(prefix="logprobd-demo-"))
             demo_model.write_model(model)
         command = [program, "--model", os.fspath(model), "--device", device]
         command += ["--listen", "127.0.0.1:0", "--http", "none", *flags]
-        server = stack.enter_context(_Server(command))
+        server = stack.enter_context(ServerProcess(command))
         yield stack.enter_context(Client(server.await_ready(timeout)))
 
 
-def _server_program() -> str:
+def server_program() -> str:
+    """Returns the path of the server that is installed as a package, or else in the PATH.
+
+    Raises ModuleNotFoundError if there is none.
+    """
     try:
         server = importlib.import_module("logprobd_server")
     except ModuleNotFoundError:
@@ -71,10 +75,14 @@ def _server_program() -> str:
     return program
 
 
-class _Server:
-    """A process of the server, which is stopped at the end of its `with` block."""
+class ServerProcess:
+    """A process of the server, which is stopped at the end of its `with` block.
 
-    def __init__(self, command: list[str]) -> None:
+    Args:
+        command: program and flags. OSError is raised if it cannot be run.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
             command,
             # The line that says that the server is ready has this level.
@@ -103,18 +111,27 @@ class _Server:
         self._is_decided.set()
 
     def await_ready(self, timeout: float) -> str:
-        """Returns the address of the server once it is ready."""
+        """Returns the address of the server once it is ready.
+
+        Raises TimeoutError, or RuntimeError if the server exits, both with the end of its log.
+        """
         if not self._is_decided.wait(timeout):
             raise TimeoutError(f"the server was not ready after {timeout:g} s:\n{self._log()}")
         if self._address is None:
-            status = self._process.wait()
-            raise RuntimeError(f"the server exited with status {status}:\n{self._log()}")
+            raise self.wait()
         return self._address
+
+    def wait(self) -> RuntimeError:
+        """Waits until the server exits, and returns an error with its status and the end of its
+        log."""
+        self._reader.join()
+        status = self._process.wait()
+        return RuntimeError(f"the server exited with status {status}:\n{self._log()}")
 
     def _log(self) -> str:
         return "\n".join(self._lines)
 
-    def __enter__(self) -> _Server:
+    def __enter__(self) -> ServerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

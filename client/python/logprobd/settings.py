@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from logprobd import addresses
+from logprobd.addresses import FindServers
 from logprobd.errors import InvalidArgument
 from logprobd.retry import RetryPolicy
 from logprobd.tls import Tls
@@ -39,6 +40,8 @@ class Settings:
     mix_versions: bool = False
     transport: str = "auto"
     tls: Tls | None = None
+    find: FindServers | None = None
+    """Returns the servers, if they change; `addresses` then names this function."""
 
     @property
     def address(self) -> str:
@@ -48,7 +51,7 @@ class Settings:
     @property
     def is_one_server(self) -> bool:
         """Whether there is exactly one server, so that rows can lie in memory shared with it."""
-        return addresses.AddressBook(self.addresses).is_plain
+        return addresses.AddressBook(self.addresses, self.find).is_plain
 
     @property
     def is_unix(self) -> bool:
@@ -85,7 +88,7 @@ class Settings:
 
 
 def make_settings(
-    address: str | Sequence[str] | None,
+    address: str | Sequence[str] | FindServers | None,
     *,
     timeout: float | None,
     max_inflight: int | None,
@@ -102,10 +105,13 @@ def make_settings(
 
     Raises InvalidArgument, which names the bad setting.
     """
+    if address is None:
+        address = os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS
     made = Settings(
-        addresses=addresses.parse_addresses(
-            (os.environ.get("LOGPROBD_ADDRESS") or DEFAULT_ADDRESS) if address is None else address
-        ),
+        addresses=(f"<{getattr(address, '__qualname__', type(address).__name__)}>",)
+        if callable(address)
+        else addresses.parse_addresses(address),
+        find=address if callable(address) else None,
         timeout=_number("timeout", timeout, "LOGPROBD_TIMEOUT_S", DEFAULT_TIMEOUT_S, float),
         max_inflight=_number(
             "max_inflight", max_inflight, "LOGPROBD_MAX_INFLIGHT", DEFAULT_MAX_INFLIGHT, int

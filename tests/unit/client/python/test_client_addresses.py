@@ -88,6 +88,17 @@ def test_a_failed_look_up_keeps_the_last_records():
     assert book.update({"dns:///scorer:3": OSError("timed out")}) == ("a:1", "10.0.0.1:3")
 
 
+def test_a_function_is_looked_up_in_place_of_addresses():
+    book = AddressBook(["<servers>"], lambda: ["a", "b:1"])
+    assert not book.is_plain
+    assert book.servers() == ()
+    (look_up,) = book.look_ups.values()
+
+    assert book.update({"<servers>": look_up()}) == ("a:8470", "b:1")
+    assert book.update({"<servers>": RuntimeError("no cluster")}) == ("a:8470", "b:1")
+    assert book.errors == ["<servers>: no cluster"]
+
+
 def test_only_one_plain_address_means_a_single_server():
     assert AddressBook(["a:1"]).is_plain
     assert not AddressBook(["a:1", "b:1"]).is_plain

@@ -116,4 +116,4 @@ def test_the_program_of_the_package_comes_first(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "logprobd_server", raising=False)
 
-    assert serve_module._server_program() == "/package/logprobd"
+    assert serve_module.server_program() == "/package/logprobd"

@@ -294,6 +294,30 @@ def test_an_unknown_name_is_an_error_that_names_it(connect, records, rows):
         client.score(*rows)
 
 
+def test_the_servers_of_a_function_are_followed(connect, rows):
+    with fake() as one, fake() as two:
+        known = [one.address]
+        with connect(
+            lambda: known,
+            retry=RetryPolicy(attempts_max=100, base_seconds=0.1, cap_seconds=0.2),
+        ) as client:
+            client.score(*rows)
+            known[:] = [two.address]
+            one.stop()
+
+            client.score(*rows)
+
+            assert [state.address for state in client.servers()] == [two.address]
+
+
+def test_a_function_that_raises_is_named_in_the_error(connect, rows):
+    def find():
+        raise KeyError("no cluster")
+
+    with connect(find) as client, pytest.raises(Unavailable, match=r"find>: 'no cluster'"):
+        client.score(*rows)
+
+
 @pytest.fixture
 def slow_records(monkeypatch):
     """Returns an event: look-ups of "scorer.test" wait for it and then give 127.0.0.1."""
