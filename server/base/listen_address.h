@@ -1,10 +1,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/base/file_descriptor.h"
 
 namespace logprobd {
 
@@ -25,5 +27,15 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
 /// Returns FAILED_PRECONDITION that names `flag` if `address` is not loopback and `insecure` is
 /// false, because no listener encrypts or authenticates.
 absl::Status CheckLoopback(absl::string_view flag, const ListenAddress& address, bool insecure);
+
+/// Non-blocking TCP sockets that listen on one port, one for each address of a host name.
+struct ListeningSockets {
+  std::vector<FileDescriptor> sockets;  ///< At least one.
+  int port = 0;
+};
+
+/// Listens on every address to which the host name resolves. Returns UNAVAILABLE that names `flag`
+/// and the reason if that is not possible.
+absl::StatusOr<ListeningSockets> ListenOn(absl::string_view flag, const ListenAddress& address);
 
 }  // namespace logprobd
