@@ -290,14 +290,17 @@ class HttpAttack:
 
     def __init__(self, server, clients: int, attack) -> None:
         self.is_over = threading.Event()
-        self.rounds = 0
-        self.threads = [threading.Thread(target=self._run, args=(server, attack)) for _ in range(clients)]
+        self.num_cut = 0  # clients that the server has cut off
+        self.threads = [
+            threading.Thread(target=self._run, args=(server, attack)) for _ in range(clients)
+        ]
 
     def _run(self, server, attack) -> None:
         while not self.is_over.is_set():
-            with contextlib.suppress(OSError):
+            try:
                 attack(server, self.is_over)
-            self.rounds += 1
+            except OSError:
+                self.num_cut += 1
 
     def __enter__(self) -> "HttpAttack":
         for thread in self.threads:
@@ -343,7 +346,7 @@ def test_g103_http_bounds_endless_headers_and_answers_probes(start_server, model
     before = server.peak_memory_bytes()
     with HttpAttack(server, 4, endless_headers) as attack:
         slowest = slowest_probe(server, seconds=4)
-    assert attack.rounds > 4, "no client was cut"
+    assert attack.num_cut > 0
     assert sum(sent) > MIB
     assert slowest < 1
     # 64 connections with 16 KiB each, and the margin of the allocator.
