@@ -23,15 +23,14 @@ THIRD_PARTIES = {
     "server/weights": {"absl", "nlohmann", "openssl"},
     "server/engine": {"absl"} | CUDA,
     "server/metrics": {"absl", "prometheus", "nvml"},
-    "server/http": {"absl", "httplib"},
+    "server/http": {"absl", "microhttpd"},
     "server/transport": {"absl", "openssl"} | GRPC,
     "server/app/options": {"absl", "CLI", "toml"},
     "server/app/heads": {"absl"},
     "server/app/run": {"absl"},
     "server/main.cc": {"absl"},
     "client/cpp": {"absl", "openssl"} | GRPC,
-    # `logprobctl bench` reads a server's metrics with httplib.
-    "client/cli": {"absl", "CLI", "nlohmann", "httplib"} | GRPC,
+    "client/cli": {"absl", "CLI", "nlohmann"} | GRPC,
 }
 
 # Third-party libraries that only source files may include: a header would pass the include on to all its users.
@@ -39,10 +38,9 @@ SOURCE_ONLY = {
     "server/base": {"spdlog", "openssl"},
     "server/weights": {"nlohmann", "openssl"},
     "server/metrics": {"prometheus", "nvml"},
-    "server/http": {"httplib"},
+    "server/http": {"microhttpd"},
     "server/transport": {"openssl"},
     "client/cpp": {"openssl"},
-    "client/cli": {"httplib"},
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')

@@ -1,5 +1,15 @@
 #include "server/base/listen_address.h"
 
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +21,26 @@ bool IsLoopback(absl::string_view host) {
   return host == "localhost" || host == "::1" ||
          (absl::StartsWith(host, "127.") &&
           host.find_first_not_of("0123456789.") == absl::string_view::npos);
+}
+
+int PortOf(int listener) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+void SetPort(sockaddr* address, int port) {
+  auto& field = address->sa_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(address)->sin6_port
+                                               : reinterpret_cast<sockaddr_in*>(address)->sin_port;
+  field = htons(static_cast<uint16_t>(port));
+}
+
+void SetOn(int socket, int level, int option) {
+  const int on = 1;
+  setsockopt(socket, level, option, &on, sizeof(on));
 }
 
 }  // namespace
@@ -67,6 +97,51 @@ absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address
       security.has_value() ? "give --tls-cert and --tls-key, and --tls-client-ca or --tokens, "
                            : "",
       "pass --insecure to allow that, or use a loopback address such as 127.0.0.1"));
+}
+
+absl::StatusOr<ListeningSockets> ListenOn(absl::string_view flag, const ListenAddress& address) {
+  const auto cannot_listen = [flag, &address](absl::string_view reason) {
+    return absl::UnavailableError(
+        absl::StrCat(flag, ": cannot listen on ", address.ToString(), ": ", reason));
+  };
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(address.host.c_str(), nullptr, &hints, &found); error != 0) {
+    return cannot_listen(gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
+  ListeningSockets listening{.sockets = {}, .port = address.port};
+  std::string reason = "the host name has no address";
+  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+    FileDescriptor listener(
+        socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+    if (!listener.is_open()) {
+      reason = std::strerror(errno);  // for example, because the host has no IPv6
+      continue;
+    }
+    SetOn(listener.get(), SOL_SOCKET, SO_REUSEADDR);
+    if (info->ai_family == AF_INET6) {
+      SetOn(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY);
+    }
+    SetPort(info->ai_addr, listening.port);
+    if (bind(listener.get(), info->ai_addr, info->ai_addrlen) != 0 ||
+        listen(listener.get(), SOMAXCONN) != 0) {
+      if (errno == EADDRINUSE) {
+        return cannot_listen("the port is in use; stop the other server or choose another port");
+      }
+      reason = std::strerror(errno);
+      continue;
+    }
+    listening.port = PortOf(listener.get());  // the other addresses use the same port
+    listening.sockets.push_back(std::move(listener));
+  }
+  if (listening.sockets.empty()) {
+    return cannot_listen(reason);
+  }
+  return listening;
 }
 
 }  // namespace logprobd

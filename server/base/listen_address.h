@@ -2,10 +2,12 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/base/file_descriptor.h"
 
 namespace logprobd {
 
@@ -37,5 +39,15 @@ struct ListenerSecurity {
 /// `security` is absent for a listener that can have neither.
 absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address,
                             const std::optional<ListenerSecurity>& security, bool insecure);
+
+/// Non-blocking TCP sockets that listen on one port, one for each address of a host name.
+struct ListeningSockets {
+  std::vector<FileDescriptor> sockets;  ///< At least one.
+  int port = 0;
+};
+
+/// Listens on every address to which the host name resolves. Returns UNAVAILABLE that names `flag`
+/// and the reason if that is not possible.
+absl::StatusOr<ListeningSockets> ListenOn(absl::string_view flag, const ListenAddress& address);
 
 }  // namespace logprobd

@@ -1,19 +1,20 @@
 #include "server/http/http_server.h"
 
-#include <httplib.h>
+#include <microhttpd.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <deque>
+#include <list>
+#include <optional>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -22,24 +23,20 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/errors.h"
+#include "server/base/file_descriptor.h"
 #include "server/base/host.h"
 #include "server/base/listen_address.h"
 
 namespace logprobd {
 namespace {
 
-constexpr size_t kThreads = 8;
-/// Maximum number of accepted connections that wait for a thread; further ones wait in the kernel.
-constexpr size_t kWaitingMax = 64;
-constexpr int kListenBacklog = 512;
-/// Longest time for which the server waits for a client to send or to read a piece of data. After
-/// that it drops the client, which occupies a thread.
-constexpr std::chrono::milliseconds kReadTimeout{1'000};
-constexpr std::chrono::milliseconds kWriteTimeout{5'000};
-/// Longest duration of a whole exchange. It bounds clients that send or read a byte now and then.
-constexpr std::chrono::milliseconds kExchangeTimeout{10'000};
+/// Threads that compute /metrics and the status page, which may wait for the driver of the GPUs.
+constexpr int kPageThreads = 4;
+/// Pause before the next attempt to accept when no file descriptor is left.
+constexpr int kOutOfFilesPauseMs = 50;
 
 constexpr const char* kPlainText = "text/plain; charset=utf-8";
 constexpr const char* kHtml = "text/html; charset=utf-8";
@@ -52,334 +49,394 @@ constexpr int kRefresh = 5;
 constexpr int kRefreshMax = 3'600;
 constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The threads that serve requests. The library's own pool accepts any number of connections, each
-/// of which is an open file; this pool stops accepting when kWaitingMax connections wait.
-class BoundedPool final : public httplib::TaskQueue {
- public:
-  static absl::StatusOr<std::unique_ptr<BoundedPool>> Create() {
-    auto pool = std::make_unique<BoundedPool>();
-    for (size_t i = 0; i < kThreads; ++i) {
-      LOGPROBD_ASSIGN_OR_RETURN(std::thread thread,
-                                StartThread("http-worker", [pool = pool.get()] { pool->Work(); }));
-      pool->threads_.push_back(std::move(thread));
-    }
-    return pool;
-  }
-
-  ~BoundedPool() override { shutdown(); }
-
-  void enqueue(std::function<void()> task) override {
-    const absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(this, &BoundedPool::HasRoom));
-    waiting_.push_back(std::move(task));
-  }
-
-  void shutdown() override {
-    {
-      const absl::MutexLock lock(&mutex_);
-      is_stopping_ = true;
-    }
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
-    threads_.clear();
-  }
-
- private:
-  bool HasRoom() const { return waiting_.size() < kWaitingMax; }
-  bool HasWork() const { return !waiting_.empty() || is_stopping_; }
-
-  void Work() {
-    while (true) {
-      std::function<void()> task;
-      {
-        const absl::MutexLock lock(&mutex_);
-        mutex_.Await(absl::Condition(this, &BoundedPool::HasWork));
-        if (waiting_.empty()) {
-          return;
-        }
-        task = std::move(waiting_.front());
-        waiting_.pop_front();
-      }
-      task();
-    }
-  }
-
-  absl::Mutex mutex_;
-  std::deque<std::function<void()>> waiting_;
-  bool is_stopping_ = false;
-  std::vector<std::thread> threads_;
+struct Reply {
+  int status = MHD_HTTP_OK;
+  std::string body = {};
+  const char* content_type = kPlainText;
+  std::vector<std::pair<const char*, const char*>> more_headers = {};
 };
 
-/// The stream through which the library reads and writes a client's socket. It bounds the time of
-/// the whole exchange; the library's own stream bounds only the time per byte.
-class BoundedStream final : public httplib::Stream {
- public:
-  explicit BoundedStream(int socket) : socket_(socket) {}
-
-  bool is_readable() const override { return begin_ < end_ || Await(POLLIN, kReadTimeout); }
-  bool is_writable() const override { return Await(POLLOUT, kWriteTimeout); }
-
-  ssize_t read(char* out, size_t size) override {
-    if (begin_ == end_) {
-      if (!Await(POLLIN, kReadTimeout)) {
-        return -1;
-      }
-      const ssize_t got = recv(socket_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
-      if (got <= 0) {
-        return got;
-      }
-      begin_ = 0;
-      end_ = static_cast<size_t>(got);
-    }
-    const size_t count = std::min(size, end_ - begin_);
-    std::memcpy(out, buffer_.data() + begin_, count);
-    begin_ += count;
-    return static_cast<ssize_t>(count);
-  }
-
-  ssize_t write(const char* data, size_t size) override {
-    // Writes everything, because some versions of the library ignore how much was written.
-    for (size_t done = 0; done < size;) {
-      if (!Await(POLLOUT, kWriteTimeout)) {
-        return -1;
-      }
-      const ssize_t sent = send(socket_, data + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-        return -1;
-      }
-      done += static_cast<size_t>(std::max<ssize_t>(sent, 0));
-    }
-    return static_cast<ssize_t>(size);
-  }
-
-  // The library calls these functions for each request, but the server does not use the results.
-  void get_remote_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
-  void get_local_ip_and_port(std::string& /*ip*/, int& /*port*/) const override {}
-  int socket() const override { return socket_; }
-
- private:
-  /// Returns false if the socket is not ready within `timeout` or before the exchange must end.
-  bool Await(int16_t events, std::chrono::milliseconds timeout) const {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        end_of_exchange_ - std::chrono::steady_clock::now());
-    pollfd waited{socket_, events, 0};
-    int ready = 0;
-    do {
-      ready = poll(&waited, 1, static_cast<int>(std::max(std::min(timeout, left).count(), 0L)));
-    } while (ready < 0 && errno == EINTR);
-    return ready > 0;
-  }
-
-  const int socket_;
-  const std::chrono::steady_clock::time_point end_of_exchange_ =
-      std::chrono::steady_clock::now() + kExchangeTimeout;
-  std::array<char, 4'096> buffer_{};
-  size_t begin_ = 0;  ///< Bytes [begin_, end_) are received but not yet read.
-  size_t end_ = 0;
+/// A reply that a page thread computes while the connection is suspended.
+struct Page {
+  std::function<Reply()> compute;
+  /// The suspended connection; null once it is resumed. Guarded by Impl::mutex, as `reply` is.
+  MHD_Connection* waiting = nullptr;
+  std::optional<Reply> reply = std::nullopt;  ///< Empty if the connection was dropped before.
 };
 
-/// Holds the sockets of the requests in progress. The server can shut them down, so that it does
-/// not wait for clients that neither send nor read. Thread-safe.
-class Connections {
- public:
-  /// Registers a socket for the lifetime of this object, then closes it.
-  class Scope {
-   public:
-    Scope(Connections& connections, int socket) : connections_(connections), socket_(socket) {
-      const absl::MutexLock lock(&connections_.mutex_);
-      connections_.sockets_.insert(socket_);
-      if (connections_.is_shut_down_) {
-        ::shutdown(socket_, SHUT_RDWR);
-      }
-    }
-    ~Scope() {
-      {
-        // The socket is removed under the lock before it is closed, because another file may reuse
-        // its number immediately afterwards.
-        const absl::MutexLock lock(&connections_.mutex_);
-        connections_.sockets_.erase(socket_);
-      }
-      ::shutdown(socket_, SHUT_RDWR);
-      close(socket_);
-    }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-
-   private:
-    Connections& connections_;
-    const int socket_;
-  };
-
-  /// Shuts down all registered sockets and those of later Scopes, so that waits on them end.
-  void ShutDown() {
-    const absl::MutexLock lock(&mutex_);
-    is_shut_down_ = true;
-    for (const int socket : sockets_) {
-      ::shutdown(socket, SHUT_RDWR);
-    }
-  }
-
- private:
-  absl::Mutex mutex_;
-  bool is_shut_down_ ABSL_GUARDED_BY(mutex_) = false;
-  std::unordered_set<int> sockets_ ABSL_GUARDED_BY(mutex_);
+/// A connection and its only request.
+struct Exchange {
+  int socket = -1;      ///< The library's. Open for the lifetime of this object.
+  std::string address;  ///< As from AddressOf.
+  absl::Time deadline;
+  std::shared_ptr<Page> page = nullptr;  ///< Null until a page is requested.
 };
 
-/// The library's server with two changes: the backlog is longer, and connections can be shut down.
-/// With the built-in backlog of 5, a burst of scrapers would wait a second for a retransmission.
-class Listener final : public httplib::Server {
- public:
-  void WidenBacklog() { ::listen(svr_sock_, kListenBacklog); }
-
-  /// Stops the server without waiting for clients, as stop() would.
-  void StopAtOnce() {
-    stop();
-    connections_.ShutDown();
+/// Returns the bytes of the client's address that a single client cannot choose: an IPv4 address or
+/// the network of an IPv6 address.
+std::string AddressOf(const sockaddr_storage& address) {
+  constexpr size_t kNetworkBytes = 8;
+  if (address.ss_family == AF_INET6) {
+    const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr;
+    return std::string(reinterpret_cast<const char*>(&six), kNetworkBytes);
   }
+  const in_addr& four = reinterpret_cast<const sockaddr_in*>(&address)->sin_addr;
+  return std::string(reinterpret_cast<const char*>(&four), sizeof(four));
+}
 
- private:
-  bool process_and_close_socket(int socket) override {
-    const Connections::Scope scope(connections_, socket);
-    BoundedStream stream(socket);
-    bool is_closed = false;
-    // Closes the connection after one request, because a connection that is idle between two
-    // scrapes would occupy a thread.
-    return process_request(stream, /*close_connection=*/true, is_closed, nullptr);
+MHD_Result Send(MHD_Connection* connection, const Reply& reply) {
+  // The library does not change the buffer: it copies it.
+  MHD_Response* const response = MHD_create_response_from_buffer(
+      reply.body.size(), const_cast<char*>(reply.body.data()), MHD_RESPMEM_MUST_COPY);
+  if (response == nullptr) {
+    return MHD_NO;
   }
+  MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+  MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, reply.content_type);
+  for (const auto& [name, value] : reply.more_headers) {
+    MHD_add_response_header(response, name, value);
+  }
+  const MHD_Result result =
+      MHD_queue_response(connection, static_cast<unsigned int>(reply.status), response);
+  MHD_destroy_response(response);  // the connection keeps a reference
+  return result;
+}
 
-  Connections connections_;
-};
-
-void Answer(httplib::Response& response, int status, const std::string& text) {
-  response.status = status;
-  response.set_content(text, kPlainText);
+/// Returns a header or a parameter of the request's path, or an empty string if it is absent.
+absl::string_view ValueOf(MHD_Connection* connection, MHD_ValueKind kind, const char* name) {
+  return absl::NullSafeStringView(MHD_lookup_connection_value(connection, kind, name));
 }
 
 /// Returns true if the status page must be sent as HTML: if the parameter `format` is html, or if
 /// it is absent and the client accepts text/html. Browsers do; curl accepts every type and gets
 /// text.
-bool WantsHtml(const httplib::Request& request) {
-  const std::string format = request.get_param_value("format");
-  return format.empty() ? absl::StrContains(request.get_header_value("Accept"), "text/html")
-                        : format == "html";
+bool WantsHtml(MHD_Connection* connection) {
+  const absl::string_view format = ValueOf(connection, MHD_GET_ARGUMENT_KIND, "format");
+  return format.empty()
+             ? absl::StrContains(ValueOf(connection, MHD_HEADER_KIND, "Accept"), "text/html")
+             : format == "html";
 }
 
 /// Returns the parameter `refresh` in seconds, or the default if it is absent or not valid.
-int RefreshOf(const httplib::Request& request) {
+int RefreshOf(MHD_Connection* connection) {
   int seconds = 0;
-  const bool is_valid = absl::SimpleAtoi(request.get_param_value("refresh"), &seconds) &&
-                        seconds >= 0 && seconds <= kRefreshMax;
+  const bool is_valid =
+      absl::SimpleAtoi(ValueOf(connection, MHD_GET_ARGUMENT_KIND, "refresh"), &seconds) &&
+      seconds >= 0 && seconds <= kRefreshMax;
   return is_valid ? seconds : kRefresh;
+}
+
+/// Keeps escapes in a path as they are: no path that is served has any.
+size_t KeepEscapes(void* /*unused*/, MHD_Connection* /*connection*/, char* text) {
+  return std::strlen(text);
 }
 
 }  // namespace
 
+// One thread, `thread`, accepts connections and runs the library, and nothing on it blocks. It
+// suspends the connections that ask for a page until a page thread has computed their reply.
 struct HttpServer::Impl {
-  Impl(Options server_options, const Metrics& server_metrics)
-      : options(std::move(server_options)), metrics(server_metrics) {}
+  Impl(Options server_options, const Metrics& server_metrics, const Clock& server_clock)
+      : options(std::move(server_options)), metrics(server_metrics), clock(server_clock) {}
+  ~Impl();
 
-  void Configure();
+  absl::Status Start(const ListenAddress& address);
+
+  // On `thread`.
+  void Run();
+  int PollMilliseconds(bool is_out_of_files);
+  /// Accepts a waiting connection, if there is one. Returns false if no file descriptor is left.
+  bool Accept(int listener);
+  /// Makes the library close the connection when it runs next.
+  void Drop(Exchange& exchange);
+  void Notify(MHD_Connection* connection, void** context, MHD_ConnectionNotificationCode code);
+  MHD_Result Answer(MHD_Connection* connection, absl::string_view path, absl::string_view method);
+  MHD_Result Suspend(MHD_Connection* connection, Exchange& exchange,
+                     std::function<Reply()> compute);
+
+  // On the page threads.
+  void ComputePages();
+  Reply StatusReply(bool wants_html, int refresh_seconds) const;
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return !pages.empty() || is_stopping;
+  }
+
+  /// Makes the library continue with the connection, if it is still suspended. Any thread.
+  void Resume(Page& page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  /// Makes `thread` look for resumed connections and for the end. Any thread.
+  void Wake();
 
   const Options options;
   const Metrics& metrics;
-  std::unique_ptr<BoundedPool> pool;  ///< Owned by `server` once it listens.
-  Listener server;
-  int port = 0;
+  const Clock& clock;
+  ListeningSockets listening;
+  FileDescriptor wake;  ///< An eventfd.
+  MHD_Daemon* daemon = nullptr;
+  std::list<Exchange> exchanges;  ///< Oldest first. Used only by `thread` while it runs.
+
+  absl::Mutex mutex;
+  std::deque<std::shared_ptr<Page>> pages ABSL_GUARDED_BY(mutex);  ///< Not yet started.
+  bool is_stopping ABSL_GUARDED_BY(mutex) = false;
+
+  std::vector<std::thread> page_threads;
   std::thread thread;
 };
 
-void HttpServer::Impl::Configure() {
-  server.new_task_queue = [this] { return pool.release(); };
-  server.set_payload_max_length(0);
-  server.set_tcp_nodelay(true);
-  // Replaces the library's default, which lets two processes share a port (SO_REUSEPORT).
-  server.set_socket_options([](int socket) {
-    const int on = 1;
-    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  });
-  server.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {
-    if (request.method == "GET" || request.method == "HEAD") {
-      return httplib::Server::HandlerResponse::Unhandled;
-    }
-    response.set_header("Allow", "GET, HEAD");
-    Answer(response, 405, "Only GET and HEAD are served here.\n");
-    return httplib::Server::HandlerResponse::Handled;
-  });
-  server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-    if (!response.body.empty()) {
+absl::Status HttpServer::Impl::Start(const ListenAddress& address) {
+  LOGPROBD_ASSIGN_OR_RETURN(listening, ListenOn("--http", address));
+  wake = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const MHD_AccessHandlerCallback answer = [](void* impl, MHD_Connection* connection,
+                                              const char* path, const char* method, const char*,
+                                              const char*, size_t*, void**) {
+    return static_cast<Impl*>(impl)->Answer(connection, path, method);
+  };
+  const MHD_NotifyConnectionCallback notify = [](void* impl, MHD_Connection* connection,
+                                                 void** context,
+                                                 MHD_ConnectionNotificationCode code) {
+    static_cast<Impl*>(impl)->Notify(connection, context, code);
+  };
+  daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME, 0,
+                            nullptr, nullptr, answer, this, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                            kRequestBytesMax, MHD_OPTION_CONNECTION_LIMIT,
+                            static_cast<unsigned int>(kConnectionsMax),
+                            MHD_OPTION_NOTIFY_CONNECTION, notify, this,
+                            MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr, MHD_OPTION_END);
+  if (!wake.is_open() || daemon == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--http: cannot start the server: ", std::strerror(errno)));
+  }
+  for (int i = 0; i < kPageThreads; ++i) {
+    LOGPROBD_ASSIGN_OR_RETURN(std::thread started,
+                              StartThread("http-page", [this] { ComputePages(); }));
+    page_threads.push_back(std::move(started));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(thread, StartThread("http", [this] { Run(); }));
+  return absl::OkStatus();
+}
+
+HttpServer::Impl::~Impl() {
+  {
+    const absl::MutexLock lock(&mutex);
+    is_stopping = true;
+  }
+  Wake();
+  if (thread.joinable()) {
+    thread.join();
+  }
+  for (Exchange& exchange : exchanges) {
+    Drop(exchange);  // the library must not be stopped while connections are suspended
+  }
+  if (daemon != nullptr) {
+    MHD_stop_daemon(daemon);
+  }
+  for (std::thread& page_thread : page_threads) {
+    page_thread.join();
+  }
+}
+
+void HttpServer::Impl::Run() {
+  const int epoll = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+  std::vector<pollfd> polled = {{.fd = wake.get(), .events = POLLIN, .revents = 0},
+                                {.fd = epoll, .events = POLLIN, .revents = 0}};
+  const size_t num_always_polled = polled.size();
+  for (const FileDescriptor& listener : listening.sockets) {
+    polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
+  }
+  bool is_out_of_files = false;
+  while (true) {
+    // While no file descriptor is left, the listeners stay readable, so they are not polled.
+    poll(polled.data(), is_out_of_files ? num_always_polled : polled.size(),
+         PollMilliseconds(is_out_of_files));
+    uint64_t unused = 0;
+    (void)!read(wake.get(), &unused, sizeof(unused));
+    if (const absl::MutexLock lock(&mutex); is_stopping) {
       return;
     }
-    // The connection preface of HTTP/2, which every gRPC client sends first, is also a bad request.
-    // The client recognizes the response as HTTP/1.1.
-    Answer(response, response.status,
-           response.status == 400
-               ? "Bad request. This is the --http port, which speaks HTTP/1.1 only; gRPC clients "
-                 "connect to the --listen port.\n"
-               : "Not found. See /metrics, /healthz, /readyz and /.\n");
-  });
-  server.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
-    response.set_content(metrics.Serialize(), kMetricsText);
-  });
-  server.Get("/healthz", [](const httplib::Request&, httplib::Response& response) {
-    Answer(response, 200, "ok\n");
-  });
-  server.Get("/readyz", [this](const httplib::Request&, httplib::Response& response) {
+    is_out_of_files = false;
+    for (const FileDescriptor& listener : listening.sockets) {
+      is_out_of_files = !Accept(listener.get()) || is_out_of_files;
+    }
+    const absl::Time now = clock.Now();
+    for (Exchange& exchange : exchanges) {
+      if (exchange.deadline <= now) {
+        Drop(exchange);
+      }
+    }
+    MHD_run(daemon);
+  }
+}
+
+int HttpServer::Impl::PollMilliseconds(bool is_out_of_files) {
+  MHD_UNSIGNED_LONG_LONG unused = 0;
+  if (MHD_get_timeout(daemon, &unused) == MHD_YES) {
+    return 0;  // The library has received data that it has not processed yet.
+  }
+  // The oldest connection has the first deadline.
+  const absl::Duration left =
+      exchanges.empty() ? absl::InfiniteDuration() : exchanges.front().deadline - clock.Now();
+  if (left == absl::InfiniteDuration()) {
+    return is_out_of_files ? kOutOfFilesPauseMs : -1;
+  }
+  const int left_ms = static_cast<int>(absl::ToInt64Milliseconds(
+      absl::Ceil(std::max(left, absl::ZeroDuration()), absl::Milliseconds(1))));
+  return is_out_of_files ? std::min(left_ms, kOutOfFilesPauseMs) : left_ms;
+}
+
+bool HttpServer::Impl::Accept(int listener) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  const int socket = accept4(listener, reinterpret_cast<sockaddr*>(&address), &length,
+                             SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (socket < 0) {
+    return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
+  }
+  const auto is_of_address = [key = AddressOf(address)](const Exchange& exchange) {
+    return exchange.address == key;
+  };
+  const bool is_address_full = std::count_if(exchanges.begin(), exchanges.end(), is_of_address) >=
+                               static_cast<std::ptrdiff_t>(kAddressConnectionsMax);
+  if (is_address_full || exchanges.size() >= kConnectionsMax) {
+    Drop(is_address_full ? *std::find_if(exchanges.begin(), exchanges.end(), is_of_address)
+                         : exchanges.front());
+    MHD_run(daemon);  // closes it
+  }
+  // In case of an error the library closes the socket.
+  MHD_add_connection(daemon, socket, reinterpret_cast<const sockaddr*>(&address), length);
+  return true;
+}
+
+void HttpServer::Impl::Drop(Exchange& exchange) {
+  shutdown(exchange.socket, SHUT_RDWR);
+  if (exchange.page != nullptr) {
+    const absl::MutexLock lock(&mutex);
+    std::erase(pages, exchange.page);
+    Resume(*exchange.page);
+  }
+}
+
+void HttpServer::Impl::Notify(MHD_Connection* connection, void** context,
+                              MHD_ConnectionNotificationCode code) {
+  if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+    exchanges.remove_if([closed = *context](const Exchange& each) { return &each == closed; });
+    return;
+  }
+  const int socket =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  *context = &exchanges.emplace_back(Exchange{
+      .socket = socket, .address = AddressOf(address), .deadline = clock.Now() + kExchangeTimeout});
+}
+
+MHD_Result HttpServer::Impl::Answer(MHD_Connection* connection, absl::string_view path,
+                                    absl::string_view method) {
+  Exchange& exchange = *static_cast<Exchange*>(
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context);
+  if (exchange.page != nullptr) {  // The connection has been resumed.
+    const absl::MutexLock lock(&mutex);
+    return exchange.page->reply.has_value() ? Send(connection, *exchange.page->reply) : MHD_NO;
+  }
+  if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD) {
+    return Send(connection, {.status = MHD_HTTP_METHOD_NOT_ALLOWED,
+                             .body = "Only GET and HEAD are served here.\n",
+                             .more_headers = {{MHD_HTTP_HEADER_ALLOW, "GET, HEAD"}}});
+  }
+  if (path == "/healthz") {
+    return Send(connection, {.body = "ok\n"});
+  }
+  if (path == "/readyz") {
     const std::string reason = options.not_ready_reason ? options.not_ready_reason() : "";
     const std::string ready = options.ready_text ? options.ready_text() : "ready";
-    Answer(response, reason.empty() ? 200 : 503, (reason.empty() ? ready : reason) + "\n");
-  });
-  server.Get("/", [this](const httplib::Request& request, httplib::Response& response) {
-    response.set_header("Vary", "Accept");
-    response.set_header("Cache-Control", "no-store");
-    if (!options.status_page || !WantsHtml(request)) {
-      Answer(response, 200,
-             absl::StrCat(options.status_text ? options.status_text() : "",
-                          options.status_page ? RenderLatencyText(options.status_page()) : "",
-                          "\nSee /metrics, /healthz and /readyz.\n"));
-      return;
+    return Send(connection, {.status = reason.empty() ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE,
+                             .body = absl::StrCat(reason.empty() ? ready : reason, "\n")});
+  }
+  if (path == "/metrics") {
+    return Suspend(connection, exchange, [this] {
+      return Reply{.body = metrics.Serialize(), .content_type = kMetricsText};
+    });
+  }
+  if (path == "/") {
+    return Suspend(connection, exchange,
+                   [this, wants_html = WantsHtml(connection), refresh = RefreshOf(connection)] {
+                     return StatusReply(wants_html, refresh);
+                   });
+  }
+  return Send(connection, {.status = MHD_HTTP_NOT_FOUND,
+                           .body = "Not found. See /metrics, /healthz, /readyz and /.\n"});
+}
+
+MHD_Result HttpServer::Impl::Suspend(MHD_Connection* connection, Exchange& exchange,
+                                     std::function<Reply()> compute) {
+  exchange.page =
+      std::make_shared<Page>(Page{.compute = std::move(compute), .waiting = connection});
+  MHD_suspend_connection(connection);
+  const absl::MutexLock lock(&mutex);
+  pages.push_back(exchange.page);
+  return MHD_YES;
+}
+
+void HttpServer::Impl::ComputePages() {
+  while (true) {
+    std::shared_ptr<Page> page;
+    {
+      const absl::MutexLock lock(&mutex);
+      mutex.Await(absl::Condition(this, &Impl::HasWork));
+      if (is_stopping) {
+        return;
+      }
+      page = std::move(pages.front());
+      pages.pop_front();
     }
-    response.set_header("Content-Security-Policy", kContentPolicy);
-    response.set_header("X-Content-Type-Options", "nosniff");
-    response.set_content(RenderStatusPage(options.status_page(), RefreshOf(request)), kHtml);
-  });
+    Reply reply = page->compute();
+    const absl::MutexLock lock(&mutex);
+    page->reply = std::move(reply);
+    Resume(*page);
+  }
+}
+
+Reply HttpServer::Impl::StatusReply(bool wants_html, int refresh_seconds) const {
+  Reply reply{.more_headers = {{MHD_HTTP_HEADER_VARY, "Accept"},
+                               {MHD_HTTP_HEADER_CACHE_CONTROL, "no-store"}}};
+  if (!options.status_page || !wants_html) {
+    reply.body = absl::StrCat(options.status_text ? options.status_text() : "",
+                              options.status_page ? RenderLatencyText(options.status_page()) : "",
+                              "\nSee /metrics, /healthz and /readyz.\n");
+    return reply;
+  }
+  reply.body = RenderStatusPage(options.status_page(), refresh_seconds);
+  reply.content_type = kHtml;
+  reply.more_headers.emplace_back("Content-Security-Policy", kContentPolicy);
+  reply.more_headers.emplace_back("X-Content-Type-Options", "nosniff");
+  return reply;
+}
+
+void HttpServer::Impl::Resume(Page& page) {
+  if (page.waiting != nullptr) {
+    MHD_resume_connection(std::exchange(page.waiting, nullptr));
+    Wake();
+  }
+}
+
+void HttpServer::Impl::Wake() {
+  const uint64_t one = 1;
+  (void)!write(wake.get(), &one, sizeof(one));
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-HttpServer::~HttpServer() {
-  impl_->server.StopAtOnce();
-  impl_->thread.join();
-}
+HttpServer::~HttpServer() = default;
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& options,
-                                                               const Metrics& metrics) {
+                                                               const Metrics& metrics,
+                                                               const Clock& clock) {
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
                             ParseListenAddress("--http", options.listen));
-  auto impl = std::make_unique<Impl>(options, metrics);
-  LOGPROBD_ASSIGN_OR_RETURN(impl->pool, BoundedPool::Create());
-  impl->Configure();
-  if (address.port == 0) {
-    impl->port = impl->server.bind_to_any_port(address.host);
-  } else {
-    impl->port = impl->server.bind_to_port(address.host, address.port) ? address.port : -1;
-  }
-  if (impl->port <= 0) {
-    return absl::UnavailableError(
-        absl::StrCat("--http: cannot listen on ", options.listen,
-                     ": the port is in use or the address does not belong to this machine"));
-  }
-  impl->server.WidenBacklog();
-  LOGPROBD_ASSIGN_OR_RETURN(
-      impl->thread, StartThread("http", [server = &impl->server] { server->listen_after_bind(); }));
-  // stop() has no effect before the loop runs, so this function waits for the loop before it
-  // returns the object.
-  while (!impl->server.is_running()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  auto impl = std::make_unique<Impl>(options, metrics, clock);
+  LOGPROBD_RETURN_IF_ERROR(impl->Start(address));
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
-int HttpServer::port() const { return impl_->port; }
+int HttpServer::port() const { return impl_->listening.port; }
 
 }  // namespace logprobd

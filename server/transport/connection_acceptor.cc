@@ -1,6 +1,5 @@
 #include "server/transport/connection_acceptor.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -29,31 +28,6 @@ constexpr absl::Duration kOutOfFilesPause = absl::Milliseconds(50);
 /// checked. Without a limit, clients that connect as fast as the loop accepts would delay both.
 constexpr int kAcceptsMax = 64;
 
-absl::Status CannotListen(const ConnectionAcceptor::Options& options, absl::string_view reason) {
-  return absl::UnavailableError(
-      absl::StrCat(options.flag, ": cannot listen on ", options.address.ToString(), ": ", reason));
-}
-
-int PortOf(int listener) {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof(address);
-  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
-                   : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
-}
-
-void SetPort(sockaddr* address, int port) {
-  auto& field = address->sa_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(address)->sin6_port
-                                               : reinterpret_cast<sockaddr_in*>(address)->sin_port;
-  field = htons(static_cast<uint16_t>(port));
-}
-
-void SetOn(int socket, int level, int option) {
-  const int on = 1;
-  setsockopt(socket, level, option, &on, sizeof(on));
-}
-
 int OpenFilesMax() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -64,59 +38,14 @@ int OpenFilesMax() {
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const Options& options) {
-  int port = options.address.port;
-  LOGPROBD_ASSIGN_OR_RETURN(std::vector<FileDescriptor> listeners, Bind(options, port));
+  LOGPROBD_ASSIGN_OR_RETURN(ListeningSockets listeners, ListenOn(options.flag, options.address));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) {
     return absl::ResourceExhaustedError(
         absl::StrCat(options.flag, ": cannot create an eventfd: ", std::strerror(errno)));
   }
   return std::unique_ptr<ConnectionAcceptor>(
-      new ConnectionAcceptor(options, port, std::move(listeners), std::move(wake)));
-}
-
-absl::StatusOr<std::vector<FileDescriptor>> ConnectionAcceptor::Bind(const Options& options,
-                                                                     int& port) {
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(options.address.host.c_str(), nullptr, &hints, &found);
-      error != 0) {
-    return CannotListen(options, gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
-  std::vector<FileDescriptor> listeners;
-  std::string reason = "the host name has no address";
-  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    FileDescriptor listener(
-        socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
-    if (!listener.is_open()) {
-      reason = std::strerror(errno);  // for example, because the host has no IPv6
-      continue;
-    }
-    SetOn(listener.get(), SOL_SOCKET, SO_REUSEADDR);
-    if (info->ai_family == AF_INET6) {
-      SetOn(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY);
-    }
-    SetPort(info->ai_addr, port);
-    if (bind(listener.get(), info->ai_addr, info->ai_addrlen) != 0 ||
-        listen(listener.get(), SOMAXCONN) != 0) {
-      if (errno == EADDRINUSE) {
-        return CannotListen(options,
-                            "the port is in use; stop the other server or choose another port");
-      }
-      reason = std::strerror(errno);
-      continue;
-    }
-    port = PortOf(listener.get());  // the other addresses use the same port
-    listeners.push_back(std::move(listener));
-  }
-  if (listeners.empty()) {
-    return CannotListen(options, reason);
-  }
-  return listeners;
+      new ConnectionAcceptor(options, std::move(listeners), std::move(wake)));
 }
 
 ConnectionAcceptor::~ConnectionAcceptor() { Stop(); }
@@ -175,7 +104,8 @@ bool ConnectionAcceptor::Accept(int listener) {
                {{"flag", options_.flag}});
       continue;
     }
-    SetOn(socket, IPPROTO_TCP, TCP_NODELAY);
+    const int on = 1;
+    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     handler_(socket);
   }
   return true;

@@ -10,8 +10,8 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/base/file_descriptor.h"
 #include "server/base/listen_address.h"
-#include "server/transport/sockets.h"
 
 namespace logprobd {
 
@@ -50,14 +50,12 @@ class ConnectionAcceptor {
   void Stop();
 
  private:
-  ConnectionAcceptor(Options options, int port, std::vector<FileDescriptor> listeners,
-                     FileDescriptor wake)
+  ConnectionAcceptor(Options options, ListeningSockets listeners, FileDescriptor wake)
       : options_(std::move(options)),
-        port_(port),
-        listeners_(std::move(listeners)),
+        port_(listeners.port),
+        listeners_(std::move(listeners.sockets)),
         wake_(std::move(wake)) {}
 
-  static absl::StatusOr<std::vector<FileDescriptor>> Bind(const Options& options, int& port);
   void Run();
   /// Accepts some of the waiting connections. Returns false when no file descriptor is left for the
   /// next one.

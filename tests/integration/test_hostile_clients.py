@@ -1,4 +1,4 @@
-"""Clients that misuse connections, streams and bandwidth: rows A10 to A21 and D67 to D71 of tests/FAULTS.md."""
+"""Clients that misuse connections, streams and bandwidth: rows A10 to A21, D67 to D71 and G103 of tests/FAULTS.md."""
 
 import contextlib
 import socket
@@ -283,3 +283,96 @@ def test_d71_many_clients_at_once_are_served_or_told_when_to_retry(
     assert all("grpc-retry-pushback-ms" in dict(f.trailing_metadata()) for f in refused)
     assert server.peak_memory_bytes() - before < 256 * MIB
     assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0)
+
+
+class HttpAttack:
+    """Clients that run `attack(server)` over and over until the end of a `with` block."""
+
+    def __init__(self, server, clients: int, attack) -> None:
+        self.is_over = threading.Event()
+        self.num_cut = 0  # clients that the server has cut off
+        self.threads = [
+            threading.Thread(target=self._run, args=(server, attack)) for _ in range(clients)
+        ]
+
+    def _run(self, server, attack) -> None:
+        while not self.is_over.is_set():
+            try:
+                attack(server, self.is_over)
+            except OSError:
+                self.num_cut += 1
+
+    def __enter__(self) -> "HttpAttack":
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def connect_http(server) -> socket.socket:
+    host, port = server.http.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def slowest_probe(server, seconds: float) -> float:
+    """Asks for /healthz and /readyz during that time and returns the longest time of an answer in seconds."""
+    slowest = 0.0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for path in ("/healthz", "/readyz"):
+            begin = time.monotonic()
+            assert server.get(path)[0] == 200
+            slowest = max(slowest, time.monotonic() - begin)
+    return slowest
+
+
+def test_g103_http_bounds_endless_headers_and_answers_probes(start_server, model) -> None:
+    server = start_server("--model", str(model.path))
+    sent = []
+
+    def endless_headers(server, is_over: threading.Event) -> None:
+        line = b"X: " + b"a" * 1000 + b"\r\n"
+        with connect_http(server) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+            while not is_over.is_set():
+                connection.sendall(line * 16)
+                sent.append(16 * len(line))
+
+    server.get("/metrics")
+    before = server.peak_memory_bytes()
+    with HttpAttack(server, 2, endless_headers) as attack:
+        slowest = slowest_probe(server, seconds=4)
+    assert attack.num_cut > 0
+    assert sum(sent) > MIB
+    assert slowest < 1
+    # 64 connections with 16 KiB each, and the margin of the allocator.
+    assert server.peak_memory_bytes() - before < 64 * 16 * 1024 + 64 * MIB
+    assert_unharmed(server)
+
+
+@pytest.mark.parametrize("clients", [28, 40], ids=["28-clients", "more-than-an-address-may"])
+def test_g103_http_answers_probes_while_clients_drip_bytes(server, clients: int) -> None:
+    def drip(server, is_over: threading.Event) -> None:
+        with contextlib.ExitStack() as stack:
+            dripping = []
+            while not is_over.wait(0.05):
+                for connection in list(dripping):
+                    try:
+                        connection.sendall(b"x")
+                    except OSError:  # the server has replaced it
+                        dripping.remove(connection)
+                for _ in range(min(4, clients - len(dripping))):
+                    dripping.append(stack.enter_context(connect_http(server)))
+                    dripping[-1].sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+                most.append(len(dripping))
+
+    most = [0]
+    with HttpAttack(server, 1, drip):
+        assert slowest_probe(server, seconds=3) < 1
+        assert server.get("/metrics")[0] == 200
+    assert max(most) >= 28, "the connections were not held"
+    assert_unharmed(server)

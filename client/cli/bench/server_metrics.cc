@@ -1,14 +1,19 @@
 #include "client/cli/bench/server_metrics.h"
 
-#include <httplib.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cerrno>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <set>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -72,7 +77,99 @@ bool Includes(const MetricsPage::Labels& all, const MetricsPage::Labels& subset)
 constexpr const char* kStages[] = {"receive", "copy",    "queue", "h2d",
                                    "kernel",  "combine", "d2h",   "reply"};
 
-constexpr std::chrono::seconds kHttpTimeout(5);
+constexpr absl::Duration kHttpTimeout = absl::Seconds(5);
+/// Maximum size of a page. A page of a server with eight heads and GPUs has 0.5 MB.
+constexpr size_t kPageBytesMax = size_t{64} << 20;
+
+/// Waits until the socket is ready for `events`. Returns false with ETIMEDOUT in errno at `end`.
+bool Await(int socket, int16_t events, absl::Time end) {
+  const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
+  pollfd waited{.fd = socket, .events = events, .revents = 0};
+  const int ready = poll(&waited, 1, static_cast<int>(absl::ToInt64Milliseconds(left)));
+  if (ready == 0) errno = ETIMEDOUT;
+  return ready > 0;
+}
+
+bool Connect(int socket, const addrinfo& address, absl::Time end) {
+  if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS || !Await(socket, POLLOUT, end)) return false;
+  int error = 0;
+  socklen_t length = sizeof(error);
+  getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &length);
+  errno = error;
+  return error == 0;
+}
+
+/// Sends `request` and returns everything that the server sends until it closes the connection.
+absl::StatusOr<std::string> Exchange(int socket, absl::string_view request, absl::Time end) {
+  while (!request.empty()) {
+    const ssize_t sent = send(socket, request.data(), request.size(), MSG_NOSIGNAL);
+    if (sent < 0 && (errno != EAGAIN || !Await(socket, POLLOUT, end))) {
+      return absl::UnavailableError(std::strerror(errno));
+    }
+    request.remove_prefix(static_cast<size_t>(std::max<ssize_t>(sent, 0)));
+  }
+  std::string response;
+  char buffer[65'536];
+  while (true) {
+    if (!Await(socket, POLLIN, end)) return absl::UnavailableError(std::strerror(errno));
+    const ssize_t got = recv(socket, buffer, sizeof(buffer), 0);
+    if (got == 0) return response;
+    if (got < 0 && errno != EAGAIN) return absl::UnavailableError(std::strerror(errno));
+    response.append(buffer, static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (response.size() > kPageBytesMax) return absl::UnavailableError("the page is too large");
+  }
+}
+
+/// Returns the body of a response that is complete and has status 200.
+absl::StatusOr<std::string> BodyOf(absl::string_view response) {
+  const size_t end_of_headers = response.find("\r\n\r\n");
+  const std::vector<absl::string_view> lines =
+      absl::StrSplit(response.substr(0, end_of_headers), "\r\n");
+  const std::vector<absl::string_view> words = absl::StrSplit(lines.front(), ' ');
+  if (end_of_headers == absl::string_view::npos || words.size() < 2 ||
+      !absl::StartsWith(words[0], "HTTP/1.")) {
+    return absl::UnavailableError("the response is not HTTP");
+  }
+  if (words[1] != "200") return absl::UnavailableError(absl::StrCat("HTTP status ", words[1]));
+  const absl::string_view body = response.substr(end_of_headers + 4);
+  for (const absl::string_view line : lines) {
+    const std::pair<absl::string_view, absl::string_view> header =
+        absl::StrSplit(line, absl::MaxSplits(':', 1));
+    size_t size = 0;
+    if (absl::EqualsIgnoreCase(header.first, "Content-Length") &&
+        (!absl::SimpleAtoi(header.second, &size) || size != body.size())) {
+      return absl::UnavailableError("the connection was closed before the end of the page");
+    }
+  }
+  return std::string(body);
+}
+
+/// Reads a page with HTTP/1.0, which ends with the connection and has no chunks.
+absl::StatusOr<std::string> HttpGet(const std::string& host, const std::string& port,
+                                    const std::string& authority, const std::string& path) {
+  const absl::Time end = absl::Now() + kHttpTimeout;
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
+    return absl::UnavailableError(gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
+  absl::Status status;
+  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+    const int socket = ::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    const absl::Cleanup close_socket = [socket] { close(socket); };
+    if (!Connect(socket, *address, end)) {
+      status = absl::UnavailableError(std::strerror(errno));
+      continue;
+    }
+    const absl::StatusOr<std::string> response = Exchange(
+        socket, absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: ", authority, "\r\n\r\n"), end);
+    return response.ok() ? BodyOf(*response) : response;
+  }
+  return status;
+}
 
 }  // namespace
 
@@ -191,20 +288,12 @@ absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url) {
   if (absl::StartsWith(host, "[") && absl::EndsWith(host, "]")) {
     host = host.substr(1, host.size() - 2);
   }
-  auto client = std::make_shared<httplib::Client>(host, port);
-  client->set_connection_timeout(kHttpTimeout);
-  client->set_read_timeout(kHttpTimeout);
-  return MetricsSource([client, path, url]() -> absl::StatusOr<std::string> {
-    const httplib::Result result = client->Get(path);
-    if (!result) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot read metrics from ", url, ": ", httplib::to_string(result.error())));
-    }
-    if (result->status != 200) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot read metrics from ", url, ": HTTP status ", result->status));
-    }
-    return result->body;
+  return MetricsSource([host, port = std::to_string(port), authority = std::string(authority), path,
+                        url]() -> absl::StatusOr<std::string> {
+    absl::StatusOr<std::string> page = HttpGet(host, port, authority, path);
+    if (page.ok()) return page;
+    return absl::UnavailableError(
+        absl::StrCat("cannot read metrics from ", url, ": ", page.status().message()));
   });
 }
 

@@ -6,8 +6,10 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -15,21 +17,32 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/few_files.h"
 
 namespace logprobd {
 namespace {
 
+using ::logprobd::testing::FakeClock;
+using ::logprobd::testing::FewFiles;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The tests use sockets and not the library's client, whose classes change with macros that its
-// package sets.
-int Connect(int port) {
+/// Connects from a loopback address of the client's choice. Reads fail after 20 s.
+int Connect(int port, const char* source = "127.0.0.1") {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const timeval patience{.tv_sec = 20, .tv_usec = 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   sockaddr_in address{};
   address.sin_family = AF_INET;
+  address.sin_addr.s_addr = inet_addr(source);
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
@@ -67,20 +80,48 @@ std::string GetAccepting(int port, const std::string& path, const std::string& a
   return ReadToEnd(fd);
 }
 
+constexpr char kBegunRequest[] = "GET /healthz HTTP/1.1\r\nHost: x\r\n";
+
+/// Ends kBegunRequest and returns whether it is answered.
+bool CanEnd(int fd) {
+  Send(fd, "\r\n");
+  return absl::StartsWith(ReadToEnd(fd), "HTTP/1.1 200");
+}
+
+/// Opens connections from `source` with begun requests.
+std::vector<int> Begin(int port, const char* source, size_t count) {
+  std::vector<int> begun;
+  for (size_t i = 0; i < count; ++i) {
+    begun.push_back(Connect(port, source));
+    Send(begun.back(), kBegunRequest);
+  }
+  return begun;
+}
+
+/// Returns the number of connections that can still end their requests, and closes all.
+size_t CountOpen(const std::vector<int>& begun) {
+  return static_cast<size_t>(std::count_if(begun.begin(), begun.end(), CanEnd));
+}
+
 class HttpServerTest : public ::testing::Test {
  protected:
   HttpServerTest() {
     HttpServer::Options options;
     options.listen = "127.0.0.1:0";
     options.not_ready_reason = [this] { return loading_ ? "loading weights" : ""; };
-    options.status_text = [] { return "logprobd, a test\n"; };
+    options.status_text = [this] {
+      if (blocks_pages_) {
+        release_pages_.WaitForNotification();
+      }
+      return "logprobd, a test\n";
+    };
     options.status_page = [] {
       StatusPage page;
       page.state_text = "an HTML page, for a test";
       page.stages = {{"queue", 10, 0.001, 0.001, 0.002, 0.004}};
       return page;
     };
-    auto server = HttpServer::Create(options, metrics_);
+    auto server = HttpServer::Create(options, metrics_, clock_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -89,6 +130,9 @@ class HttpServerTest : public ::testing::Test {
 
   Metrics metrics_{{.heads = {"default"}}};
   std::atomic<bool> loading_ = false;
+  std::atomic<bool> blocks_pages_ = false;  ///< Whether / waits for release_pages_.
+  absl::Notification release_pages_;
+  FakeClock clock_;
   std::unique_ptr<HttpServer> server_;
 };
 
@@ -142,15 +186,14 @@ TEST_F(HttpServerTest, IncludesTheLatenciesInTheTextForm) {
   EXPECT_THAT(answer, HasSubstr("\nSee /metrics, /healthz and /readyz.\n"));
 }
 
-TEST_F(HttpServerTest, TellsAGrpcClientThatThisIsTheHttpPort) {
+TEST_F(HttpServerTest, AnswersAGrpcClientInHttp1) {
   const int fd = Connect(port());
   Send(fd, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
 
   const std::string answer = ReadToEnd(fd);
 
-  // gRPC reports this answer as "Trying to connect an http1.x server".
-  EXPECT_THAT(answer, StartsWith("HTTP/1.1 400"));
-  EXPECT_THAT(answer, HasSubstr("This is the --http port"));
+  // gRPC reports every answer of HTTP/1 as "Trying to connect an http1.x server".
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 505"));
 }
 
 TEST_F(HttpServerTest, GivesBrowsersAnHtmlStatusPage) {
@@ -193,7 +236,9 @@ TEST_F(HttpServerTest, AnswersHeadWithoutABody) {
   const std::string answer = Ask(port(), "HEAD", "/metrics");
 
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
-  EXPECT_THAT(answer, Not(HasSubstr("logprobd_ready{")));
+  EXPECT_THAT(answer, Not(HasSubstr("Content-Length: 0")));
+  EXPECT_THAT(answer, HasSubstr("Content-Length: "));
+  EXPECT_THAT(answer, EndsWith("\r\n\r\n"));
 }
 
 TEST_F(HttpServerTest, ServesNoFilesForAnyPath) {
@@ -224,10 +269,11 @@ TEST_F(HttpServerTest, SurvivesDataThatIsNotHttp) {
         absl::StrCat("GET / HTTP/1.1\r\nX: ", std::string(100'000, 'a'), "\r\n\r\n")}) {
     const int fd = Connect(port());
     Send(fd, text);
+    EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+    clock_.Advance(HttpServer::kExchangeTimeout);  // a line that begins with a NUL is not answered
+    EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
     EXPECT_THAT(ReadToEnd(fd), Not(HasSubstr("HTTP/1.1 200")));
   }
-
-  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(HttpServerTest, AnswersWhileClientsSendNothing) {
@@ -276,6 +322,217 @@ TEST_F(HttpServerTest, ServesManyScrapersAtOnce) {
   }
 
   EXPECT_EQ(answered, kScrapers * kScrapes);
+}
+
+TEST_F(HttpServerTest, ServesOneRequestAConnection) {
+  const int fd = Connect(port());
+  const std::string request = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n";
+  Send(fd, request + request);
+
+  const std::string answers = ReadToEnd(fd);
+
+  EXPECT_THAT(answers, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answers, HasSubstr("Connection: close"));
+  EXPECT_EQ(answers.find("HTTP/1.1 200", 1), std::string::npos);
+}
+
+TEST_F(HttpServerTest, AcceptsHeadersUpToHalfOfTheMemoryOfAConnection) {
+  const std::string headers =
+      absl::StrCat("X: ", std::string(HttpServer::kRequestBytesMax / 2, 'a'), "\r\n");
+
+  EXPECT_THAT(GetAccepting(port(), "/metrics", headers), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(GetAccepting(port(), "/metrics", headers + headers), StartsWith("HTTP/1.1 431"));
+}
+
+TEST_F(HttpServerTest, CutsHeadersWithoutEnd) {
+  const std::string header = absl::StrCat("X: ", std::string(1'000, 'a'), "\r\n");
+  const int fd = Connect(port());
+  Send(fd, "GET /metrics HTTP/1.1\r\nHost: x\r\n");
+
+  size_t num_sent = 0;
+  constexpr size_t kSentMax = 100'000;  // far more than the kernel buffers
+  while (num_sent < kSentMax && send(fd, header.data(), header.size(), MSG_NOSIGNAL) > 0) {
+    ++num_sent;
+  }
+
+  EXPECT_LT(num_sent, kSentMax);
+  EXPECT_THAT(ReadToEnd(fd), Not(HasSubstr("HTTP/1.1 200")));
+}
+
+TEST_F(HttpServerTest, DoesNotReadBodies) {
+  const std::string piece(100'000, 'b');
+  const int fd = Connect(port());
+  Send(fd, "POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n");
+
+  size_t num_sent = 0;
+  constexpr size_t kSentMax = 1'000;  // far more than the kernel buffers
+  while (num_sent < kSentMax && send(fd, piece.data(), piece.size(), MSG_NOSIGNAL) > 0) {
+    ++num_sent;
+  }
+
+  EXPECT_LT(num_sent, kSentMax);
+  close(fd);
+}
+
+TEST_F(HttpServerTest, DropsAClientThatHasNotFinishedInTime) {
+  std::vector<int> begun = Begin(port(), "127.0.0.1", 2);
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));  // both are accepted now
+
+  clock_.Advance(HttpServer::kExchangeTimeout - absl::Milliseconds(1));
+  Send(begun[0], "X: y\r\n");  // does not extend the time
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_TRUE(CanEnd(begun[1]));
+  clock_.Advance(absl::Milliseconds(1));
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));  // makes the server look
+
+  EXPECT_FALSE(CanEnd(begun[0]));
+}
+
+TEST_F(HttpServerTest, DropsAClientWhosePageIsNotReadyInTime) {
+  blocks_pages_ = true;
+  const int fd = Connect(port());
+  Send(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  clock_.Advance(HttpServer::kExchangeTimeout);
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  EXPECT_EQ(ReadToEnd(fd), "");
+  release_pages_.Notify();
+}
+
+TEST_F(HttpServerTest, AnswersHealthWhileNoPageCanBeComputed) {
+  blocks_pages_ = true;
+  std::vector<int> waiting;
+  for (int i = 0; i < 20; ++i) {  // These are more clients than page threads.
+    waiting.push_back(Connect(port()));
+    Send(waiting.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  }
+
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(Get(port(), "/readyz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
+
+  release_pages_.Notify();
+  for (const int fd : waiting) {
+    EXPECT_THAT(ReadToEnd(fd), HasSubstr("logprobd, a test"));
+  }
+}
+
+TEST_F(HttpServerTest, KeepsAsManyConnectionsOfAnAddressAsAreAllowed) {
+  constexpr size_t kOthers = HttpServer::kAddressConnectionsMax - 1;
+  const std::vector<int> begun = Begin(port(), "127.0.0.1", kOthers);
+
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  EXPECT_EQ(CountOpen(begun), kOthers);
+}
+
+TEST_F(HttpServerTest, ReplacesTheOldestConnectionOfAnAddressWithTooMany) {
+  constexpr size_t kOthers = HttpServer::kAddressConnectionsMax;
+  const std::vector<int> of_another_address = Begin(port(), "127.0.0.2", 1);
+  const std::vector<int> begun = Begin(port(), "127.0.0.1", kOthers);
+
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  EXPECT_FALSE(CanEnd(begun.front()));
+  EXPECT_EQ(CountOpen({begun.begin() + 1, begun.end()}), kOthers - 1);
+  EXPECT_TRUE(CanEnd(of_another_address.front()));
+}
+
+TEST_F(HttpServerTest, KeepsAsManyConnectionsAsAreAllowed) {
+  constexpr size_t kHalf = HttpServer::kConnectionsMax / 2;
+  const std::vector<int> older = Begin(port(), "127.0.0.2", kHalf);
+  const std::vector<int> newer = Begin(port(), "127.0.0.3", kHalf - 1);
+
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  EXPECT_EQ(CountOpen(older), kHalf);
+  EXPECT_EQ(CountOpen(newer), kHalf - 1);
+}
+
+TEST_F(HttpServerTest, ReplacesTheOldestConnectionWhenThereAreTooMany) {
+  constexpr size_t kHalf = HttpServer::kConnectionsMax / 2;
+  const std::vector<int> older = Begin(port(), "127.0.0.2", kHalf);
+  const std::vector<int> newer = Begin(port(), "127.0.0.3", kHalf);
+
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  EXPECT_FALSE(CanEnd(older.front()));
+  EXPECT_EQ(CountOpen({older.begin() + 1, older.end()}), kHalf - 1);
+  EXPECT_EQ(CountOpen(newer), kHalf);
+}
+
+TEST_F(HttpServerTest, ReplacesConnectionsThatWaitForAPage) {
+  blocks_pages_ = true;
+  std::vector<int> waiting;
+  for (size_t i = 0; i < 3 * HttpServer::kAddressConnectionsMax; ++i) {
+    waiting.push_back(Connect(port()));
+    Send(waiting.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  }
+
+  EXPECT_EQ(ReadToEnd(waiting.front()), "");
+  release_pages_.Notify();
+  EXPECT_THAT(ReadToEnd(waiting.back()), HasSubstr("logprobd, a test"));
+  for (auto fd = waiting.begin() + 1; fd + 1 != waiting.end(); ++fd) {
+    close(*fd);
+  }
+}
+
+TEST_F(HttpServerTest, EndsWhileClientsWaitForPages) {
+  blocks_pages_ = true;
+  std::vector<int> waiting;
+  for (int i = 0; i < 8; ++i) {
+    waiting.push_back(Connect(port()));
+    Send(waiting.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  }
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  std::thread end([this] { server_.reset(); });
+  for (const int fd : waiting) {
+    EXPECT_EQ(ReadToEnd(fd), "");
+  }
+  release_pages_.Notify();
+  end.join();
+}
+
+TEST_F(HttpServerTest, AnswersWhenFilesAreFreeAgain) {
+  int fd = -1;
+  {
+    const FewFiles few(1);
+    fd = Connect(port());  // takes the last file
+    Send(fd, kBegunRequest);
+    pollfd answer{.fd = fd, .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&answer, 1, 100), 0);
+  }
+
+  EXPECT_TRUE(CanEnd(fd));
+}
+
+TEST(HttpServerIpv6Test, CountsTheConnectionsOfANetwork) {
+  const Metrics metrics{{.heads = {"default"}}};
+  HttpServer::Options options;
+  options.listen = "[::1]:0";
+  const auto server = HttpServer::Create(options, metrics);
+  if (!server.ok()) {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+  std::vector<int> begun;
+  for (size_t i = 0; i < HttpServer::kAddressConnectionsMax + 1; ++i) {
+    begun.push_back(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_port = htons(static_cast<uint16_t>((*server)->port()));
+    address.sin6_addr = in6addr_loopback;
+    ASSERT_EQ(connect(begun.back(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    Send(begun.back(), kBegunRequest);
+  }
+
+  EXPECT_TRUE(CanEnd(begun.back()));  // the server has accepted all
+  EXPECT_FALSE(CanEnd(begun.front()));
+  EXPECT_EQ(CountOpen({begun.begin() + 1, begun.end() - 1}), begun.size() - 2);
 }
 
 TEST_F(HttpServerTest, NamesTheAddressThatIsInUse) {

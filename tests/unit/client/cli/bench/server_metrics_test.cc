@@ -1,11 +1,17 @@
 #include "client/cli/bench/server_metrics.h"
 
-#include <httplib.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <string>
 #include <thread>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -235,18 +241,60 @@ TEST(MetricsScraperTest, DoesNotCompareWithThePageOfAnEarlierLoad) {
   EXPECT_EQ(scraper.End().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+/// Sends `page` to requests for /metrics and status 404 to others, and closes each connection.
+class FakeHttpServer {
+ public:
+  explicit FakeHttpServer(std::string page) : page_(std::move(page)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(listener_, SOMAXCONN), 0);
+    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~FakeHttpServer() {
+    shutdown(listener_, SHUT_RDWR);  // ends accept
+    thread_.join();
+    close(listener_);
+  }
+
+  int port() const { return port_; }
+
+ private:
+  void Serve() {
+    for (int socket = -1; (socket = accept(listener_, nullptr, nullptr)) >= 0;) {
+      std::string request;
+      char buffer[1024];
+      while (!absl::StrContains(request, "\r\n\r\n")) {
+        const ssize_t got = recv(socket, buffer, sizeof(buffer), 0);
+        if (got <= 0) break;
+        request.append(buffer, static_cast<size_t>(got));
+      }
+      const std::string response =
+          absl::StartsWith(request, "GET /metrics HTTP/1.0\r\nHost: 127.0.0.1:")
+              ? page_
+              : "HTTP/1.1 404 Not Found\r\n\r\n";
+      send(socket, response.data(), response.size(), MSG_NOSIGNAL);
+      close(socket);
+    }
+  }
+
+  const std::string page_;
+  const int listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int port_ = 0;
+  std::thread thread_;
+};
+
 TEST(HttpMetricsSourceTest, ReadsAPage) {
-  httplib::Server server;
-  server.Get("/metrics", [](const httplib::Request&, httplib::Response& response) {
-    response.set_content("up 1\n", "text/plain");
-  });
-  const int port = server.bind_to_any_port("127.0.0.1");
-  std::thread listener([&server] { server.listen_after_bind(); });
+  const FakeHttpServer server("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nup 1\n");
 
   for (const char* form :
        {"127.0.0.1:%", "http://127.0.0.1:%", "http://127.0.0.1:%/metrics", "127.0.0.1:%/"}) {
     std::string url = form;
-    url.replace(url.find('%'), 1, std::to_string(port));
+    url.replace(url.find('%'), 1, std::to_string(server.port()));
     absl::StatusOr<MetricsSource> source = HttpMetricsSource(url);
     ASSERT_TRUE(source.ok()) << url;
     const absl::StatusOr<std::string> page = (*source)();
@@ -254,10 +302,36 @@ TEST(HttpMetricsSourceTest, ReadsAPage) {
     EXPECT_EQ(*page, "up 1\n") << url;
   }
   absl::StatusOr<MetricsSource> absent =
-      HttpMetricsSource(absl::StrCat("127.0.0.1:", port, "/absent"));
+      HttpMetricsSource(absl::StrCat("127.0.0.1:", server.port(), "/absent"));
   EXPECT_THAT(std::string((*absent)().status().message()), HasSubstr("HTTP status 404"));
-  server.stop();
-  listener.join();
+}
+
+TEST(HttpMetricsSourceTest, ReadsAPageWithoutALength) {
+  const std::string page(1'000'000, '#');
+  const FakeHttpServer server("HTTP/1.0 200 OK\r\n\r\n" + page);
+
+  EXPECT_EQ((*HttpMetricsSource(absl::StrCat("127.0.0.1:", server.port())))().value(), page);
+}
+
+TEST(HttpMetricsSourceTest, RefusesAnIncompletePage) {
+  const FakeHttpServer server("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nup 1\n");
+
+  const absl::StatusOr<std::string> page =
+      (*HttpMetricsSource(absl::StrCat("127.0.0.1:", server.port())))();
+
+  EXPECT_EQ(page.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(page.status().message()), HasSubstr("before the end of the page"));
+}
+
+TEST(HttpMetricsSourceTest, RefusesAResponseThatIsNotHttp) {
+  for (const char* response : {"", "up 1\n", "HTTP/1.1 200 OK\r\n", "SMTP/1.1 200 OK\r\n\r\n"}) {
+    const FakeHttpServer server(response);
+
+    const absl::StatusOr<std::string> page =
+        (*HttpMetricsSource(absl::StrCat("127.0.0.1:", server.port())))();
+
+    EXPECT_THAT(std::string(page.status().message()), HasSubstr("not HTTP")) << response;
+  }
 }
 
 TEST(HttpMetricsSourceTest, NamesTheAddressThatDoesNotAnswer) {
