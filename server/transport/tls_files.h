@@ -24,12 +24,13 @@ class TlsFiles {
  public:
   /// Paths of PEM files.
   struct Options {
-    std::string cert;       ///< The server's certificate, followed by its chain.
-    std::string key;        ///< The private key of the certificate, without a passphrase.
-    std::string client_ca;  ///< CAs of clients, which must then have a certificate. May be empty.
+    std::string cert = {};  ///< The server's certificate, followed by its chain.
+    std::string key = {};   ///< The private key of the certificate, without a passphrase.
+    /// CAs of clients, which must then have a certificate. May be empty.
+    std::string client_ca = {};
     /// Folder with revocation lists of the client CAs, named as `openssl rehash` does. May be
     /// empty.
-    std::string crl_dir;
+    std::string crl_dir = {};
 
     bool is_enabled() const { return !cert.empty(); }
     bool needs_client_certificates() const { return !client_ca.empty(); }
