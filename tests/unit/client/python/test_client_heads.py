@@ -29,9 +29,12 @@ def test_a_swap_during_a_call_never_mixes_versions(rows):
 
     answer(chunks[0], 1)
     answer(chunks[1], 2)
+    assert assembly.rows_done == 10
     assembly.drop_other_versions()
     assert assembly.unanswered() == [chunks[0]]
+    assert assembly.rows_done == 5
     answer(chunks[0], 2)
+    assert assembly.rows_done == 10
 
     assert assembly.result().logprob.tolist() == [-2.0] * 10
     assert assembly.result().weights_version == 2

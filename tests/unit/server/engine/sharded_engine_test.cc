@@ -28,6 +28,7 @@ struct Devices {
   bool is_held = false;   ///< If true, batches are enqueued but do not end.
   absl::Status device;    ///< Error that IsDone of rank 1 returns.
   absl::Status agreed;    ///< Status that rank 1 passes to Agree.
+  int held_polls = 0;     ///< Further calls for which IsDone of rank 0 returns false.
   bool is_stuck = false;  ///< If true, Enqueue of rank 1 does not return.
   std::atomic<bool> is_idle = true;
   std::atomic<int> busy_polls = 0;  ///< Further calls for which IsIdle returns false.
@@ -56,6 +57,10 @@ class FakeShard final : public EngineShard {
   absl::StatusOr<bool> IsDone(int32_t /*slot*/) override {
     const absl::MutexLock lock(&devices_.mutex);
     if (rank_ == 1 && !devices_.device.ok()) return devices_.device;
+    if (rank_ == 0 && devices_.held_polls > 0) {
+      --devices_.held_polls;
+      return false;
+    }
     return !devices_.is_held;
   }
 
@@ -216,6 +221,32 @@ TEST_F(ShardedEngineTest, AnAgreedShortageOfMemoryLeavesTheEngineUsable) {
   EXPECT_EQ(failed.status, absl::ResourceExhaustedError("no memory"));
   EXPECT_TRUE(later.Wait().ok()) << later.status;
   EXPECT_TRUE(engine->healthy());
+}
+
+// Rank 0 still reads the caller's rows, whose memory the answer gives back.
+TEST_F(ShardedEngineTest, AnswersAFailedBatchOnlyWhenNoShardReadsItAnyMore) {
+  const auto engine = Create(2);
+  devices_.agreed = absl::ResourceExhaustedError("no memory");
+  devices_.held_polls = 3;
+  FakeBatch failed;
+
+  failed.Start(*engine);
+
+  EXPECT_EQ(failed.Wait(), absl::ResourceExhaustedError("no memory"));
+  EXPECT_EQ(devices_.held_polls, 0);
+  EXPECT_TRUE(engine->healthy());
+}
+
+TEST_F(ShardedEngineTest, ADeviceErrorAfterAShortageOfMemoryMakesTheEngineUnhealthy) {
+  const auto engine = Create(2);
+  devices_.agreed = absl::ResourceExhaustedError("no memory");
+  devices_.device = absl::InternalError("illegal address");
+  FakeBatch failed;
+
+  failed.Start(*engine);
+
+  EXPECT_EQ(failed.Wait(), absl::InternalError("illegal address"));
+  EXPECT_FALSE(engine->healthy());
 }
 
 // E77: a sticky device error fails the batches in flight and all later ones.
