@@ -225,6 +225,14 @@ def test_limits_and_versions_may_differ_and_the_tightest_limit_holds(clock):
     assert [state.weights_versions for state in balance.states()] == [{"h": 1}, {"h": 7}]
 
 
+def test_a_limit_that_one_server_does_not_report_is_that_of_the_others(clock):
+    balance = ready(clock, "a", "b")
+
+    balance.checked(named(balance, "a"), [head(request_rows_max=0)], "", clock.now)
+
+    assert balance.heads()[0].limits.request_rows_max == 100
+
+
 def test_servers_come_and_go_and_those_that_stay_are_remembered(clock):
     balance = ready(clock, "a", "b")
     b = balance.take(1, has_room=lambda server: server.address == "b")

@@ -40,6 +40,17 @@ def test_a_swap_during_a_call_never_mixes_versions(rows):
     assert assembly.result().weights_version == 2
 
 
+def test_rows_that_are_answered_twice_count_once(rows):
+    plan = ScorePlan(ScoreArgs(*rows))
+    chunks = plan.cut(_head(hidden_size=16), 5, 1 << 20)
+    assembly = Assembly(plan, chunks)
+
+    for _ in range(2):
+        assembly.add(chunks[0], _wire.ScoreResponse(rows=5, weights_version=1))
+
+    assert assembly.rows_done == 5
+
+
 def test_a_swap_in_the_midst_of_a_call_is_scored_again(server, rows):
     with Client(server.address, chunk_rows=1, max_inflight=1, timeout=20) as client:
         swapped = []

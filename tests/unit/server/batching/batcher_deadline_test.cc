@@ -94,9 +94,12 @@ TEST_F(BatcherDeadlineTest, NeverLaunchesExpiredRows) {
 TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
   TickingClock clock;
   FakeEngine engine;
-  auto batcher = Batcher::Create({}, {&engine}, clock, metrics_);
+  // The 64 + 12 bytes of one request.
+  auto batcher =
+      Batcher::Create({.queue_bytes_max = 76, .client_share_max = 1}, {&engine}, clock, metrics_);
   ASSERT_TRUE(batcher.ok());
   Answer answer;
+  Answer later;
   const absl::Time begin = clock.StartTicking();
 
   // The clock is read at Submit, when the batch is cut, before and after the copy, and when the
@@ -107,6 +110,9 @@ TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(engine.num_batches(), 0);
+  const auto next = (*batcher)->Submit(RequestOfRows(1), later.Callback());
+  EXPECT_TRUE(next.ok()) << next.status();  // the queue is empty again
+  EXPECT_TRUE(!next.ok() || later.Wait().ok());
 }
 
 // The second batch of the request is dropped because the deadline has passed. The first batch ends
