@@ -28,6 +28,7 @@ struct Devices {
   bool is_held = false;   ///< If true, batches are enqueued but do not end.
   absl::Status device;    ///< Error that IsDone of rank 1 returns.
   absl::Status agreed;    ///< Status that rank 1 passes to Agree.
+  absl::Status copied;    ///< Error that Collect of rank 1 returns.
   int held_polls = 0;     ///< Further calls for which IsDone of rank 0 returns false.
   bool is_stuck = false;  ///< If true, Enqueue of rank 1 does not return.
   std::atomic<bool> is_idle = true;
@@ -67,6 +68,7 @@ class FakeShard final : public EngineShard {
   absl::StatusOr<ShardTimes> Collect(ScoreBatch& /*batch*/, int32_t slot) override {
     const absl::MutexLock lock(&devices_.mutex);
     if (rank_ == 0) devices_.collected.push_back(slot);
+    if (rank_ == 1 && !devices_.copied.ok()) return devices_.copied;
     return ShardTimes{.h2d = 1.0 + rank_,
                       .gather = 0.5 + rank_,
                       .kernel = 5.0 - rank_,
@@ -123,7 +125,7 @@ class ShardedEngineTest : public ::testing::Test {
     options.batch_time_max = absl::Seconds(30);
     options.rest_time_max = absl::ZeroDuration();
     options.clock = &clock_;
-    options.metrics = &metrics_;
+    options.metrics = metrics_;
     std::vector<std::unique_ptr<EngineShard>> shards;
     for (int32_t rank = 0; rank < num_shards; ++rank) {
       options.tiles.push_back({rank, rank + 1});
@@ -143,7 +145,7 @@ class ShardedEngineTest : public ::testing::Test {
 
   /// Returns for GPU 0 and GPU 1 whether the counter with these labels has the value `count`.
   std::vector<bool> AreCounted(const std::string& name, const std::string& labels, int count) {
-    const std::string text = metrics_.Serialize();
+    const std::string text = metrics_->Serialize();
     std::vector<bool> found;
     for (const int gpu : {0, 1}) {
       found.push_back(absl::StrContains(
@@ -154,7 +156,8 @@ class ShardedEngineTest : public ::testing::Test {
 
   testing::FakeClock clock_;
   Devices devices_;
-  Metrics metrics_{{.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}}};
+  Metrics own_metrics_{{.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}}};
+  Metrics* metrics_ = &own_metrics_;
 };
 
 TEST_F(ShardedEngineTest, UsesItsSlotsInTurnAndEndsBatchesInOrder) {
@@ -306,6 +309,33 @@ TEST_F(ShardedEngineTest, CountsADeviceErrorOnceForEachGpuOfTheReplica) {
   later.Wait();
 
   EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 1), ElementsAre(true, true));
+}
+
+// E80: whichever call is the first to notice that a GPU has gone.
+TEST_F(ShardedEngineTest, AGpuThatIsLostAtAnyStepFailsTheReplicaAndIsCountedOnce) {
+  const absl::Status lost = absl::InternalError("fell off the bus");
+  for (absl::Status Devices::*step : {&Devices::agreed, &Devices::device, &Devices::copied}) {
+    Metrics metrics({.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}});
+    metrics_ = &metrics;
+    const auto engine = Create(2);
+    FakeBatch good;
+    FakeBatch failed;
+    FakeBatch later;
+    good.Start(*engine);
+    ASSERT_TRUE(good.Wait().ok()) << good.status;
+
+    devices_.*step = lost;
+    failed.Start(*engine);
+    failed.Wait();
+    devices_.*step = absl::OkStatus();  // a GPU that comes back is not trusted
+    later.Start(*engine);
+
+    EXPECT_EQ(failed.status, lost);
+    EXPECT_TRUE(absl::IsUnavailable(later.Wait())) << later.status;
+    EXPECT_FALSE(engine->healthy());
+    EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 1),
+                ElementsAre(true, true));
+  }
 }
 
 TEST_F(ShardedEngineTest, CountsAShortageOfMemoryOnceForEachGpuOfTheReplica) {
