@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+
 import tomllib
 
 FOLDER = pathlib.Path(__file__).resolve().parent

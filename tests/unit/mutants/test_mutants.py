@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "mutants"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "mutants"))
 
 import run
 
+ROOT = run.ROOT
 MUTANTS = run.read_list()
 
 
