@@ -127,7 +127,8 @@ def test_a_test_that_fails_without_a_bug_is_an_error(tmp_path):
         ("[  FAILED  ] RowQueueTest.Takes (3 ms)\n", "RowQueueTest.Takes"),
         ("[  FAILED  ] Cases/T.Is/Plain, where GetParam() = Plain (0 ms)\n", "Cases/T.Is/Plain"),
         ("FAILED tests/t.py::test_a - assert 1 == 2\n", "tests/t.py::test_a"),
-        ("[  PASSED  ] 3 tests.\n", ""),
+        ("[ RUN      ] T.A\n[       OK ] T.A (0 ms)\n[ RUN      ] T.B\nabort\n", "T.B"),
+        ("[ RUN      ] T.A\n[==========] 1 test from 1 test suite ran. (0 ms total)\n", ""),
     ],
 )
 def test_the_first_failed_test_is_named(output, name):

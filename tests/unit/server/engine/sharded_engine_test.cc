@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/errors.h"
 #include "server/engine/collective.h"
 #include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"
@@ -108,9 +109,10 @@ struct FakeBatch {
     });
   }
 
+  /// Aborts if the batch does not end within a minute of real time.
   const absl::Status& Wait() {
     const absl::MutexLock lock(&mutex);
-    mutex.Await(absl::Condition(&is_done));
+    LOGPROBD_CHECK(mutex.AwaitWithTimeout(absl::Condition(&is_done), absl::Minutes(1)));
     return status;
   }
 };
