@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include "absl/strings/ascii.h"
-#include "absl/time/clock.h"
 #include "server/transport/token_processor.h"
 
 namespace logprobd {
@@ -55,7 +54,10 @@ CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessToke
   }
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
-    info.deadline = internal::DeadlineOn(clock, absl::FromChrono(deadline), &absl::Now);
+    // This is the clock that gRPC has just read. absl::Now() extrapolates from its last reading, so
+    // for some time after a step of the wall clock it still returns the time before the step.
+    const auto wall_now = [] { return absl::FromChrono(std::chrono::system_clock::now()); };
+    info.deadline = internal::DeadlineOn(clock, absl::FromChrono(deadline), wall_now);
   }
   return info;
 }

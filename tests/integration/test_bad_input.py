@@ -364,11 +364,18 @@ def test_is_scored(server, scoring: Scoring, case: Case) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_a12_compression_is_refused_before_it_inflates(server, scoring: Scoring, algorithm) -> None:
-    with pytest.raises(grpc.RpcError) as error:
-        scoring.score_raw(b"\0" * (8 << 20), compression=algorithm)
-    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert_unharmed(server, scoring)
+def test_a12_compression_is_refused_before_it_inflates(start_server, model, algorithm) -> None:
+    server = start_server("--model", str(model.path), "--max-message-bytes", "512MiB")
+    with Scoring(server.grpc) as scoring:
+        assert_unharmed(server, scoring)
+        before = server.peak_memory_bytes()
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as error:
+                scoring.score_raw(b"\0" * (128 << 20), compression=algorithm, timeout=60)
+            assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        # Each has 128 KiB on the wire. The limit is an eighth of one inflated message.
+        assert server.peak_memory_bytes() - before < 16 << 20
+        assert_unharmed(server, scoring)
 
 
 def test_a13_an_unknown_method_is_unimplemented(server, scoring: Scoring) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scoring_rpc
 from http2_frames import (
+    ACK,
     END_HEADERS,
     GOAWAY,
     HEADERS,
@@ -26,6 +27,10 @@ from scoring_rpc import Scoring, request
 MIB = 1 << 20
 OK, EXHAUSTED = grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED
 ENHANCE_YOUR_CALM = 11
+# gRPC 1.51 does the work of calls that were reset before it looks at others. Ten thousand took 187 MiB, and the longest
+# call of another client 5.2 s, on two cores that five other processes used.
+A20_SECONDS_MAX = 15.0
+A20_BYTES_MAX = 512 * MIB
 
 
 def connect(server) -> socket.socket:
@@ -147,8 +152,12 @@ def test_a18_thousands_of_connections_opened_and_dropped_leave_nothing(server) -
     assert server.eventually(lambda: server.metric("process_open_fds") < 100)
 
 
-def test_a19_silent_connections_are_closed_and_delay_nobody(server, model) -> None:
+def test_a19_silent_connections_are_closed_and_delay_nobody(start_server, model) -> None:
+    server = start_server("--model", str(model.path))
+    assert_unharmed(server)
+    before = server.peak_memory_bytes()
     with contextlib.ExitStack() as stack:
+        connected = time.monotonic()
         silent = [stack.enter_context(connect(server)) for _ in range(100)]
         started = [stack.enter_context(connect(server)) for _ in range(100)]
         for connection in started:  # starts a call without a message
@@ -158,11 +167,19 @@ def test_a19_silent_connections_are_closed_and_delay_nobody(server, model) -> No
             assert scoring.score(request()).rows == 2
             assert time.monotonic() - begin < 5
         # The time limit of the handshake is 10 s.
-        assert all(is_closed(connection, 20) for connection in silent)
+        end = connected + 20
+        assert all(is_closed(connection, max(0.1, end - time.monotonic())) for connection in silent)
+        assert time.monotonic() - connected > 5  # a slow client has time to begin
+        # A fifth of a megabyte a connection.
+        assert server.peak_memory_bytes() - before < 40 * MIB
+    assert server.eventually(lambda: server.metric("process_open_fds") < 100)
     assert_unharmed(server)
 
 
-def test_a20_ten_thousand_rapid_resets_leave_others_served(server) -> None:
+def test_a20_ten_thousand_rapid_resets_leave_others_served(start_server, model) -> None:
+    server = start_server("--model", str(model.path))
+    assert_unharmed(server)
+    before = server.peak_memory_bytes()
     headers = call_headers(server.grpc)
     reset = struct.pack(">I", 8)  # CANCEL
     flood = PREFACE + b"".join(
@@ -171,17 +188,31 @@ def test_a20_ten_thousand_rapid_resets_leave_others_served(server) -> None:
     )
 
     def attack() -> None:
-        with connect(server) as connection, contextlib.suppress(OSError):
-            connection.sendall(flood)
+        # Answers are read until the last of them, since the server drops what a closed connection has sent.
+        with connect(server) as connection, contextlib.suppress(OSError, AssertionError):
+            connection.settimeout(60)
+            connection.sendall(flood + frame(PING, 0, 0, b"12345678"))
+            while True:
+                head = read_exactly(connection, 9)
+                read_exactly(connection, int.from_bytes(head[:3], "big"))
+                if head[3] == PING and head[4] & ACK:
+                    acknowledged.append(True)
+                    break
 
+    acknowledged = []
     attacker = threading.Thread(target=attack)
     with Scoring(server.grpc) as scoring:
         attacker.start()
-        served = 0
+        served, longest = 0, 0.0
         while attacker.is_alive() or served == 0:
+            begin = time.monotonic()
             assert scoring.score(request(), timeout=60).rows == 2
+            longest = max(longest, time.monotonic() - begin)
             served += 1
         attacker.join()
+    assert acknowledged, "the attack ended early"
+    assert longest < A20_SECONDS_MAX
+    assert server.peak_memory_bytes() - before < A20_BYTES_MAX
     assert_unharmed(server)
 
 

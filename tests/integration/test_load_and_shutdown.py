@@ -1,6 +1,7 @@
-"""Tests overload, deadlines, cancellation and shutdown of a running server: rows D59 to D74 of tests/FAULTS.md."""
+"""Tests overload, deadlines, cancellation and shutdown of a running server: rows D59 to D75 of tests/FAULTS.md."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -214,6 +215,52 @@ def test_d72_health_says_not_serving_while_draining(start_server, slow_model) ->
         assert set(codes_of(futures)) == {grpc.StatusCode.OK}
         watch.cancel()
     assert server.wait() == 0
+
+
+@pytest.fixture
+def stepping_clock(tmp_path):
+    """Returns the environment of a process whose wall clock a test sets, and a function that moves it by seconds."""
+    library, step = tmp_path / "stepping_clock.so", tmp_path / "step"
+    source = ROOT / "tests" / "support" / "stepping_clock.c"
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    step.write_bytes(bytes(8))
+
+    def move(seconds: int) -> None:
+        with step.open("r+b") as file:
+            file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
+
+    return {"LD_PRELOAD": str(library), "STEPPING_CLOCK": str(step)}, move
+
+
+YEAR_SECONDS = 365 * 24 * 3600
+
+
+@pytest.mark.parametrize("years", [10, -10], ids=["forward", "back"])
+def test_d75_a_step_of_the_wall_clock_moves_no_deadline(
+    start_server, slow_model, stepping_clock, years: int
+) -> None:
+    environment, move = stepping_clock
+    options = ("--model", str(slow_model.path), "--client-share", "1")
+    server = start_server(*options, environment=environment)
+    with Scoring(server.grpc) as scoring:
+        futures = [scoring.score_future(bulk(4000), timeout=120) for _ in range(2)]
+        late = scoring.score_future(bulk(), timeout=0.5)
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 0)
+
+        move(years * YEAR_SECONDS)
+
+        assert late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        after = scoring.score_future(bulk(rows=1), timeout=120)
+        after_late = scoring.score_future(bulk(), timeout=0.05)
+        assert after_late.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert codes_of([*futures, after]) == [grpc.StatusCode.OK] * 3
+        assert_empty(server)
+    lines = len(server.log)
+    server.signal(signal.SIGHUP)
+    assert server.eventually(lambda: len(server.log) > lines)
+    logged = int(re.search(r"\b(20\d\d)-\d\d-\d\dT", server.log[lines])[1])
+    assert abs(logged - time.gmtime().tm_year - years) <= 1  # else the server's clock did not step
 
 
 def test_d73_a_second_sigterm_ends_at_once(start_server, slow_model) -> None:

@@ -337,6 +337,32 @@ grpc::Status ScoreAfter(TransportServer& server, const std::function<void(FakeHe
   return SendBytes(server, ValidRequest(2).SerializeAsString());
 }
 
+// B24: only a head with as many hidden elements lets a request get as far as the product. The last
+// size fits 63 bits.
+TEST(TransportBadInputSizesTest, B24ProductBeyond63Bits) {
+  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+  HeadInfo info = FakeHeadInfo();
+  info.hidden_size = kMost;
+  info.limits.request_rows_max = kMost;
+  TransportServer server(TestServerOptions(), info);
+  const auto send = [&server](uint32_t rows) {
+    return Changed([rows](v1::ScoreRequest& r) {
+      r.set_rows(rows);
+      r.set_hidden_size(kMost);
+    })(server);
+  };
+
+  for (const uint32_t rows : {kMost, 1U << 31}) {
+    const grpc::Status status = send(rows);
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat("rows: ", rows, " x hidden_size ",
+                                                               kMost, " is more than 2^63 bytes")));
+  }
+  EXPECT_THAT(send(1U << 30).error_message(),
+              HasSubstr("hidden: 32 bytes, must be 9223372034707292160"));
+  EXPECT_EQ(server.head->num_submitted(), 0);
+}
+
 const Fault kStateFaults[] = {
     {"C44UnknownHead", Changed([](v1::ScoreRequest& r) { r.set_head("absent"); }),
      StatusCode::NOT_FOUND, "head: \"absent\" is not served here"},

@@ -78,6 +78,26 @@ TEST_F(BalanceTest, LetsEqualsTakeTurns) {
   EXPECT_THAT(taken, ElementsAre("a", "b", "c", "a", "b"));
 }
 
+TEST_F(BalanceTest, TheOthersTakeTurnsWhileOneServerIsOut) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {"a", {"b", "c", "b", "c", "b"}},
+      {"b", {"a", "c", "a", "c", "a"}},
+      {"c", {"a", "b", "a", "b", "a"}}};
+  for (const auto& [out, expected] : cases) {
+    Balance balance(Options(), {"a", "b", "c"});
+    CheckAll(balance);
+    balance.Leave(out, "gone");
+
+    std::vector<std::string> taken;
+    for (int i = 0; i < 5; ++i) {
+      taken.push_back(Take(balance, 10));
+      balance.Give(taken.back(), 10);
+    }
+
+    EXPECT_EQ(taken, expected) << out;
+  }
+}
+
 TEST_F(BalanceTest, UsesNoServerBeforeItsCheckHasSucceeded) {
   Balance balance(Options(), {"a", "b"});
   EXPECT_EQ(Take(balance, 1), "");
@@ -254,6 +274,28 @@ TEST_F(BalanceTest, RemembersServersThatStay) {
   EXPECT_THAT(StatesOf(balance), ElementsAre(State::kReady, State::kUnknown));
   EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("c"));
   EXPECT_THAT(balance.ready(), ElementsAre("b"));
+}
+
+TEST_F(BalanceTest, AServerThatIsAddedAgainHasNoBytesOfItsEarlierRequests) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  EXPECT_EQ(Take(balance, 10, {.excluded = {"b"}}), "a");
+
+  balance.SetAddresses({"b"});
+  balance.SetAddresses({"b", "a"});
+  EXPECT_EQ(balance.states()[1].bytes, 0);
+  balance.Give("a", 10);  // the request from before the removal
+  EXPECT_EQ(balance.states()[1].requests, 0);
+  EXPECT_EQ(balance.states()[1].bytes, 0);
+
+  CheckAll(balance);
+  EXPECT_EQ(Take(balance, 4, {.excluded = {"b"}}), "a");
+  EXPECT_EQ(balance.states()[1].bytes, 4);
+  balance.Give("a", 10);  // another one from before the removal
+  EXPECT_EQ(balance.states()[1].bytes, 0);
+  balance.Give("a", 4);
+  EXPECT_EQ(balance.states()[1].requests, 0);
+  EXPECT_EQ(balance.states()[1].bytes, 0);
 }
 
 TEST_F(BalanceTest, AlwaysUsesASingleServer) {

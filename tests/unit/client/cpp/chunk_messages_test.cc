@@ -215,10 +215,14 @@ TEST(ResultMergerTest, AddsCountsAndKeepsTheLongestTimings) {
   first.set_ignored_rows(1);
   first.set_nonfinite_rows(1);
   first.mutable_timings()->set_queue_us(5);
+  first.mutable_timings()->set_copy_us(6);
+  first.mutable_timings()->set_engine_us(31);
   first.mutable_timings()->set_total_us(50);
   v1::ScoreResponse second = Response({-3});
   second.set_ignored_rows(1);
   second.mutable_timings()->set_queue_us(9);
+  second.mutable_timings()->set_copy_us(7);
+  second.mutable_timings()->set_engine_us(8);
   second.mutable_timings()->set_total_us(20);
 
   ASSERT_TRUE(merger.Add(plan.chunks[0], Body(first)).ok());
@@ -228,6 +232,8 @@ TEST(ResultMergerTest, AddsCountsAndKeepsTheLongestTimings) {
   EXPECT_EQ(result.ignored_rows, 2);
   EXPECT_EQ(result.nonfinite_rows, 1);
   EXPECT_EQ(result.timings.queue_us, 9U);
+  EXPECT_EQ(result.timings.copy_us, 7U);
+  EXPECT_EQ(result.timings.engine_us, 31U);
   EXPECT_EQ(result.timings.total_us, 50U);
 }
 

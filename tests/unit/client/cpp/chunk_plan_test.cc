@@ -136,6 +136,17 @@ TEST(ChunkPlanTest, GivesARowBeyondEveryLimitARequestOfItsOwn) {
   EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 1), Pair(1, 2), Pair(2, 3)));
 }
 
+TEST(ChunkPlanTest, OnlyTheFirstChunkLeavesRoomForSegments) {
+  ScoreCase c(100);
+  for (int64_t segment = 0; segment <= 50; ++segment) c.segment_offsets.push_back(2 * segment);
+  c.args.segment_offsets = c.segment_offsets;
+
+  // 1,024 bytes are reserved for other fields; a row takes 16 + 4 bytes, a segment 4.
+  const ChunkPlan plan = PlanChunks(c.args, {.message_bytes_max = 1024 + 40 * 20}, kManyBytes);
+
+  EXPECT_THAT(RowRanges(plan), ElementsAre(Pair(0, 30), Pair(30, 64), Pair(64, 98), Pair(98, 100)));
+}
+
 TEST(ChunkPlanTest, LeavesSegmentsToTheServerOnlyInAWholeCall) {
   ScoreCase c(10);
   c.segment_offsets = {0, 5, 10};

@@ -371,7 +371,10 @@ TEST_F(ClientTest, WaitsUntilTheServerServes) {
 TEST_F(ClientTest, SaysWhatItWaitedForWhenTheTimeIsUp) {
   server_.SetServing(false);
 
-  const absl::Status status = Connect()->WaitReady(absl::Milliseconds(20));
+  const std::unique_ptr<Client> client = Connect();
+  EXPECT_FALSE(*client->Ready());  // it is connected now, so that its probes take little time
+
+  const absl::Status status = client->WaitReady(absl::Milliseconds(300));
 
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), HasSubstr("not serving yet"));

@@ -58,6 +58,20 @@ def test_equals_take_turns(clock):
     assert taken == ["a", "b", "c", "a", "b", "c", "a"]
 
 
+@pytest.mark.parametrize(("out", "others"), [("a", "bcbcb"), ("b", "acaca"), ("c", "ababa")])
+def test_the_others_take_turns_while_one_server_is_out(clock, out, others):
+    balance = ready(clock, "a", "b", "c")
+    balance.leave(named(balance, out), "gone")
+
+    taken = ""
+    for _ in range(5):
+        server = balance.take(10)
+        taken += server.address
+        balance.give(server, 10)
+
+    assert taken == others
+
+
 def test_a_server_is_not_used_before_its_check_has_succeeded(clock):
     balance = Balance(["a", "b"], clock=clock)
     assert balance.take(1) is None
@@ -211,6 +225,14 @@ def test_limits_and_versions_may_differ_and_the_tightest_limit_holds(clock):
     assert [state.weights_versions for state in balance.states()] == [{"h": 1}, {"h": 7}]
 
 
+def test_a_limit_that_one_server_does_not_report_is_that_of_the_others(clock):
+    balance = ready(clock, "a", "b")
+
+    balance.checked(named(balance, "a"), [head(request_rows_max=0)], "", clock.now)
+
+    assert balance.heads()[0].limits.request_rows_max == 100
+
+
 def test_servers_come_and_go_and_those_that_stay_are_remembered(clock):
     balance = ready(clock, "a", "b")
     b = balance.take(1, has_room=lambda server: server.address == "b")
@@ -224,6 +246,23 @@ def test_servers_come_and_go_and_those_that_stay_are_remembered(clock):
     ]
     assert named(balance, "b") is b
     assert [server.address for server in balance.due_checks()] == ["c"]
+
+
+def test_a_server_that_is_added_again_has_no_bytes_of_its_earlier_requests(clock):
+    balance = ready(clock, "a", "b")
+    earlier = balance.take(10, has_room=lambda server: server.address == "a")
+
+    balance.set_addresses(["b"])
+    balance.set_addresses(["b", "a"])
+    again = named(balance, "a")
+    balance.checked(again, [head()], "", clock.now)
+    assert (again.requests, again.bytes) == (0, 0)
+    assert balance.take(4) is again
+    balance.give(earlier, 10)
+
+    assert (again.requests, again.bytes) == (1, 4)
+    balance.give(again, 4)
+    assert [(state.requests, state.bytes) for state in balance.states()] == [(0, 0), (0, 0)]
 
 
 def test_a_single_server_is_always_used(clock):

@@ -82,3 +82,17 @@ def test_segments_are_summed_one_by_one_in_double():
     assert sums.tolist() == [expected, 0.0, -2.0]
     assert counts.tolist() == [3, 0, 1]
     assert greedy.tolist() == [0, 1, 1]
+
+
+def test_long_segments_of_wide_range_are_summed_in_the_order_of_rows():
+    draw = np.random.default_rng(5)
+    logprob = (-(10.0 ** draw.uniform(-12, 8, 256))).astype(np.float32)
+    expected = 0.0
+    for value in logprob:
+        expected += float(value)
+    pairwise = float(np.sum(logprob.astype(np.float64)))
+    assert expected != pairwise  # otherwise these values could not tell the two orders apart
+
+    sums, _, _ = sum_segments(np.array([0, 256]), logprob, np.ones(256, np.uint8))
+
+    assert sums.tolist() == [expected]

@@ -29,12 +29,26 @@ def test_a_swap_during_a_call_never_mixes_versions(rows):
 
     answer(chunks[0], 1)
     answer(chunks[1], 2)
+    assert assembly.rows_done == 10
     assembly.drop_other_versions()
     assert assembly.unanswered() == [chunks[0]]
+    assert assembly.rows_done == 5
     answer(chunks[0], 2)
+    assert assembly.rows_done == 10
 
     assert assembly.result().logprob.tolist() == [-2.0] * 10
     assert assembly.result().weights_version == 2
+
+
+def test_rows_that_are_answered_twice_count_once(rows):
+    plan = ScorePlan(ScoreArgs(*rows))
+    chunks = plan.cut(_head(hidden_size=16), 5, 1 << 20)
+    assembly = Assembly(plan, chunks)
+
+    for _ in range(2):
+        assembly.add(chunks[0], _wire.ScoreResponse(rows=5, weights_version=1))
+
+    assert assembly.rows_done == 5
 
 
 def test_a_swap_in_the_midst_of_a_call_is_scored_again(server, rows):

@@ -25,6 +25,13 @@ def test_packed_torch_with_a_leading_axis():
     assert shifted.targets.tolist() == [[2, -1, 4, -1]]
 
 
+def test_no_tokens_give_no_targets():
+    shifted = from_packed(np.zeros((0, 2)), np.zeros(0, np.int64), [0, 0])
+
+    assert shifted.targets.shape == (0,)
+    assert shifted.segments.tolist() == [0, 0]
+
+
 def test_padded_targets_drop_the_first_token():
     hidden = np.arange(2 * 4).reshape(2, 4, 1)
     ids = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])

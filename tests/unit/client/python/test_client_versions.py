@@ -82,6 +82,17 @@ def test_a_pinned_version_is_never_given_up():
     assert "a, b does not hold it" in str(versions.mismatch())
 
 
+def test_answers_with_other_versions_than_the_pinned_one_are_an_error():
+    balance = balance_of(a=5, b=5)
+    a, b = balance.all()
+    versions = CallVersions(balance, head="h", pinned=5)
+
+    assert not versions.keeps(a, 6, 0)
+
+    with pytest.raises(WeightsVersionMismatch, match="version 6 at a, b"):
+        versions.keeps(b, 6, 0)
+
+
 def test_servers_that_keep_changing_end_in_an_error_that_names_them():
     balance = balance_of(a=1, b=1)
     a, b = balance.all()

@@ -88,6 +88,18 @@ TEST(DrainRateTest, ForgetsOldRates) {
   EXPECT_FALSE(rate.LeastTimeFor(1, measured + 2 * DrainRate::kMemory).has_value());
 }
 
+TEST(DrainRateTest, AnAncientRateDoesNotReturnWithTheNextMeasurement) {
+  for (const int64_t periods : {1, 2, 3, 1'000}) {
+    DrainRate rate(100);
+    rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));
+    const absl::Time later = kBegin + absl::Seconds(1) + periods * DrainRate::kMemory;
+
+    rate.AddBatch(100, later - absl::Seconds(3), later);
+
+    EXPECT_EQ(rate.LeastTimeFor(100, later), absl::Seconds(periods < 2 ? 1 : 3)) << periods;
+  }
+}
+
 TEST(DrainRateTest, KeepsHintsBetweenAMillisecondAndTenSeconds) {
   DrainRate rate(1);
   rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));

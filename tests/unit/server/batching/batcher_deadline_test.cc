@@ -1,6 +1,8 @@
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -92,9 +94,12 @@ TEST_F(BatcherDeadlineTest, NeverLaunchesExpiredRows) {
 TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
   TickingClock clock;
   FakeEngine engine;
-  auto batcher = Batcher::Create({}, {&engine}, clock, metrics_);
+  // The 64 + 12 bytes of one request.
+  auto batcher =
+      Batcher::Create({.queue_bytes_max = 76, .client_share_max = 1}, {&engine}, clock, metrics_);
   ASSERT_TRUE(batcher.ok());
   Answer answer;
+  Answer later;
   const absl::Time begin = clock.StartTicking();
 
   // The clock is read at Submit, when the batch is cut, before and after the copy, and when the
@@ -105,6 +110,35 @@ TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(engine.num_batches(), 0);
+  const auto next = (*batcher)->Submit(RequestOfRows(1), later.Callback());
+  EXPECT_TRUE(next.ok()) << next.status();  // the queue is empty again
+  EXPECT_TRUE(!next.ok() || later.Wait().ok());
+}
+
+// The second batch of the request is dropped because the deadline has passed. The first batch ends
+// while the dropped rows are freed: it must not answer the request as complete.
+TEST_F(BatcherDeadlineTest, NeverAnswersHalfARequestWhenItsLastBatchIsDropped) {
+  TickingClock clock;
+  FakeEngine engine;
+  auto batcher = Batcher::Create({.batch_rows_max = 1}, {&engine}, clock, metrics_);
+  ASSERT_TRUE(batcher.ok());
+  engine.Hold();
+  Answer answer;
+  const absl::Time begin = clock.StartTicking();
+  // The clock is read at Submit, five times for the first batch, three times until the second batch
+  // is cut and copied, and when the deadlines are checked after that copy.
+  ScoreRequest request = MakeRequest({.rows = 2, .deadline = begin + absl::Microseconds(9'500)});
+  const auto end_first_batch = [&engine, rows = request.hidden.owner](void* /*unused*/) {
+    engine.Release();
+    engine.WaitUntilIdle();
+  };
+  request.hidden.owner = std::shared_ptr<void>(&engine, end_first_batch);
+
+  const auto ticket = (*batcher)->Submit(std::move(request), answer.Callback());
+
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(engine.num_batches(), 1);  // otherwise nothing was dropped
 }
 
 TEST_F(BatcherDeadlineTest, AnswersOnTimeForRowsThatTheEngineHas) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
 #include "server/batching/batcher.h"
@@ -33,9 +34,11 @@ class Answer {
     };
   }
 
-  /// Blocks until the callback has been called.
+  /// Blocks until the callback has been called. Aborts if that takes a minute of real time.
   const absl::StatusOr<ScoreResult>& Wait() const {
-    absl::MutexLock lock(&mutex_, absl::Condition(&is_called_));
+    absl::MutexLock lock(&mutex_);
+    LOGPROBD_CHECK(mutex_.AwaitWithTimeout(absl::Condition(&is_called_), absl::Minutes(1)),
+                   "no answer");
     return *result_;
   }
   absl::StatusCode WaitForCode() const { return Wait().status().code(); }

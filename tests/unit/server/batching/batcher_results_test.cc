@@ -110,6 +110,22 @@ TEST_F(BatcherResultsTest, ComputesTheOutputsThatSegmentsNeedWithoutReturningThe
   EXPECT_EQ(answer.Wait()->segment_greedy[0], 1);
 }
 
+TEST_F(BatcherResultsTest, ReportsTheTimeOfTheSlowestBatchOfARequest) {
+  MakeBatcher({.batch_rows_max = 1});
+  engine_->Hold();
+  const Answer& answer = Submit({.rows = 3});
+  engine_->WaitForBatches(2);
+
+  clock_.Advance(absl::Seconds(4));
+  engine_->ReleaseOne();  // after 4 s
+  engine_->WaitForBatches(3);
+  clock_.Advance(absl::Seconds(1));
+  engine_->Release();  // after 5 s and 1 s
+
+  ASSERT_TRUE(answer.Wait().ok());
+  EXPECT_EQ(answer.Wait()->stages.engine, 5);
+}
+
 TEST_F(BatcherResultsTest, CountsASegmentWithoutScoredRowsAsZeroAndGreedy) {
   MakeBatcher();
 

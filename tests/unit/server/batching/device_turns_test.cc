@@ -277,6 +277,23 @@ TEST_F(DeviceTurnsTest, ReplicasOfPeersThatShareADeviceAreNeverInFlightTogether)
   EXPECT_FALSE(Take(kA));
 }
 
+TEST_F(DeviceTurnsTest, EveryHoldOfReplicasOfPeersLastsForTwoBatches) {
+  MakeTurns({{.lanes = {Team({"gpu0", "gpu1"})}}, {.lanes = {Team({"gpu1", "gpu2"})}}});
+  EXPECT_TRUE(Take(kA));
+
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& [holder, other] : {std::pair{kA, kB}, {kB, kA}}) {
+      EXPECT_FALSE(Take(other)) << round;
+      EXPECT_TRUE(Take(holder)) << round;
+      EXPECT_FALSE(Take(holder)) << round;
+      turns_->GiveBack(holder, 0);
+      EXPECT_FALSE(Take(other)) << round;
+      turns_->GiveBack(holder, 0);
+      EXPECT_TRUE(Take(other)) << round;
+    }
+  }
+}
+
 TEST_F(DeviceTurnsTest, ASingleReplicaOfPeersKeepsItsDevicesBusy) {
   MakeTurns({{.lanes = {Team({"gpu0", "gpu1"})}}, {.lanes = {Team({"gpu0", "gpu1"})}}});
   ASSERT_TRUE(Take(kA));

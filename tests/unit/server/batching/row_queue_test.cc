@@ -83,6 +83,26 @@ TEST_F(RowQueueTest, ALowerPriorityEarnsAShareOfWhatABatchTakes) {
   EXPECT_EQ(parts[1].num_rows, 16);
 }
 
+// Rows of another dtype than a flood of a higher priority earn a whole batch in 16 batches. Here
+// the request that earned most of it is cancelled.
+TEST_F(RowQueueTest, TheCreditOfACancelledRequestIsLost) {
+  const auto cancelled = Push({.rows = 16, .dtype = Dtype::kF32, .priority = Priority::kLow});
+  Push({.rows = 1'000, .priority = Priority::kHigh});
+  for (int i = 0; i < 15; ++i) queue_.Cut(Budget(16));
+
+  queue_.Remove(*cancelled);
+  queue_.Cut(Budget(16));
+  Push({.rows = 16, .dtype = Dtype::kF32, .priority = Priority::kLow});
+  std::vector<Dtype> dtypes;
+  for (int i = 0; i < 16; ++i) {
+    dtypes.push_back(queue_.Cut(Budget(16)).at(0).pending->request.dtype());
+  }
+
+  std::vector<Dtype> expected(15, Dtype::kBf16);
+  expected.push_back(Dtype::kF32);  // after 16 batches of its own
+  EXPECT_EQ(dtypes, expected);
+}
+
 TEST_F(RowQueueTest, SkipsIgnoredRowsAndDoesNotCountThem) {
   Push({.rows = 8, .ignored_rows = {0, 2, 3, 6, 7}});
   EXPECT_EQ(queue_.rows(), 3);

@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/errors.h"
 #include "server/engine/collective.h"
 #include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"
@@ -28,6 +29,8 @@ struct Devices {
   bool is_held = false;   ///< If true, batches are enqueued but do not end.
   absl::Status device;    ///< Error that IsDone of rank 1 returns.
   absl::Status agreed;    ///< Status that rank 1 passes to Agree.
+  absl::Status copied;    ///< Error that Collect of rank 1 returns.
+  int held_polls = 0;     ///< Further calls for which IsDone of rank 0 returns false.
   bool is_stuck = false;  ///< If true, Enqueue of rank 1 does not return.
   std::atomic<bool> is_idle = true;
   std::atomic<int> busy_polls = 0;  ///< Further calls for which IsIdle returns false.
@@ -56,12 +59,17 @@ class FakeShard final : public EngineShard {
   absl::StatusOr<bool> IsDone(int32_t /*slot*/) override {
     const absl::MutexLock lock(&devices_.mutex);
     if (rank_ == 1 && !devices_.device.ok()) return devices_.device;
+    if (rank_ == 0 && devices_.held_polls > 0) {
+      --devices_.held_polls;
+      return false;
+    }
     return !devices_.is_held;
   }
 
   absl::StatusOr<ShardTimes> Collect(ScoreBatch& /*batch*/, int32_t slot) override {
     const absl::MutexLock lock(&devices_.mutex);
     if (rank_ == 0) devices_.collected.push_back(slot);
+    if (rank_ == 1 && !devices_.copied.ok()) return devices_.copied;
     return ShardTimes{.h2d = 1.0 + rank_,
                       .gather = 0.5 + rank_,
                       .kernel = 5.0 - rank_,
@@ -101,9 +109,10 @@ struct FakeBatch {
     });
   }
 
+  /// Aborts if the batch does not end within a minute of real time.
   const absl::Status& Wait() {
     const absl::MutexLock lock(&mutex);
-    mutex.Await(absl::Condition(&is_done));
+    LOGPROBD_CHECK(mutex.AwaitWithTimeout(absl::Condition(&is_done), absl::Minutes(1)));
     return status;
   }
 };
@@ -118,7 +127,7 @@ class ShardedEngineTest : public ::testing::Test {
     options.batch_time_max = absl::Seconds(30);
     options.rest_time_max = absl::ZeroDuration();
     options.clock = &clock_;
-    options.metrics = &metrics_;
+    options.metrics = metrics_;
     std::vector<std::unique_ptr<EngineShard>> shards;
     for (int32_t rank = 0; rank < num_shards; ++rank) {
       options.tiles.push_back({rank, rank + 1});
@@ -138,7 +147,7 @@ class ShardedEngineTest : public ::testing::Test {
 
   /// Returns for GPU 0 and GPU 1 whether the counter with these labels has the value `count`.
   std::vector<bool> AreCounted(const std::string& name, const std::string& labels, int count) {
-    const std::string text = metrics_.Serialize();
+    const std::string text = metrics_->Serialize();
     std::vector<bool> found;
     for (const int gpu : {0, 1}) {
       found.push_back(absl::StrContains(
@@ -149,7 +158,8 @@ class ShardedEngineTest : public ::testing::Test {
 
   testing::FakeClock clock_;
   Devices devices_;
-  Metrics metrics_{{.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}}};
+  Metrics own_metrics_{{.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}}};
+  Metrics* metrics_ = &own_metrics_;
 };
 
 TEST_F(ShardedEngineTest, UsesItsSlotsInTurnAndEndsBatchesInOrder) {
@@ -218,6 +228,32 @@ TEST_F(ShardedEngineTest, AnAgreedShortageOfMemoryLeavesTheEngineUsable) {
   EXPECT_TRUE(engine->healthy());
 }
 
+// Rank 0 still reads the caller's rows, whose memory the answer gives back.
+TEST_F(ShardedEngineTest, AnswersAFailedBatchOnlyWhenNoShardReadsItAnyMore) {
+  const auto engine = Create(2);
+  devices_.agreed = absl::ResourceExhaustedError("no memory");
+  devices_.held_polls = 3;
+  FakeBatch failed;
+
+  failed.Start(*engine);
+
+  EXPECT_EQ(failed.Wait(), absl::ResourceExhaustedError("no memory"));
+  EXPECT_EQ(devices_.held_polls, 0);
+  EXPECT_TRUE(engine->healthy());
+}
+
+TEST_F(ShardedEngineTest, ADeviceErrorAfterAShortageOfMemoryMakesTheEngineUnhealthy) {
+  const auto engine = Create(2);
+  devices_.agreed = absl::ResourceExhaustedError("no memory");
+  devices_.device = absl::InternalError("illegal address");
+  FakeBatch failed;
+
+  failed.Start(*engine);
+
+  EXPECT_EQ(failed.Wait(), absl::InternalError("illegal address"));
+  EXPECT_FALSE(engine->healthy());
+}
+
 // E77: a sticky device error fails the batches in flight and all later ones.
 TEST_F(ShardedEngineTest, ADeviceErrorFailsBatchesInFlightAndLaterBatches) {
   for (const int32_t num_shards : {2, 4}) {
@@ -275,6 +311,33 @@ TEST_F(ShardedEngineTest, CountsADeviceErrorOnceForEachGpuOfTheReplica) {
   later.Wait();
 
   EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 1), ElementsAre(true, true));
+}
+
+// E80: whichever call is the first to notice that a GPU has gone.
+TEST_F(ShardedEngineTest, AGpuThatIsLostAtAnyStepFailsTheReplicaAndIsCountedOnce) {
+  const absl::Status lost = absl::InternalError("fell off the bus");
+  for (absl::Status Devices::*step : {&Devices::agreed, &Devices::device, &Devices::copied}) {
+    Metrics metrics({.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}});
+    metrics_ = &metrics;
+    const auto engine = Create(2);
+    FakeBatch good;
+    FakeBatch failed;
+    FakeBatch later;
+    good.Start(*engine);
+    ASSERT_TRUE(good.Wait().ok()) << good.status;
+
+    devices_.*step = lost;
+    failed.Start(*engine);
+    failed.Wait();
+    devices_.*step = absl::OkStatus();  // a GPU that comes back is not trusted
+    later.Start(*engine);
+
+    EXPECT_EQ(failed.status, lost);
+    EXPECT_TRUE(absl::IsUnavailable(later.Wait())) << later.status;
+    EXPECT_FALSE(engine->healthy());
+    EXPECT_THAT(AreCounted("logprobd_gpu_errors_total", "kind=\"cuda\"", 1),
+                ElementsAre(true, true));
+  }
 }
 
 TEST_F(ShardedEngineTest, CountsAShortageOfMemoryOnceForEachGpuOfTheReplica) {

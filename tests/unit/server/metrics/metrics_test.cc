@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -471,6 +473,34 @@ TEST(ProcessMetricsTest, AreAllPlausible) {
   EXPECT_GE(metrics.Sum("process_max_fds"), metrics.Sum("process_open_fds"));
   EXPECT_NEAR(metrics.Sum("process_start_time_seconds"), static_cast<double>(std::time(nullptr)),
               300);
+}
+
+TEST(ProcessMetricsTest, CpuTimeIsThatOfUserAndKernel) {
+  constexpr double kTicks = 0.03;  // the kernel counts in ticks of 10 ms, user and kernel apart
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  const auto usage = [] {
+    rusage used = {};
+    getrusage(RUSAGE_SELF, &used);
+    return used;
+  };
+  const Metrics metrics({});
+  std::ifstream zeros("/dev/zero");
+  std::vector<char> buffer(1 << 20);
+  while (seconds(usage().ru_stime) < 4 * kTicks) {
+    zeros.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+  }
+  while (seconds(usage().ru_utime) < 4 * kTicks) {
+    static_cast<void>(metrics.Serialize());
+  }
+
+  const rusage before = usage();
+  const double reported = metrics.Snapshot().Sum("process_cpu_seconds_total");
+  const rusage after = usage();
+
+  EXPECT_GE(reported, seconds(before.ru_utime) + seconds(before.ru_stime) - kTicks);
+  EXPECT_LE(reported, seconds(after.ru_utime) + seconds(after.ru_stime) + kTicks);
 }
 
 TEST(ProcessMetricsTest, CountOneMoreOpenFile) {

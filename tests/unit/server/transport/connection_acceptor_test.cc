@@ -1,11 +1,15 @@
 #include "server/transport/connection_acceptor.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,9 +17,33 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/few_files.h"
+
+namespace {
+
+/// A host name with two addresses, which no host has under a fixed name.
+constexpr char kTwoAddresses[] = "two-addresses.test";
+constexpr in_addr_t kFirstAddress = INADDR_LOOPBACK;
+constexpr in_addr_t kSecondAddress = INADDR_LOOPBACK + 1;  // 127.0.0.2
+
+}  // namespace
+
+/// Resolves kTwoAddresses in place of the C library, which resolves all other names.
+extern "C" int getaddrinfo(const char* name, const char* service, const addrinfo* hints,
+                           addrinfo** found) {
+  static const auto resolve =
+      reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (name == nullptr || std::string(name) != kTwoAddresses) {
+    return resolve(name, service, hints, found);
+  }
+  if (const int error = resolve("127.0.0.1", service, hints, found); error != 0) {
+    return error;
+  }
+  return resolve("127.0.0.2", service, hints, &(*found)->ai_next);
+}
 
 namespace logprobd::testing {
 namespace {
@@ -31,7 +59,8 @@ ConnectionAcceptor::Options On(const std::string& host, int port = 0) {
 /// The client's side of a connection.
 class TestClient {
  public:
-  TestClient(int family, int port) : fd_(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  TestClient(int family, int port, in_addr_t address4 = INADDR_LOOPBACK)
+      : fd_(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     if (family == AF_INET6) {
       sockaddr_in6 address = {};
       address.sin6_family = AF_INET6;
@@ -42,7 +71,7 @@ class TestClient {
     } else {
       sockaddr_in address = {};
       address.sin_family = AF_INET;
-      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      address.sin_addr.s_addr = htonl(address4);
       address.sin_port = htons(static_cast<uint16_t>(port));
       is_connected_ =
           connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
@@ -68,6 +97,19 @@ class TestClient {
   const int fd_;
   bool is_connected_ = false;
 };
+
+/// Returns the CPU time, in seconds, that the process uses within `period`. Nothing but the
+/// acceptor runs meanwhile, so that a loop without a pause would use most of the period.
+double CpuSecondsWithin(absl::Duration period) {
+  const auto cpu_seconds = [] {
+    timespec used = {};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return absl::ToDoubleSeconds(absl::DurationFromTimespec(used));
+  };
+  const double before = cpu_seconds();
+  poll(nullptr, 0, static_cast<int>(absl::ToInt64Milliseconds(period)));
+  return cpu_seconds() - before;
+}
 
 /// Keeps the sockets that the acceptor passes on.
 class Taken {
@@ -243,6 +285,42 @@ TEST(ConnectionAcceptorTest, AcceptsWaitingConnectionsWhenFilesAreFreeAgain) {
   }
 
   taken.WaitFor(1);
+}
+
+constexpr absl::Duration kPeriod = absl::Milliseconds(500);
+constexpr double kIdleCpuSecondsMax = 0.1;
+
+TEST(ConnectionAcceptorTest, SpendsNoTimeWhileAConnectionWaitsForAFile) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On(kTwoAddresses));
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  for (const in_addr_t address : {kFirstAddress, kSecondAddress}) {
+    std::unique_ptr<TestClient> client;
+    {
+      const FewFiles none(1);  // only the client's socket
+      client = std::make_unique<TestClient>(AF_INET, (*acceptor)->port(), address);
+      ASSERT_TRUE(client->is_connected());
+
+      EXPECT_LT(CpuSecondsWithin(kPeriod), kIdleCpuSecondsMax);
+      EXPECT_EQ(taken.sockets().size(), 0U);
+    }
+    taken.WaitFor(1);
+    taken.CloseAll();
+  }
+}
+
+TEST(ConnectionAcceptorTest, TakesConnectionsOfAllListenersAndThenSleeps) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On(kTwoAddresses));
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+
+  const TestClient first(AF_INET, (*acceptor)->port(), kFirstAddress);
+  const TestClient second(AF_INET, (*acceptor)->port(), kSecondAddress);
+  taken.WaitFor(2);
+
+  EXPECT_LT(CpuSecondsWithin(kPeriod), kIdleCpuSecondsMax);
 }
 
 }  // namespace

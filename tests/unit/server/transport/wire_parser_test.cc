@@ -7,8 +7,10 @@
 #include <ostream>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fuzz/wire_parser_check.h"
@@ -251,6 +253,35 @@ TEST(WireParserTest, SkipsUnknownFieldsUpToALimit) {
 
   EXPECT_THAT(std::string(Parse(unknown(65'536)).status.message()),
               HasSubstr("bytes of unknown fields, must be at most 65536"));
+}
+
+TEST(WireParserTest, CountsTheBytesOfAllUnknownFieldsTogether) {
+  std::string unknown;
+  while (unknown.size() < static_cast<size_t>(kUnknownBytesMax)) {
+    unknown += Tag(100, 0) + std::string("\x80\x00", 2);  // four bytes
+  }
+  ASSERT_EQ(unknown.size(), static_cast<size_t>(kUnknownBytesMax));
+
+  EXPECT_TRUE(Parse(unknown).status.ok()) << Parse(unknown).status;
+  EXPECT_THAT(std::string(Parse(unknown + Tag(100, 0) + "\x01").status.message()),
+              HasSubstr("65539 bytes of unknown fields, must be at most 65536"));
+}
+
+TEST(WireParserTest, AcceptsTextUpToItsLimit) {
+  for (const auto& [field, limit] : {std::pair{1U, kRequestIdBytesMax}, {2U, kHeadNameBytesMax}}) {
+    const auto parse = [field = field](int64_t length) {
+      return Parse(BytesField(field, std::string(static_cast<size_t>(length), 'x')));
+    };
+    const ParsedScoreRequest longest = parse(limit);
+    const ParsedScoreRequest longer = parse(limit + 1);
+
+    EXPECT_TRUE(longest.status.ok()) << longest.status;
+    EXPECT_EQ(longest.request.request_id.size() + longest.request.head.size(),
+              static_cast<size_t>(limit));
+    EXPECT_THAT(std::string(longer.status.message()),
+                HasSubstr(absl::StrCat(limit + 1, " bytes, must be at most ", limit)));
+    EXPECT_EQ(longer.request.request_id + longer.request.head, "");
+  }
 }
 
 TEST(WireParserTest, KeepsTheIdsOfAMessageWithAnErrorElsewhere) {

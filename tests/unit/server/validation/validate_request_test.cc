@@ -219,6 +219,22 @@ TEST(ValidateRequestLimitsTest, TopKIsAlsoBoundedByTheVocabulary) {
               HasSubstr("top_k: 6, must be in [0, 5]"));
 }
 
+// Each of the three rows takes 8 bytes for logprob and entropy, and 16 for two of the most likely
+// ids; each of the two segments takes 13.
+TEST(ValidateRequestLimitsTest, AnAnswerMayBeExactlyAsLargeAsAMessage) {
+  constexpr int64_t kAnswerBytes = 3 * (8 + 16) + 2 * 13;
+  ScoreRequest request = Request();
+  request.top_k = 2;
+  request.segment_offsets = {0, 1, 3};
+  HeadInfo head = Head();
+
+  head.limits.message_bytes_max = kAnswerBytes;
+  EXPECT_TRUE(ValidateRequest(request, head).ok()) << ValidateRequest(request, head);
+  head.limits.message_bytes_max = kAnswerBytes - 1;
+  EXPECT_THAT(std::string(ValidateRequest(request, head).message()),
+              HasSubstr("give a response of 98 bytes, must be at most 97"));
+}
+
 TEST(ValidateRequestLimitsTest, SizesThatOverflowAreRefused) {
   HeadInfo head = Head();
   head.hidden_size = 4'294'967'295;

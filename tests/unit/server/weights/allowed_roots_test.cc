@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -23,6 +25,11 @@ using ::testing::HasSubstr;
 
 constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+int64_t NumOpenFiles() {
+  const fs::directory_iterator files("/proc/self/fd");
+  return std::distance(begin(files), end(files));
+}
 
 /// A root with a model, next to a folder outside the root.
 class AllowedRootsTest : public ::testing::Test {
@@ -152,6 +159,19 @@ TEST_F(AllowedRootsTest, RefusesAFileThatIsNotRegularWithoutOpeningIt) {
 
 TEST_F(AllowedRootsTest, NamesAPathThatDoesNotExist) {
   EXPECT_EQ(Open(Path("inside/absent")).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(AllowedRootsTest, LeavesNoFileOpenWhateverThePath) {
+  fs::create_directory_symlink(Path("outside/model"), Path("inside/link"));
+  const int64_t before = NumOpenFiles();
+
+  EXPECT_TRUE(roots_->CheckPath(Path("inside/model")).ok());
+  EXPECT_EQ(roots_->CheckPath(Path("inside/link")).code(), kDenied);
+  EXPECT_EQ(roots_->CheckPath(Path("inside/absent")).code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(Open(Path("inside/model")).ok());
+  EXPECT_EQ(Open(Path("inside/link")).code(), kDenied);
+
+  EXPECT_EQ(NumOpenFiles(), before);
 }
 
 TEST_F(AllowedRootsTest, AcceptsOnlyExistingFolders) {
