@@ -69,7 +69,7 @@ def commit() -> str:
 ORIGIN = {"machine": "", "commit": ""}  # the same for all records of a run; main sets it
 
 
-def record(what: str, figure: float, unit: str, **more: object) -> dict:
+def record(what: str, figure: float | None, unit: str, **more: object) -> dict:
     """Returns a record with default fields, which `more` overrides."""
     return {
         "what": what,

@@ -101,7 +101,9 @@ def field(record: dict, name: str | Note, common: list[str], with_unit: bool) ->
     baseline, low_high = record["baseline"], record.get("spread")
     unit = f" {record['unit']}" if with_unit else ""
     texts = {
-        "figure": lambda: number(record["figure"]) + unit,
+        "figure": lambda: (
+            record["note"] if record["figure"] is None else number(record["figure"]) + unit
+        ),
         "spread": lambda: (
             f"{number(low_high[0])} to {number(low_high[1])}"
             if low_high and low_high[0] != low_high[1]

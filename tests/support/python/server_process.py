@@ -122,6 +122,11 @@ class ServerProcess:
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
 
+    def reset_peak_memory(self) -> int:
+        """Lowers the peak to the resident memory of now and returns it."""
+        pathlib.Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.peak_memory_bytes()
+
     def wait_for_log(self, text: str, seconds: float = 30) -> None:
         """Waits until a line of the log contains `text`."""
         assert self.eventually(lambda: any(text in line for line in list(self.log)), seconds), text

@@ -9,6 +9,7 @@ downloaded.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,8 +23,8 @@ LOGIT_STDDEV = 3.0
 SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
-def words() -> list[str]:
-    """Returns VOCAB_SIZE words: special ones, those of the tasks' data and prompts, and others."""
+def words(vocab_size: int = VOCAB_SIZE) -> list[str]:
+    """Returns vocab_size words: special ones, those of the tasks' data and prompts, and others."""
     split = pre_tokenizers.Whitespace()
     texts = ["Question: Answer:"]
     for line in (HERE / "questions" / "test.jsonl").read_text().splitlines():
@@ -33,11 +34,11 @@ def words() -> list[str]:
         texts.append(json.loads(line)["text"])
     found = (word for text in texts for word, _ in split.pre_tokenize_str(text))
     known = list(dict.fromkeys([*SPECIAL, *found]))
-    return known + [f"word{number}" for number in range(len(known), VOCAB_SIZE)]
+    return known + [f"word{number}" for number in range(len(known), vocab_size)]
 
 
-def write_tokenizer(folder: Path) -> None:
-    vocabulary = {word: number for number, word in enumerate(words())}
+def write_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
+    vocabulary = {word: number for number, word in enumerate(words(vocab_size))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
@@ -46,17 +47,26 @@ def write_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
-    """Writes model and tokenizer. The same seed gives the same weights in each dtype, rounded."""
+def write_model(
+    folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0, **config: Any
+) -> None:
+    """Writes model and tokenizer. The same seed gives the same weights in each dtype, rounded.
+
+    Args:
+        config: fields of LlamaConfig that differ from the small model's.
+    """
     torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 2 * HIDDEN_SIZE,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": LENGTH_MAX,
+    } | config
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=HIDDEN_SIZE,
-            intermediate_size=2 * HIDDEN_SIZE,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=LENGTH_MAX,
+            **sizes,
             tie_word_embeddings=False,
             initializer_range=0.2,
             bos_token_id=1,
@@ -64,9 +74,9 @@ def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0
         )
     )
     with torch.no_grad():
-        model.get_output_embeddings().weight.normal_(std=LOGIT_STDDEV / HIDDEN_SIZE**0.5)
+        model.get_output_embeddings().weight.normal_(std=LOGIT_STDDEV / sizes["hidden_size"] ** 0.5)
     model.to(dtype).save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, sizes["vocab_size"])
 
 
 class DoubleHead(torch.nn.Module):
