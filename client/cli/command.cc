@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <utility>
 
@@ -61,11 +63,28 @@ void AddCommonOptions(CLI::App& command, CommonOptions& options) {
   AddDurationOption(command, "--timeout", options.timeout,
                     "Time limit of a call, including retries", "LOGPROBD_TIMEOUT_S");
   command.get_option("--timeout")->group("Connection");
-  AddTlsOptions(command, options.tls);
+  AddSecurityOptions(command, options);
   command.add_flag("--json", options.json, "Print the result as JSON instead of text");
 }
 
-void AddTlsOptions(CLI::App& command, std::optional<Tls>& tls) {
+void AddSecurityOptions(CLI::App& command, CommonOptions& options) {
+  if (const char* const token = std::getenv("LOGPROBD_TOKEN"); token != nullptr) {
+    options.token = token;
+  }
+  command
+      .add_option_function<std::string>(
+          "--token-file",
+          [&options](const std::string& path) {
+            std::ifstream file(path);
+            if (!(file >> options.token)) {
+              throw CLI::ValidationError("--token-file", path + " has no token");
+            }
+          },
+          "File with the caller's token, for servers that run with --tokens. Default: the token in "
+          "LOGPROBD_TOKEN, if it is set")
+      ->type_name("FILE")
+      ->group("Connection");
+  std::optional<Tls>& tls = options.tls;
   const auto add = [&command, &tls](const std::string& name, std::string Tls::*member,
                                     const std::string& description) {
     command
@@ -135,6 +154,7 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
   client_options.address = options.address;
   client_options.timeout = options.timeout;
   client_options.tls = options.tls;
+  client_options.token = options.token;
   client_options.on_wait = [](const std::string& message) {
     std::cerr << "logprobctl: " << message << std::endl;
   };

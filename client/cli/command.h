@@ -36,6 +36,7 @@ struct CommonOptions {
   std::string address = "127.0.0.1:8470";
   absl::Duration timeout = absl::Seconds(60);
   std::optional<Tls> tls;  ///< Set by any of the --tls options.
+  std::string token;       ///< From --token-file or LOGPROBD_TOKEN; empty means none.
   bool json = false;
 };
 
@@ -49,8 +50,8 @@ struct CommandState {
 /// Adds --address, --timeout and --json to a command.
 void AddCommonOptions(CLI::App& command, CommonOptions& options);
 
-/// Adds --tls and the other --tls options, which AddCommonOptions includes.
-void AddTlsOptions(CLI::App& command, std::optional<Tls>& tls);
+/// Adds --token-file, --tls and the other --tls options, which AddCommonOptions includes.
+void AddSecurityOptions(CLI::App& command, CommonOptions& options);
 
 /// Parses seconds, or a number with a unit: 30, 1.5s, 500ms, 2m. Returns INVALID_ARGUMENT for other
 /// text.

@@ -173,7 +173,7 @@ CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::strin
                     is_load ? options->load_timeout : options->common.timeout,
                     "Time limit of the call", is_load ? "" : "LOGPROBD_TIMEOUT_S");
   command->get_option("--timeout")->group("Connection");
-  AddTlsOptions(*command, options->common.tls);
+  AddSecurityOptions(*command, options->common);
   command->add_flag("--json", options->common.json, "Print the result as JSON instead of text");
   command->add_option("--head", options->load.head,
                       "Name of the head; optional if the server has only one head");
@@ -182,7 +182,8 @@ CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::strin
         WeightsClient::Create({.address = options->common.address,
                                .timeout = options->common.timeout,
                                .load_timeout = options->load_timeout,
-                               .tls = options->common.tls});
+                               .tls = options->common.tls,
+                               .token = options->common.token});
     state.exit_code = client.ok() ? body(*options, state.streams, **client)
                                   : ReportError(state.streams, options->common, client.status());
   });

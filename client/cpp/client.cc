@@ -82,6 +82,7 @@ BalancingTransport::Options TransportOptions(
     const GrpcTransport::Options server = {.address = address,
                                            .channels = options.channels,
                                            .client_id = options.client_id,
+                                           .token = options.token,
                                            .security = security};
     if (options.bulk_stream) return std::make_unique<BulkTransport>(server, stream_window);
     return std::make_unique<GrpcTransport>(server);

@@ -100,6 +100,8 @@ class Client {
     std::optional<TransportChoice> transport = {};
     /// Files for TLS to servers that run with --tls-cert. If absent, connections are plaintext.
     std::optional<Tls> tls = {};
+    /// Token for servers that run with --tokens, sent with each call. If it is empty, none is sent.
+    std::string token = {};
     /// Called with a message when a call has been retrying for 1 s, once per request. It runs on a
     /// thread of the library or of the caller and must return quickly. If it is empty, there is no
     /// message.

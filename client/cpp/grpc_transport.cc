@@ -274,7 +274,7 @@ struct GrpcTransport::CallState {
 };
 
 GrpcTransport::GrpcTransport(const Options& options)
-    : client_id_(options.client_id), all_(std::make_shared<Scope>()) {
+    : client_id_(options.client_id), token_(options.token), all_(std::make_shared<Scope>()) {
   for (int index = 0; index < options.channels; ++index) {
     channels_.push_back(MakeChannel(options, index));
   }
@@ -317,6 +317,7 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
     state->context.set_deadline(GprDeadline(deadline - Now()));
   }
   if (!client_id_.empty()) state->context.AddMetadata(kClientIdKey, client_id_);
+  AddToken(token_, state->context);
 
   const auto finish = [this, state](const grpc::Status& status) {
     state->scope->Remove(&state->context);
@@ -388,6 +389,7 @@ std::shared_ptr<MessageStream> GrpcTransport::OpenStream(const std::string& meth
   auto stream = std::make_shared<GrpcStream>(std::move(channel), method);
   grpc::ClientContext* const context = &stream->context();
   if (!client_id_.empty()) context->AddMetadata(kClientIdKey, client_id_);
+  AddToken(token_, *context);
   if (!all_->Add(context)) {
     FinishOne();
     return nullptr;

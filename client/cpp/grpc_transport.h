@@ -38,6 +38,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
     std::string address = {};
     int32_t channels = 4;  ///< With 0 the transport provides delays only.
     std::string client_id = {};
+    std::string token = {};  ///< Sent with each call; empty means none.
     ChannelSecurity security = {};
   };
 
@@ -68,6 +69,7 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   void FinishOne();
 
   const std::string client_id_;
+  const std::string token_;
   std::atomic<uint32_t> next_channel_{0};
   std::shared_ptr<Scope> all_;
 

@@ -112,6 +112,10 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
   return grpc::CreateCustomChannel(address, security.credentials, arguments);
 }
 
+void AddToken(const std::string& token, grpc::ClientContext& context) {
+  if (!token.empty()) context.AddMetadata("authorization", absl::StrCat("Bearer ", token));
+}
+
 std::string TlsHint(absl::string_view message) {
   struct Hint {
     absl::string_view words;  ///< Part of gRPC's message.

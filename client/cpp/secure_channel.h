@@ -1,6 +1,7 @@
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
@@ -29,6 +30,9 @@ absl::StatusOr<ChannelSecurity> ReadTls(const std::optional<Tls>& tls);
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
                                            const ChannelSecurity& security,
                                            grpc::ChannelArguments arguments);
+
+/// Adds the metadata that carries a caller's token to a call, unless the token is empty.
+void AddToken(const std::string& token, grpc::ClientContext& context);
 
 /// Returns advice, which continues the message, if gRPC's message of a failed connection says that
 /// TLS may be the reason; otherwise "".

@@ -64,6 +64,7 @@ struct WeightsClient::Impl {
   absl::StatusOr<HeadWeights> Change(Method method, const Request& request) {
     grpc::ClientContext context;
     context.set_deadline(GprDeadline(options.timeout));
+    AddToken(options.token, context);
     v1::WeightsResponse response;
     const grpc::Status status = ((*stub).*method)(&context, request, &response);
     if (!status.ok()) return ToStatus(status);
@@ -103,6 +104,7 @@ absl::StatusOr<WeightsVersion> WeightsClient::Load(
   request.set_allow_nonfinite(args.allow_nonfinite);
   grpc::ClientContext context;
   context.set_deadline(GprDeadline(impl_->options.load_timeout));
+  AddToken(impl_->options.token, context);
   const auto reader = impl_->stub->Load(&context, request);
   std::optional<WeightsVersion> done;
   v1::LoadWeightsProgress message;
@@ -150,6 +152,7 @@ absl::StatusOr<std::vector<HeadWeights>> WeightsClient::List(const std::string& 
   request.set_head(head);
   grpc::ClientContext context;
   context.set_deadline(GprDeadline(impl_->options.timeout));
+  AddToken(impl_->options.token, context);
   v1::ListWeightsResponse response;
   const grpc::Status status = impl_->stub->List(&context, request, &response);
   if (!status.ok()) return impl_->ToStatus(status);

@@ -72,6 +72,9 @@ class WeightsClient {
     absl::Duration load_timeout = absl::InfiniteDuration();
     /// Files for TLS to a server that runs with --tls-cert. If absent, the connection is plaintext.
     std::optional<Tls> tls = {};
+    /// Token with the scope admin, for servers that run with --tokens. If it is empty, none is
+    /// sent.
+    std::string token = {};
   };
 
   /// Creates a client, which connects at its first call. Returns INVALID_ARGUMENT, which names the

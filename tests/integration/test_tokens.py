@@ -4,9 +4,13 @@ import concurrent.futures
 import hashlib
 import pathlib
 import secrets
+import subprocess
 
 import grpc
+import logprobd
+import numpy as np
 import pytest
+from logprobd.errors import LogprobdError
 from model_folder import ModelFolder
 from scoring_rpc import Scoring, messages, request
 
@@ -209,3 +213,46 @@ def test_scores_with_a_token_are_those_without(start_with_tokens, server, tokens
             with_token.score_raw(message.SerializeToString(), metadata=tokens.metadata("scorer"))
         )
         assert scored.logprob == without.score(message).logprob
+
+
+def test_clients_present_their_token_and_name_what_is_missing(
+    binaries, start_with_tokens, tokens, model, tmp_path, monkeypatch
+) -> None:
+    token = tokens.add("all", "score", "verify", "admin")
+    tokens.add("operator", "admin")
+    server = start_with_tokens("--weights-root", str(model.path.parent))
+    hidden = np.ones((3, model.weight.shape[1]), np.float32)
+    with logprobd.Client(server.grpc) as client, pytest.raises(LogprobdError) as missing:
+        client.score(hidden, [1, 2, 3])
+    assert missing.value.code == "UNAUTHENTICATED"
+    assert "needs a token" in str(missing.value)
+    with logprobd.Client(server.grpc, token=tokens.tokens["operator"]) as client:
+        with pytest.raises(LogprobdError, match='token "operator" lacks the scope score'):
+            client.score(hidden, [1, 2, 3])
+    with logprobd.Client(server.grpc, token=token) as client:
+        assert len(client.score(hidden, [1, 2, 3]).logprob) == 3
+        assert token not in repr(client._settings)
+    monkeypatch.setenv("LOGPROBD_TOKEN", token)
+    with logprobd.Client(server.grpc) as client:
+        assert client.heads()
+    with logprobd.WeightsClient(server.admin) as weights:
+        assert weights.list()[0].live.version == 1
+    monkeypatch.delenv("LOGPROBD_TOKEN")
+    with logprobd.WeightsClient(server.admin) as weights:
+        with pytest.raises(LogprobdError) as refused:
+            weights.list()
+        assert refused.value.code == "UNAUTHENTICATED"
+
+    def logprobctl(*arguments: str) -> subprocess.CompletedProcess:
+        command = [binaries / "logprobctl", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    path = tmp_path / "token"
+    path.write_text(f"{token}\n")
+    with_token = ("--token-file", str(path))
+    assert "needs a token" in logprobctl("info", "--address", server.grpc).stderr
+    assert logprobctl("selftest", "--address", server.grpc, *with_token).returncode == 0
+    assert logprobctl("weights", "list", "--admin", server.admin, *with_token).returncode == 0
+    path.write_text("\n")
+    empty = logprobctl("info", "--address", server.grpc, *with_token)
+    assert (empty.returncode, "has no token" in empty.stderr) == (2, True)

@@ -89,6 +89,8 @@ class ClientCore:
             and "cuda-ipc" use only this transport; calls raise Unavailable, which says why, if it
             is not available. Default: LOGPROBD_TRANSPORT, else "auto".
         tls: files for TLS to servers that run with --tls-cert; see Tls. Default: plaintext.
+        token: token for servers that run with --tokens, sent with each call. Default:
+            LOGPROBD_TOKEN, else none.
 
     Raises InvalidArgument if a setting is invalid.
     """
@@ -107,6 +109,7 @@ class ClientCore:
         mix_versions: bool = False,
         transport: str | None = None,
         tls: Tls | None = None,
+        token: str | None = None,
     ) -> None:
         self._start(
             settings.make_settings(
@@ -121,6 +124,7 @@ class ClientCore:
                 mix_versions=mix_versions,
                 transport=transport,
                 tls=tls,
+                token=token,
             )
         )
 

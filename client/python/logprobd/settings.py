@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from logprobd import addresses
@@ -19,8 +19,10 @@ DEFAULT_MAX_INFLIGHT = 8
 DEFAULT_CHUNK_ROWS = 1024
 DEFAULT_CHUNK_BYTES = 4 << 20
 CLIENT_ID_LENGTH_MAX = 64
+TOKEN_LENGTH_MAX = 512
 TRANSPORTS = ("auto", "tcp", "shm", "cuda-ipc")
 _TRANSPORT_VARIABLE = "LOGPROBD_TRANSPORT"
+_TOKEN_VARIABLE = "LOGPROBD_TOKEN"
 
 Number = TypeVar("Number", int, float)
 
@@ -40,6 +42,7 @@ class Settings:
     mix_versions: bool = False
     transport: str = "auto"
     tls: Tls | None = None
+    token: str | None = field(default=None, repr=False)
     find: FindServers | None = None
     """Returns the servers, if they change; `addresses` then names this function."""
 
@@ -59,7 +62,11 @@ class Settings:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        return None if self.client_id is None else (("client_id", self.client_id),)
+        pairs = (
+            ("client_id", self.client_id),
+            ("authorization", None if self.token is None else f"Bearer {self.token}"),
+        )
+        return tuple((key, value) for key, value in pairs if value is not None) or None
 
     def channel_options(self, address: str, index: int) -> list[tuple[str, int | str]]:
         """Returns the gRPC options of channel `index` to a server.
@@ -100,6 +107,7 @@ def make_settings(
     mix_versions: bool = False,
     transport: str | None = None,
     tls: Tls | None = None,
+    token: str | None = None,
 ) -> Settings:
     """Makes settings from arguments and LOGPROBD_* variables.
 
@@ -124,6 +132,7 @@ def make_settings(
         mix_versions=bool(mix_versions),
         transport=_transport(transport),
         tls=_tls(tls),
+        token=_token(token),
     )
     if not made.is_one_server and made.transport not in ("auto", "tcp"):
         name = "transport" if transport is not None else _TRANSPORT_VARIABLE
@@ -153,6 +162,20 @@ def _tls(tls: Tls | None) -> Tls | None:
             field="tls",
         )
     return tls
+
+
+def _token(given: str | None) -> str | None:
+    """Checks that the token can travel as gRPC metadata. Errors do not repeat it."""
+    token = os.environ.get(_TOKEN_VARIABLE) or None if given is None else given
+    if token is not None and not (
+        0 < len(token) <= TOKEN_LENGTH_MAX and token.isascii() and token.isprintable()
+    ):
+        raise InvalidArgument(
+            f"token has {len(token)} characters: use 1 to {TOKEN_LENGTH_MAX} printable ASCII "
+            "characters",
+            field="token" if given is not None else _TOKEN_VARIABLE,
+        )
+    return token
 
 
 def _client_id(client_id: str | None) -> str | None:

@@ -24,6 +24,7 @@ from logprobd.errors import (
     from_weights_status,
     is_answer,
 )
+from logprobd.tls import Tls
 
 DEFAULT_ADDRESS = "127.0.0.1:8471"
 
@@ -85,6 +86,9 @@ class LoadProgress:
     """0 if it is unknown."""
 
 
+_Arguments = tuple[str, float, float, str | None, Tls | None, str | None]
+
+
 class _Piece(NamedTuple):
     """Rows that one message carries."""
 
@@ -110,6 +114,9 @@ class WeightsClient:
             `push` then sends rows through shared memory, and rows of CUDA tensors as handles of
             their memory, as far as the server allows it and LOGPROBD_TRANSPORT does not forbid it.
             None: rows are sent in messages.
+        tls: files for TLS; see Tls. Default: plaintext.
+        token: token with the scope admin, and score for scoring_address. Default: LOGPROBD_TOKEN,
+            else none.
 
     Raises InvalidArgument if an argument is invalid. All methods raise Unavailable if the server
     cannot be reached, NotFound if the address is not an admin listener or no head has the name,
@@ -125,12 +132,14 @@ class WeightsClient:
         timeout: float = 60.0,
         load_timeout: float = math.inf,
         scoring_address: str | None = None,
+        tls: Tls | None = None,
+        token: str | None = None,
     ) -> None:
-        self._start((address, timeout, load_timeout, scoring_address))
+        self._start((address, timeout, load_timeout, scoring_address, tls, token))
 
-    def _start(self, arguments: tuple[str, float, float, str | None]) -> None:
+    def _start(self, arguments: _Arguments) -> None:
         self._arguments = arguments
-        address, timeout, self._load_timeout, scoring_address = arguments
+        address, timeout, self._load_timeout, scoring_address, tls, token = arguments
         chosen = settings.make_settings(
             address,
             timeout=timeout,
@@ -141,6 +150,8 @@ class WeightsClient:
             retry=None,
             client_id=None,
             transport="tcp",
+            tls=tls,
+            token=token,
         )
         if not chosen.is_one_server:
             raise InvalidArgument(
@@ -151,6 +162,7 @@ class WeightsClient:
                 f"load_timeout is {self._load_timeout}: it must be above 0", field="load_timeout"
             )
         self._timeout = timeout
+        self._metadata = chosen.metadata
         self._pool = Pool(chosen)
         self._local = LocalTransport(chosen)
         self._scoring: Client | None = None
@@ -161,13 +173,15 @@ class WeightsClient:
                 max_inflight=_CALL_MESSAGES,
                 channels=1,
                 chunk_bytes=_MESSAGE_BYTES,
+                tls=tls,
+                token=token,
             )
             self._local = self._scoring._local
 
-    def __getstate__(self) -> tuple[str, float, float, str | None]:
+    def __getstate__(self) -> _Arguments:
         return self._arguments
 
-    def __setstate__(self, state: tuple[str, float, float, str | None]) -> None:
+    def __setstate__(self, state: _Arguments) -> None:
         self._start(state)
 
     def __repr__(self) -> str:
@@ -239,7 +253,9 @@ class WeightsClient:
             allow_nonfinite=allow_nonfinite,
         )
         method = self._channel().unary_stream(_wire.LOAD_WEIGHTS, identity, identity)
-        call = method(_wire.encode(request), timeout=_seconds(self._load_timeout))
+        call = method(
+            _wire.encode(request), timeout=_seconds(self._load_timeout), metadata=self._metadata
+        )
         done = None
         try:
             for data in call:
@@ -361,7 +377,7 @@ class WeightsClient:
         call = self._channel().unary_unary(method, identity, identity)
         try:
             return call(  # type: ignore[no-any-return]
-                _wire.encode(request), timeout=_seconds(self._timeout)
+                _wire.encode(request), timeout=_seconds(self._timeout), metadata=self._metadata
             )
         except grpc.RpcError as error:
             raise self._error(error) from error
@@ -408,7 +424,7 @@ class WeightsClient:
         if left <= 0:
             raise DeadlineExceeded(f"load_timeout passed before {self.address} had all rows")
         method = self._channel().stream_unary(_wire.PUSH_WEIGHTS, identity, identity)
-        call = method.future(iter(requests), timeout=left)
+        call = method.future(iter(requests), timeout=left, metadata=self._metadata)
         try:
             return call.result()  # type: ignore[no-any-return]
         except grpc.RpcError as error:
