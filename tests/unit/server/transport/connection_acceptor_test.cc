@@ -288,7 +288,9 @@ TEST(ConnectionAcceptorTest, AcceptsWaitingConnectionsWhenFilesAreFreeAgain) {
 }
 
 constexpr absl::Duration kPeriod = absl::Milliseconds(500);
-constexpr double kIdleCpuSecondsMax = 0.1;
+// Ten pauses take less than a millisecond. A loop without pauses gets more than this also on a
+// machine that is ten times overloaded.
+constexpr double kIdleCpuSecondsMax = 0.02;
 
 TEST(ConnectionAcceptorTest, SpendsNoTimeWhileAConnectionWaitsForAFile) {
   Taken taken;
