@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "server/base/errors.h"
 
 namespace logprobd::testing {
@@ -332,23 +333,29 @@ void FakeEngine::SetHealthy(bool healthy) {
   healthy_ = healthy;
 }
 
+/// A test that waits longer, in real time, waits for something that does not happen.
+constexpr absl::Duration kWaitMax = absl::Minutes(1);
+
 std::vector<int64_t> FakeEngine::WaitForBatches(int count) const {
   const auto started = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return started_ >= count; };
-  absl::MutexLock lock(&mutex_, absl::Condition(&started));
+  absl::MutexLock lock(&mutex_);
+  LOGPROBD_CHECK(mutex_.AwaitWithTimeout(absl::Condition(&started), kWaitMax), in_flight_);
   return std::vector<int64_t>(batch_rows_.begin(), batch_rows_.begin() + count);
 }
 
 void FakeEngine::WaitUntilInFlight(int count) const {
   const auto in_flight = [&]()
                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return in_flight_ >= count; };
-  absl::MutexLock lock(&mutex_, absl::Condition(&in_flight));
+  absl::MutexLock lock(&mutex_);
+  LOGPROBD_CHECK(mutex_.AwaitWithTimeout(absl::Condition(&in_flight), kWaitMax), in_flight_);
 }
 
 void FakeEngine::WaitUntilIdle() const {
   const auto idle = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return in_flight_ == 0 && !answering_;
   };
-  absl::MutexLock lock(&mutex_, absl::Condition(&idle));
+  absl::MutexLock lock(&mutex_);
+  LOGPROBD_CHECK(mutex_.AwaitWithTimeout(absl::Condition(&idle), kWaitMax), in_flight_);
 }
 
 std::vector<RecordedBatch> FakeEngine::batches() const {

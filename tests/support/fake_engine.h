@@ -111,6 +111,7 @@ class FakeEngine final : public ScoringEngine {
   void SetFittingRows(int64_t rows);
   void SetHealthy(bool healthy);
 
+  // These three abort after a minute of real time.
   /// Blocks until `count` batches are started, and returns the numbers of rows of the first
   /// `count`.
   std::vector<int64_t> WaitForBatches(int count) const;

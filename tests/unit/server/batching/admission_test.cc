@@ -1,5 +1,11 @@
 #include "server/batching/admission.h"
 
+#include <malloc.h>
+
+#include <cstddef>
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
 
@@ -137,6 +143,36 @@ TEST(AdmissionTest, ChargesNothingForARefusedRequest) {
 
   EXPECT_EQ(RejectionOf(refusal), Rejection::kQueueBytes);
   EXPECT_EQ(admission.total().rows, 0);
+}
+
+TEST(AdmissionTest, AClientMayHoldExactlyItsShareOfEachLimit) {
+  const DrainRate rate(1);
+  const QueueLoad share = {.rows = 5, .bytes = 50, .requests = 5};
+  for (const QueueLoad& more :
+       {QueueLoad{.rows = 1}, QueueLoad{.bytes = 1}, QueueLoad{.requests = 1}}) {
+    Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 0.5});
+    ASSERT_TRUE(admission.Admit("a", Priority::kLow, share, rate).ok());
+
+    EXPECT_EQ(RejectionOf(admission.Admit("a", Priority::kLow, more, rate)),
+              Rejection::kClientShare);
+    ASSERT_TRUE(admission.Admit("b", Priority::kLow, share, rate).ok());
+    EXPECT_FALSE(admission.Admit("c", Priority::kLow, more, rate).ok());
+  }
+}
+
+TEST(AdmissionTest, KeepsNoMemoryOfClientsThatHoldNothing) {
+  Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
+  const DrainRate rate(1);
+  const QueueLoad load = {.rows = 1, .bytes = 1, .requests = 1};
+  const size_t before = mallinfo2().uordblks;
+
+  for (int client = 0; client < 20'000; ++client) {
+    const std::string id = absl::StrCat("a client with a name of its own, number ", client);
+    ASSERT_TRUE(admission.Admit(id, Priority::kLow, load, rate).ok());
+    admission.Release(id, Priority::kLow, load);
+  }
+
+  EXPECT_LT(mallinfo2().uordblks, before + (size_t{64} << 10));
 }
 
 TEST(AdmissionTest, AppliesNewLimitsAndKeepsAdmittedRequests) {

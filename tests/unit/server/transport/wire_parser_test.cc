@@ -353,6 +353,8 @@ INSTANTIATE_TEST_SUITE_P(
              }(),
              "groups are not supported"},
         Case{"GroupEnd", Tag(40, 4), "groups are not supported"},
+        Case{"TagBeyond32Bits", std::string("\xA8\x80\x80\x80\x10\x07"),
+             "no valid field tag at byte 0"},
         Case{"WireTypeSeven", Tag(40, 7), "wire type 7"},
         Case{"HiddenTwice", TwiceField(32), "hidden: given twice"},
         Case{"TargetsTwice", TwiceField(7), "targets: given twice"},
