@@ -16,7 +16,7 @@ def test_every_way_of_scoring_has_its_figures(built_operator, binaries, tmp_path
         [sys.executable, BENCH, *options, "--bin-dir", binaries, "--out", results],
         check=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
     )
 
     figures = {entry["what"]: entry["figure"] for entry in json.loads(results.read_text())}

@@ -11,9 +11,11 @@ its own, one after another. The body is the same in all of them and small, so th
 
 Memory is the peak of a call beyond what is in use after loading and a short call. On a GPU it is that of PyTorch's
 allocator, and for the server the GPU memory that it reserves beyond the weights, from its metrics. On a CPU it is
-resident memory; rows that client and server share count in both. Time is the median of a warmed-up call. Errors are
-those of single tokens after short contexts, compared with logits and softmax in double precision of the same hidden
-states. A way that runs out of memory, or would need more than is free on a CPU, has a record without a figure.
+resident memory; rows that client and server share count in both. Time is the median of three calls after the first, or
+that of the first if it takes over a minute. CPU time is the sum over the cores, of client and server; other work on the
+machine changes it less. Errors are those of single tokens after short contexts, compared with logits and softmax in
+double precision of the same hidden states. A way that runs out of memory, or would need more than is free on a CPU, has
+a record without a figure.
 
 Needs lm_eval and transformers, as in the environment of `.ci/run-adapters lm-eval`, and the operator's library
 (LINEAR_LOGPROB_LIBRARY; by default that of the build).
@@ -66,7 +68,7 @@ SERVER_FLAGS: dict[str, tuple[str, ...]] = {SERVED: (), SERVED_IPC: ("--cuda-ipc
 HEADS = {"cpu": "128x151936,128x262144", "cuda": "2048x151936,2048x262144"}
 BATCH = 8  # texts, each as long as the model's window
 ROUNDS = 3
-ROUNDS_UNDER_S = 60  # a slower way has one round
+SLOW_S = 60  # a call that takes longer is the only one
 SAMPLED_TOKENS = 256
 CONTEXT = 8  # tokens before a sampled one
 SERVER_READY_S = 300
@@ -127,6 +129,7 @@ class Outcome:
     """What one way of scoring needed, beyond what it uses after loading."""
 
     seconds: list[float]
+    cpu_seconds: list[float]  # of this process and the server
     peak_bytes: int
     server_peak_bytes: int | None
     error: float  # nats
@@ -182,19 +185,31 @@ def measure(case: Case, way: str, binaries: pathlib.Path) -> Outcome | None:
     """Returns what a way needed, or None if it ran out of memory."""
     logging.disable(logging.WARNING)
     seconds: list[float] = []
+    cpu_seconds: list[float] = []
     with running_server(case, way, binaries) as server:
         lm = load(case, way, server)
         texts = case.texts(case.length)
         assert all(len(lm.tok_encode(text.args[0])) == case.length for text in texts)
 
+        processes = [psutil.Process()] + ([psutil.Process(server.process.pid)] if server else [])
+
+        def cpu_time() -> float:
+            times = [process.cpu_times() for process in processes]
+            return sum(each.user + each.system for each in times)
+
         def call() -> None:
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), cpu_time()
             lm.loglikelihood_rolling(texts, disable_tqdm=True)
             seconds.append(time.perf_counter() - started)
+            cpu_seconds.append(cpu_time() - cpu_started)
 
         def calls() -> None:
-            call()  # warms up
-            for _ in range(ROUNDS if seconds[0] < ROUNDS_UNDER_S else 1):
+            call()
+            if seconds[0] > SLOW_S:
+                return
+            seconds.clear()  # this call was the warm-up
+            cpu_seconds.clear()
+            for _ in range(ROUNDS):
                 call()
 
         lm.loglikelihood_rolling(case.texts(SHORT), disable_tqdm=True)
@@ -218,7 +233,7 @@ def measure(case: Case, way: str, binaries: pathlib.Path) -> Outcome | None:
                     for kind in ("workspace", "staging")
                 )
             )
-        return Outcome(seconds[1:], peak, server_peak, largest_error(lm, case))
+        return Outcome(seconds, cpu_seconds, peak, server_peak, largest_error(lm, case))
 
 
 def send(
@@ -254,8 +269,10 @@ def records_of(case: Case, way: str, outcome: Outcome | None, why: str) -> list[
 
     if outcome is None:
         return [bench_records.record(what("time"), None, "s", note=why)]
-    records = [
-        bench_records.record_of_rounds(what("time"), "s", outcome.seconds),
+    records = [bench_records.record_of_rounds(what("time"), "s", outcome.seconds)]
+    if case.device == "cpu":
+        records.append(bench_records.record_of_rounds(what("CPU time"), "s", outcome.cpu_seconds))
+    records += [
         bench_records.record(what("peak memory"), outcome.peak_bytes / MIB, "MiB"),
     ]
     if outcome.server_peak_bytes is not None:

@@ -369,6 +369,21 @@ TRANSPORT_LOAD = (
     ),
 )
 
+LM_EVAL = (
+    View(
+        "",
+        r"H=(?P<H>\d+), V=(?P<V>\d+), (?P<texts>\d+ x \d+) tokens, (?P<model>.+): (?P<column>.+)",
+        ("figure",),
+        columns=(
+            "time",
+            "CPU time",
+            "peak memory",
+            "peak memory of the server",
+            "largest error",
+        ),
+    ),
+)
+
 VIEWS: dict[str, tuple[View, ...]] = {
     "cpu_accuracy": CPU_ACCURACY,
     "cpu_accuracy_amx": CPU_ACCURACY,
@@ -384,6 +399,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "gpu_fused_small": FUSED_SMALL,
     "gpu_shards": SHARDS,
     "gpu_shards_load": SHARDS_LOAD,
+    "lm_eval_cpu": LM_EVAL,
     "operator": OPERATOR,
     "operator_dtypes": OPERATOR_DTYPES,
     "operator_divergence": OPERATOR_DIVERGENCE,
