@@ -20,7 +20,6 @@ import subprocess
 # SPDX identifiers by the source package of a distribution's package.
 LICENSES = {
     "abseil": "Apache-2.0",
-    "brotli": "MIT",
     "c-ares": "MIT",
     "cli11": "BSD-3-Clause",
     "fmtlib": "MIT",

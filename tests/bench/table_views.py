@@ -374,6 +374,13 @@ LM_EVAL = (
         "",
         r"H=(?P<H>\d+), V=(?P<V>\d+), (?P<texts>\d+ x \d+) tokens, (?P<model>.+): (?P<column>.+)",
         ("figure",),
+        columns=(
+            "time",
+            "CPU time",
+            "peak memory",
+            "peak memory of the server",
+            "largest error",
+        ),
     ),
 )
 
