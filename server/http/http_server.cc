@@ -78,10 +78,10 @@ std::string AddressOf(const sockaddr_storage& address) {
   constexpr size_t kNetworkBytes = 8;
   if (address.ss_family == AF_INET6) {
     const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr;
-    return std::string(reinterpret_cast<const char*>(&six), kNetworkBytes);
+    return {reinterpret_cast<const char*>(&six), kNetworkBytes};
   }
   const in_addr& four = reinterpret_cast<const sockaddr_in*>(&address)->sin_addr;
-  return std::string(reinterpret_cast<const char*>(&four), sizeof(four));
+  return {reinterpret_cast<const char*>(&four), sizeof(four)};
 }
 
 MHD_Result Send(MHD_Connection* connection, const Reply& reply) {
