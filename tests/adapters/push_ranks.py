@@ -1,4 +1,4 @@
-"""A rank of test_push.py: pushes its rows of a head that FSDP2 shards, and follows it with a mean."""
+"""A rank of test_push_head.py: pushes its rows of a head that FSDP2 shards, and follows it with a mean."""
 
 import copy
 import os

@@ -400,6 +400,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "gpu_shards": SHARDS,
     "gpu_shards_load": SHARDS_LOAD,
     "lm_eval_cpu": LM_EVAL,
+    "lm_eval_gpu": LM_EVAL,
     "operator": OPERATOR,
     "operator_dtypes": OPERATOR_DTYPES,
     "operator_divergence": OPERATOR_DIVERGENCE,
