@@ -134,6 +134,7 @@ DEVICES = Row(
             ),
             "s",
             width=6,
+            needs_tls=True,
         ),
         Panel(
             "Certificate reloads",
@@ -143,6 +144,7 @@ DEVICES = Row(
                 "{{instance}} {{result}}",
             ),
             width=6,
+            needs_tls=True,
         ),
         Panel(
             "Uptime",

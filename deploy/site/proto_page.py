@@ -24,8 +24,10 @@ MEMBER = 2  # methods of a service, fields of a message, and values of an enum
 class ProtoPage:
     """The page of one file. Services, methods, messages and enums have their names as anchors."""
 
-    def __init__(self, file: FileDescriptorProto) -> None:
+    def __init__(self, file: FileDescriptorProto, homes: dict[str, str]) -> None:
+        """`homes` has the file of each message and enum by its full name."""
         self._file = file
+        self._homes = homes
         self._comments = {
             tuple(place.path): place.leading_comments for place in file.source_code_info.location
         }
@@ -36,14 +38,14 @@ class ProtoPage:
         for i, service in enumerate(self._file.service):
             parts += [_heading(2, service.name), self._comment(SERVICE, i)]
             for j, method in enumerate(service.method):
-                sends = _link(method.input_type, is_stream=method.client_streaming)
-                returns = _link(method.output_type, is_stream=method.server_streaming)
+                sends = self._link(method.input_type, is_stream=method.client_streaming)
+                returns = self._link(method.output_type, is_stream=method.server_streaming)
                 parts += [_heading(3, f"{service.name}.{method.name}"), f"{sends} → {returns}"]
                 parts += [self._comment(SERVICE, i, MEMBER, j)]
         for i, message in enumerate(self._file.message_type):
             parts += [_heading(2, message.name), self._comment(MESSAGE, i)]
             for j, field in enumerate(message.field):
-                term = f"**{field.name}** = {field.number}: {_type(field)}"
+                term = f"**{field.name}** = {field.number}: {self._type(field)}"
                 if field.HasField("oneof_index") and not field.proto3_optional:
                     term += f", one of `{message.oneof_decl[field.oneof_index].name}`"
                 parts += [_definition(term, self._comment(MESSAGE, i, MEMBER, j))]
@@ -53,6 +55,22 @@ class ProtoPage:
                 term = f"**{value.name}** = {value.number}"
                 parts += [_definition(term, self._comment(ENUM, i, MEMBER, j))]
         return "\n\n".join(parts) + "\n"
+
+    def _link(self, full_name: str, is_stream: bool = False) -> str:
+        """Returns a link to a message or an enum, of this file or of one next to it."""
+        name = full_name.rpartition(".")[2]
+        home = self._homes[full_name]
+        page = "" if home == self._file.name else f"{PurePosixPath(home).name}.md"
+        return f"{'stream of ' if is_stream else ''}[{name}]({page}#{name})"
+
+    def _type(self, field: FieldDescriptorProto) -> str:
+        if field.type_name:
+            name = self._link(field.type_name)
+        else:
+            name = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+        if field.label == FieldDescriptorProto.LABEL_REPEATED:
+            return f"repeated {name}"
+        return f"optional {name}" if field.proto3_optional else name
 
     def _comment(self, *path: int) -> str:
         """Returns a comment as Markdown. Its indented lines are kept as they are."""
@@ -72,22 +90,6 @@ def _definition(term: str, comment: str) -> str:
     return f"{term}\n:   {textwrap.indent(comment or '&nbsp;', '    ').strip()}"
 
 
-def _link(full_name: str, is_stream: bool = False) -> str:
-    """Returns a link to a message or an enum of the same file."""
-    name = full_name.rpartition(".")[2]
-    return f"{'stream of ' if is_stream else ''}[{name}](#{name})"
-
-
-def _type(field: FieldDescriptorProto) -> str:
-    if field.type_name:
-        name = _link(field.type_name)
-    else:
-        name = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
-    if field.label == FieldDescriptorProto.LABEL_REPEATED:
-        return f"repeated {name}"
-    return f"optional {name}" if field.proto3_optional else name
-
-
 def proto_pages(root: Path) -> dict[str, str]:
     """Returns the Markdown of the page of each proto file below `root`, by the path of the file."""
     paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.proto"))
@@ -95,4 +97,9 @@ def proto_pages(root: Path) -> dict[str, str]:
     command = ["protoc", f"--proto_path={root}", *options, *paths]
     described = subprocess.run(command, check=True, capture_output=True).stdout
     files = FileDescriptorSet.FromString(described).file
-    return {file.name: ProtoPage(file).markdown() for file in files}
+    homes = {
+        f".{file.package}.{kind.name}": file.name
+        for file in files
+        for kind in (*file.message_type, *file.enum_type)
+    }
+    return {file.name: ProtoPage(file, homes).markdown() for file in files}

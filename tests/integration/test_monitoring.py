@@ -62,11 +62,12 @@ def substituted(expr: str, instance: str) -> str:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
 def test_each_query_of_a_panel_gives_numbers(prometheus, loaded_server, fixture, panel) -> None:
-    # The server has no GPU, but the fixture reports GPUs and faults.
+    # The server has neither a GPU nor TLS, but the fixture reports both, and faults.
+    only_in_fixture = panel.needs_gpu or panel.needs_tls
     cases = [
-        (fixture.http, (panel.needs_gpu or not panel.load_shows) and panel.title != NEVER_SHOWS)
+        (fixture.http, (only_in_fixture or not panel.load_shows) and panel.title != NEVER_SHOWS)
     ]
-    if not panel.needs_gpu:
+    if not only_in_fixture:
         cases.append((loaded_server.http, panel.load_shows))
     for instance, is_above_zero in cases:
         for query in panel.queries:

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <string>
 
+#include "absl/time/clock.h"
 #include "server/app/run/status.h"
 #include "server/base/clock.h"
 #include "server/http/http_server.h"
@@ -102,6 +103,9 @@ void Work(Metrics& metrics) {
   metrics.RecordSent(Metrics::Transport::kShm, 24'576);
   metrics.RecordSent(Metrics::Transport::kCudaIpc, 24'576);
   metrics.RecordRejection(Rejection::kQueueRows);
+  metrics.SetTlsCertificateExpiry(absl::Now() + absl::Hours(24));
+  metrics.RecordTlsReload(true);
+  metrics.RecordTlsReload(false);
   metrics.RecordCancelled(Metrics::LeftAt::kQueue);
   metrics.RecordDeadlineExceeded(Metrics::LeftAt::kEngine);
   // The GPU computes at 600 TFLOP/s for nine tenths of the time.
