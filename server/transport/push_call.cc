@@ -185,8 +185,8 @@ absl::StatusOr<std::optional<PushedRows>> PushCall::Next() {
     return absl::InvalidArgumentError(
         absl::StrCat("rows: ", range.num_rows, ", but cuda_ipc has ", payload_.bytes, " bytes"));
   }
-  device_ = {
-      .payload = std::move(payload_), .row_bytes = payload_.bytes / range.num_rows, .rows_read = 0};
+  const int64_t row_bytes = payload_.bytes / range.num_rows;
+  device_ = {.payload = std::move(payload_), .row_bytes = row_bytes, .rows_read = 0};
   return NextOfDevice();
 }
 

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 import torch
-from logprobd import InvalidArgument, WeightsClient, WeightsConflict
+from logprobd import InvalidArgument, WeightsClient
 from model_folder import ModelFolder
 from server_process import ServerProcess
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
@@ -93,13 +93,28 @@ def test_other_ranks_push_nothing(server) -> None:
 
 def test_a_failed_push_is_raised_after_all_weights_are_sent(server) -> None:
     engine = make(server)
+    given = weights()
+    given["lm_head.weight"][5, 7] = torch.nan
+
+    with pytest.raises(InvalidArgument, match="row 5 column 7 is NaN"):
+        asyncio.run(engine.send_weights(iter(given.items())))
+
+    assert list(engine.sent) == list(given)
+
+
+# Regression: rows or a version that a failed step had left refused every later step.
+@pytest.mark.parametrize("rows", [100, VOCAB], ids=["some-rows", "staged"])
+def test_a_step_follows_one_that_ended_before_its_commit(server, rows) -> None:
     with WeightsClient(server.admin) as client:
-        client.push(weights()["lm_head.weight"], version=9)  # staged: another one is refused
+        old = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16)
+        client.push(old, version=2, vocab_rows=VOCAB)
 
-    with pytest.raises(WeightsConflict, match="version 9 is staged"):
-        asyncio.run(engine.send_weights(iter(weights().items())))
+        metrics = asyncio.run(make(server).send_weights(iter(weights().items())))
 
-    assert list(engine.sent) == list(weights())
+        (state,) = client.list()
+    assert state.live.version == metrics["logprobd/weights_version"]
+    expected = hashlib.sha256(weights()["lm_head.weight"].view(torch.int16).numpy().tobytes())
+    assert state.live.sha256 == expected.hexdigest()
 
 
 def test_an_absent_head_is_an_error_that_names_the_setting(server) -> None:

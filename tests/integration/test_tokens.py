@@ -234,7 +234,7 @@ def test_clients_present_their_token_and_name_what_is_missing(
         assert token not in repr(client._settings)
     monkeypatch.setenv("LOGPROBD_TOKEN", token)
     with logprobd.Client(server.grpc) as client:
-        assert client.heads()
+        client.wait_ready(20)
     with logprobd.WeightsClient(server.admin) as weights:
         assert weights.list()[0].live.version == 1
     monkeypatch.delenv("LOGPROBD_TOKEN")

@@ -20,6 +20,9 @@ _NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
 _LAYER = re.compile(r"\b(layers?|h|blocks?)\.\d+\.")
 """A tensor of one of a model's layers."""
 
+_OTHER_PART = re.compile(r"\b(mtp|multi_modal_projector|vision\w*|visual)\.")
+"""A tensor of a part that is not the text model."""
+
 
 class FinalNorm(Module):
     """Applies a model's final norm, which the input of the head has passed.
@@ -89,7 +92,9 @@ def _read(folder: Path, suffix: str) -> Tensor:
     names = [
         name
         for name in files
-        if (name == suffix or name.endswith("." + suffix)) and not _LAYER.search(name)
+        if (name == suffix or name.endswith("." + suffix))
+        and not _LAYER.search(name)
+        and not _OTHER_PART.search(name)
     ]
     if len(names) != 1:
         raise InvalidArgument(

@@ -28,7 +28,7 @@ The body of the teacher runs in the trainer or elsewhere; only the head moves to
 
 from __future__ import annotations
 
-from logprobd import WeightsClient, WeightsVersion
+from logprobd import HeadWeights, WeightsClient, WeightsVersion
 from logprobd.errors import InvalidArgument
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -87,13 +87,33 @@ def push_head(
 def next_version(client: WeightsClient, head: str = "") -> int:
     """Returns one more than the highest version that the server holds of a head.
 
-    Ranks that push one version get the same number, as long as none of them commits before all have
-    called this function.
+    Ranks that push one version get the same number, as long as all have called this function before
+    the last missing row arrives, which stages the version.
     """
+    return _next_of(_state(client, head))
+
+
+def begin_version(client: WeightsClient, head: str = "") -> int:
+    """Drops what a step that failed before its commit has left, and returns the next version.
+
+    One rank calls it before any rank pushes. Rows of the failed step would refuse those of the
+    next one, which differ, and a staged version would refuse every push.
+    """
+    state = _state(client, head)
+    if state.staged is not None or state.pushed is not None:
+        client.discard(head, staged=True)
+    return _next_of(state)
+
+
+def _state(client: WeightsClient, head: str) -> HeadWeights:
     states = client.list(head)
     if len(states) != 1:
         raise InvalidArgument(f"the server holds {len(states)} heads: pass head=", field="head")
-    held = (states[0].live, states[0].staged, states[0].previous)
+    return states[0]
+
+
+def _next_of(state: HeadWeights) -> int:
+    held = (state.live, state.staged, state.previous)
     return 1 + max((each.version for each in held if each is not None), default=0)
 
 

@@ -20,7 +20,7 @@ from logprobd.errors import InvalidArgument
 from torch import Tensor
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from logprobd_adapters.push import next_version
+from logprobd_adapters.push import begin_version
 
 # "naive" hands weights over within a process, and "delta_sharded" takes them from the model itself.
 _WITHOUT_STREAM = ("naive", "delta_sharded")
@@ -82,7 +82,7 @@ class HeadTee:
         for name, weight in weights:
             if name == self._tensor:
                 try:
-                    version = next_version(self._weights, self._head)
+                    version = begin_version(self._weights, self._head)
                     self._weights.push(weight, version=version, head=self._head)
                     outcome.append(version)
                 except LogprobdError as error:

@@ -91,7 +91,7 @@ class LogprobdTrainerWeightTransferEngine(TrainerWeightTransferEngine[LogprobdTr
 
     def send_weights(self) -> None:
         """Moves the weights of one step. Called on every rank."""
-        version = next_version(self._weights, self._info.head)
+        version = _from_sender(next_version(self._weights, self._info.head))
         is_local = self.source.implements_iter_local()
         for name, piece in self.source.iter_local() if is_local else self.source.iter_full():
             if name == self._info.tensor:
@@ -145,6 +145,15 @@ def _splits(placement: Any) -> bool:
             "the head is sharded on its columns: use a source that implements iter_full alone"
         )
     return isinstance(placement, Shard)
+
+
+def _from_sender(version: int) -> int:
+    """Returns the number of the sender, which is rank 0 of the default process group."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return version
+    versions = [version]
+    torch.distributed.broadcast_object_list(versions, src=0)
+    return versions[0]
 
 
 def _barrier() -> None:

@@ -18,6 +18,7 @@ def messages(name: str = "scoring"):
     Generated modules would not do: their package `logprobd` is also the name of our client.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf.internal import enum_type_wrapper
     from grpc_tools import protoc
 
     proto = f"logprobd/v1/{name}.proto"
@@ -32,9 +33,9 @@ def messages(name: str = "scoring"):
         pool.Add(file)
     classes = message_factory.GetMessageClassesForFiles([file.name for file in files], pool)
     enums = {
-        enum: types.SimpleNamespace(**{value.name: value.number for value in kind.values})
+        name: enum_type_wrapper.EnumTypeWrapper(kind)
         for file in files
-        for enum, kind in pool.FindFileByName(file.name).enum_types_by_name.items()
+        for name, kind in pool.FindFileByName(file.name).enum_types_by_name.items()
     }
     return types.SimpleNamespace(
         **{full_name.rsplit(".", 1)[-1]: kind for full_name, kind in classes.items()}, **enums
