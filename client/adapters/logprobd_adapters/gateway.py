@@ -365,8 +365,8 @@ requests:
 errors are JSON: 400 for a request to change, 404 for another model, 429 with Retry-After while too
 many tokens wait, 503 with Retry-After when the logprobd server cannot be reached.
 
-The gateway has no TLS and no authentication: with --listen on another address than loopback, everybody
-who reaches the port can use the model.
+The gateway has no TLS and no authentication: with --listen on another address than loopback,
+everybody who reaches the port can use the model.
 """
 
 

@@ -116,8 +116,8 @@ class ScorerPool:
             cluster, and with 0, the servers score on the CPU.
         cpus_per_server: CPUs that Ray reserves for a server, also the threads that score on a CPU.
         insecure: listen on the addresses of the nodes, where everybody who reaches them can use the
-            servers: the pool sets up no TLS. A cluster of several hosts needs it, and a private network.
-            Otherwise servers listen on loopback.
+            servers: the pool sets up no TLS. A cluster of several hosts needs it, and a private
+            network. Otherwise servers listen on loopback.
         http: HOST:PORT of metrics and status page on each node, as the server's flag, or "none".
         flags: further flags of the servers, such as ["--shards", "2"].
         timeout: seconds until all servers must be placed, and then until each must be ready.
