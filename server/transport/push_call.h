@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -40,7 +41,7 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     grpc::ByteBuffer& response;
   };
 
-  explicit PushCall(const Context& context) : context_(context) {}
+  explicit PushCall(Context context) : context_(std::move(context)) {}
 
   /// Receives the rows, stages the version if they were the last, and answers. Blocks.
   void Run();
