@@ -9,31 +9,12 @@ import grpc
 import numpy as np
 import pytest
 from control_socket import ControlSocket
-from model_folder import ModelFolder
 from scoring_rpc import Scoring, messages, request
 from weights_rpc import Weights, push_header, pushed_rows
 
 VOCAB, HIDDEN = 1003, 64
 SPLIT = 617
 Code = grpc.StatusCode
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> list[ModelFolder]:
-    """Two models of one shape. The first is live at first, and tests push the second."""
-    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
-    return [
-        ModelFolder.write(folder, vocab=VOCAB, hidden=HIDDEN, seed=seed)
-        for seed, folder in enumerate(folders)
-    ]
-
-
-@pytest.fixture
-def start_pushable(start_server, models):
-    def start(*options: str):
-        return start_server("--model", str(models[0].path), "--admin", "127.0.0.1:0", *options)
-
-    return start
 
 
 def bits(response) -> tuple[bytes, bytes]:

@@ -26,24 +26,6 @@ VOCAB, HIDDEN, SPLIT = 1003, 64, 617
 LARGE_VOCAB, LARGE_HIDDEN = 9216, 512
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> list[ModelFolder]:
-    """Two models of one shape. The first is live at first."""
-    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
-    return [
-        ModelFolder.write(folder, vocab=VOCAB, hidden=HIDDEN, seed=seed)
-        for seed, folder in enumerate(folders)
-    ]
-
-
-@pytest.fixture
-def start_pushable(start_server, models):
-    def start(*options: str, model: ModelFolder = models[0]):
-        return start_server("--model", str(model.path), "--admin", "127.0.0.1:0", *options)
-
-    return start
-
-
 @pytest.fixture
 def connect():
     """Returns a function that makes clients with a deadline, which are closed after the test."""
