@@ -4,6 +4,7 @@ import concurrent.futures
 import hashlib
 import json
 import pickle
+import queue
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,7 @@ from logprobd import (
     WeightsDataLoss,
 )
 from model_folder import ModelFolder, write_safetensors
+from weights_rpc import Weights, push_header, pushed_rows
 
 VOCAB, HIDDEN, SPLIT = 1003, 64, 617
 # 9 MiB of bf16 rows, so that they take two messages.
@@ -113,17 +115,19 @@ def test_rows_are_rounded_to_the_type_that_is_named(start_pushable, models, conn
     assert staged.sha256 == digest(expected)
 
 
+def start_with_bias(start_server, folder, weight: np.ndarray, bias: np.ndarray):
+    tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
+    write_safetensors(folder / "model.safetensors", tensors)
+    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    return start_server("--model", str(folder), "--admin", "127.0.0.1:0")
+
+
 def test_a_bias_travels_with_its_rows(start_server, tmp_path, connect) -> None:
     random = np.random.default_rng(1)
     weight = random.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
     bias = random.standard_normal(VOCAB).astype(np.float32)
-    write_safetensors(
-        tmp_path / "model.safetensors", {"lm_head.weight": weight, "lm_head.bias": bias}
-    )
-    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "tie_word_embeddings": False}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    server = start_server("--model", str(tmp_path), "--admin", "127.0.0.1:0")
-    client = connect(server)
+    client = connect(start_with_bias(start_server, tmp_path, weight, bias))
 
     first = client.push(weight[:SPLIT], version=2, bias=bias[:SPLIT])
     staged = client.push(weight[SPLIT:], version=2, row_begin=SPLIT, bias=bias[SPLIT:])
@@ -139,6 +143,42 @@ def test_no_rows_send_nothing(start_pushable, models, connect) -> None:
     assert client.push(models[1].weight[:0], version=2) is None
 
     assert client.list()[0].pushed is None
+
+
+# Regression: the client had no way to send a header without rows, which the protocol advises.
+def test_rows_that_arrived_while_another_version_was_staged_are_not_sent_again(
+    start_pushable, models, connect
+) -> None:
+    server = start_pushable()
+    client = connect(server)
+    rows = models[1].weight
+    with Weights(server.admin) as weights:
+        sent: queue.SimpleQueue = queue.SimpleQueue()
+        call = weights.push_call(iter(sent.get, None))
+        sent.put(push_header(3))
+        assert server.eventually(lambda: weights.list().HasField("pushed"))
+        client.load(str(models[0].path), version=2)
+        for message in (pushed_rows(0, rows), None):
+            sent.put(message)
+        assert "version 2 is staged" in call.exception(timeout=20).details()
+    client.commit(version=2)
+
+    staged = client.push(None, version=3, dtype="bf16")
+
+    assert (staged.version, staged.sha256) == (3, digest(rows))
+
+
+def test_a_bias_may_be_pushed_apart_from_the_rows(start_server, tmp_path, connect) -> None:
+    random = np.random.default_rng(1)
+    weight = random.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    bias = random.standard_normal(VOCAB).astype(np.float32)
+    client = connect(start_with_bias(start_server, tmp_path, weight, bias))
+
+    assert client.push(None, version=2, bias=bias[SPLIT:], row_begin=SPLIT) is None
+    assert client.push(weight, version=2) is None
+    staged = client.push(None, version=2, bias=bias[:SPLIT])
+
+    assert staged.sha256 == client.list()[0].live.sha256
 
 
 def test_a_folder_is_loaded_with_progress(start_pushable, models, connect) -> None:
@@ -186,6 +226,8 @@ def test_errors_have_classes_that_say_what_failed(start_pushable, models, connec
         client.push(rows[0], version=2)
     with pytest.raises(InvalidArgument, match="rows has type int64"):
         client.push(np.zeros((1, HIDDEN), int), version=2)
+    with pytest.raises(InvalidArgument, match="dtype is None: name it"):
+        client.push(None, version=2)
     with pytest.raises(InvalidArgument, match="bias has 2 elements of bf16, but there are 1 rows"):
         client.push(rows[:1], version=2, bias=rows[0, :2])
     with pytest.raises(NotFound):

@@ -170,6 +170,15 @@ def _flatten(array: Any, rows: int, hidden_size: int) -> tuple[Any, bool]:
     return (array.reshape(rows, hidden_size), True) if array.flags.c_contiguous else (array, False)
 
 
+def dtype_name(dtype: str) -> str:
+    """Returns "bf16", "fp16" or "fp32" for this name or another one of the type. Raises
+    InvalidArgument."""
+    dtype = _ALIASES.get(dtype, dtype)
+    if dtype not in _NUMPY_NAMES.values():
+        raise InvalidArgument(f'dtype is "{dtype}": use "bf16", "fp16" or "fp32"', field="dtype")
+    return dtype
+
+
 def hidden_rows(hidden: Any, dtype: str | None = None, name: str = "hidden") -> HiddenRows:
     """Wraps the hidden states of a call, or other rows that errors call `name`.
 
@@ -178,11 +187,7 @@ def hidden_rows(hidden: Any, dtype: str | None = None, name: str = "hidden") -> 
     sent unchanged. Raises InvalidArgument.
     """
     if dtype is not None:
-        dtype = _ALIASES.get(dtype, dtype)
-        if dtype not in _NUMPY_NAMES.values():
-            raise InvalidArgument(
-                f'dtype is "{dtype}": use "bf16", "fp16" or "fp32"', field="dtype"
-            )
+        dtype = dtype_name(dtype)
     if is_torch(hidden):
         return _torch_rows(hidden, dtype, name)
     array = _as_numpy(hidden, name)

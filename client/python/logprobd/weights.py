@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,11 @@ _MESSAGE_BYTES = 8 << 20
 # Maximum number of messages of a call of Push. Larger tensors take several calls, which use one
 # piece of shared memory in turn.
 _CALL_MESSAGES = 8
+# Time limits if load_timeout is None. The size of a folder is unknown; that of a push adds to the
+# time in which the server checks and loads the version.
+_LOAD_SECONDS = 3600.0
+_PUSH_SECONDS = 600.0
+_PUSH_BYTES_PER_SECOND = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class LoadProgress:
     """0 if it is unknown."""
 
 
-_Arguments = tuple[str, float, float, str | None, Tls | None, str | None]
+_Arguments = tuple[str, float, float | None, str | None, Tls | None, str | None]
 
 
 class _Piece(NamedTuple):
@@ -109,7 +113,8 @@ class WeightsClient:
     Args:
         address: "host:port" or "unix:///path" of the server's admin listener.
         timeout: seconds of each call except load and push, > 0; math.inf means no limit.
-        load_timeout: seconds of load and of push, > 0; math.inf means no limit.
+        load_timeout: seconds of load and of push, > 0; math.inf means no limit. Default: an hour
+            for load, and for push 10 minutes and a second for each 8 MiB that it sends.
         scoring_address: address of the same server's listener for scores. On the server's host,
             `push` then sends rows through shared memory, and rows of CUDA tensors as handles of
             their memory, as far as the server allows it and LOGPROBD_TRANSPORT does not forbid it.
@@ -130,7 +135,7 @@ class WeightsClient:
         address: str = DEFAULT_ADDRESS,
         *,
         timeout: float = 60.0,
-        load_timeout: float = math.inf,
+        load_timeout: float | None = None,
         scoring_address: str | None = None,
         tls: Tls | None = None,
         token: str | None = None,
@@ -157,7 +162,7 @@ class WeightsClient:
             raise InvalidArgument(
                 f'address is "{address}": name one server, as "host:port"', field="address"
             )
-        if not self._load_timeout > 0:
+        if self._load_timeout is not None and not self._load_timeout > 0:
             raise InvalidArgument(
                 f"load_timeout is {self._load_timeout}: it must be above 0", field="load_timeout"
             )
@@ -254,7 +259,9 @@ class WeightsClient:
         )
         method = self._channel().unary_stream(_wire.LOAD_WEIGHTS, identity, identity)
         call = method(
-            _wire.encode(request), timeout=_seconds(self._load_timeout), metadata=self._metadata
+            _wire.encode(request),
+            timeout=self._load_seconds(_LOAD_SECONDS),
+            metadata=self._metadata,
         )
         done = None
         try:
@@ -274,7 +281,7 @@ class WeightsClient:
 
     def push(
         self,
-        rows: Any,
+        rows: Any | None,
         *,
         version: int,
         head: str = "",
@@ -291,18 +298,23 @@ class WeightsClient:
         Any number of clients send the rows of a version, in any order. Each names the same version,
         vocab_rows, dtype, sha256 and allow_nonfinite. After an error, send the same rows again: the
         server keeps what has arrived until `discard(staged=True)`, or the first push of another
-        version.
+        version. It compares rows that it has with those that are sent again. If all have arrived,
+        but another change of the head prevented the version from being staged (WeightsConflict),
+        `push(None, version=..., dtype=...)` stages it without sending them again.
 
         Args:
             rows: [n, hidden_size], a NumPy array or torch.Tensor (CPU or CUDA) of bf16, fp16 or
-                fp32. Without rows nothing is sent.
+                fp32. An array without rows sends nothing. None: there are none in this call, which
+                sends the bias, or neither.
             version: number of the new version, at least 1.
             row_begin: row of the weight that rows[0] is.
             vocab_rows: number of rows of the whole weight, with its padding; 0 means as many as the
                 live version has.
-            bias: [n], elements of the bias for the same rows. Needed if the live version has one.
+            bias: [n], elements of the bias for the same rows; with rows=None, those that begin at
+                row_begin. A version is staged without them only if the live version has no bias.
             dtype: "bf16", "fp16" or "fp32" rounds rows and bias to this type; uint16 is bf16 bits.
-                None: they have one type, which may differ from that of the live version.
+                None: they have one type, which may differ from that of the live version. Needed if
+                there are neither rows nor bias.
             sha256: hex digest of all rows followed by the bias; "" means that it is not compared.
             allow_nonfinite: accept weights with NaN or Inf.
 
@@ -310,24 +322,36 @@ class WeightsClient:
         must not change during the call. Raises also WeightsDataLoss, if the sha256 differs or rows
         differ from those that have arrived before.
         """
-        weight = _tensor(rows, "rows", "[n, hidden_size]", 2, dtype)
-        pieces = []
-        if bias is not None:
-            elements = _tensor(bias, "bias", "[n]", 1, dtype)
-            if (elements.rows, elements.dtype) != (weight.rows, weight.dtype):
-                raise InvalidArgument(
-                    f"bias has {elements.rows} elements of {elements.dtype}, but there are "
-                    f"{weight.rows} rows of {weight.dtype}",
-                    field="bias",
-                )
-            pieces += _cut(elements, is_bias=True)
-        pieces += _cut(weight, is_bias=False)
-        if weight.rows == 0:
+        weight = None if rows is None else _tensor(rows, "rows", "[n, hidden_size]", 2, dtype)
+        elements = None if bias is None else _tensor(bias, "bias", "[n]", 1, dtype)
+        if (
+            weight is not None
+            and elements is not None
+            and (elements.rows, elements.dtype) != (weight.rows, weight.dtype)
+        ):
+            raise InvalidArgument(
+                f"bias has {elements.rows} elements of {elements.dtype}, but there are "
+                f"{weight.rows} rows of {weight.dtype}",
+                field="bias",
+            )
+        pieces = [
+            piece
+            for tensor, is_bias in ((elements, True), (weight, False))
+            if tensor is not None
+            for piece in _cut(tensor, is_bias=is_bias)
+        ]
+        if pieces:
+            type_name = pieces[0].tensor.dtype
+        elif rows is not None or bias is not None:
             return None
+        elif dtype is not None:
+            type_name = arrays.dtype_name(dtype)
+        else:
+            raise InvalidArgument("dtype is None: name it if there are no rows", field="dtype")
         header = _wire.PushHeader(
             head=head,
             version=version,
-            dtype=_wire.DTYPE_NUMBERS[weight.dtype],
+            dtype=_wire.DTYPE_NUMBERS[type_name],
             vocab_rows=vocab_rows,
             sha256=sha256,
             allow_nonfinite=allow_nonfinite,
@@ -335,9 +359,11 @@ class WeightsClient:
         first = _wire.encode(_wire.PushWeightsRequest(header=header))
         if self._scoring is not None and self._local.needs_asking:
             self._scoring.list_heads()
-        deadline = time.monotonic() + _seconds(self._load_timeout)
+        size = sum((each.end - each.begin) * each.tensor.row_bytes for each in pieces)
+        seconds = self._load_seconds(_PUSH_SECONDS + size / _PUSH_BYTES_PER_SECOND)
+        deadline = time.monotonic() + seconds
         staged = None
-        for index in range(0, len(pieces), _CALL_MESSAGES):
+        for index in range(0, max(1, len(pieces)), _CALL_MESSAGES):
             call = pieces[index : index + _CALL_MESSAGES]
             staged = self._push_pieces(first, call, row_begin, deadline)
         return staged
@@ -392,7 +418,8 @@ class WeightsClient:
                 placed += (self._place(piece, row_begin) for piece in pieces)
                 data = self._push_requests([header, *(each.request for each in placed)], deadline)
                 response = decode_answer(_wire.PushWeightsResponse, data)
-                self._local.used(placed[-1].placement)
+                if placed:
+                    self._local.used(placed[-1].placement)
                 return None if response.staged is None else _version(response.staged)
             except BaseException as error:
                 if not isinstance(error, LogprobdError) or not is_answer(error):
@@ -431,6 +458,9 @@ class WeightsClient:
             raise self._error(error) from error
         finally:
             call.cancel()
+
+    def _load_seconds(self, default: float) -> float:
+        return _seconds(default if self._load_timeout is None else self._load_timeout)
 
     def _channel(self) -> Any:
         return self._pool.channel(self._pool.balance.all()[0])

@@ -3,6 +3,7 @@
 import concurrent.futures
 import ctypes
 import threading
+import time
 
 import grpc
 import numpy as np
@@ -168,6 +169,23 @@ def test_memory_of_an_unanswered_push_is_not_used_again(fake, scoring, monkeypat
 
     abandoned, later = (call[1][0].shared_memory.region for call in fake.calls)
     assert bytes(abandoned) != bytes(later)
+
+
+def test_time_limits_are_finite_and_grow_with_the_rows(fake, monkeypatch):
+    limits = []
+    original = WeightsClient._push_requests
+
+    def push_requests(self, requests, deadline):
+        limits.append(deadline - time.monotonic())
+        return original(self, requests, deadline)
+
+    monkeypatch.setattr(WeightsClient, "_push_requests", push_requests)
+    with WeightsClient(fake.address) as client:
+        client.push(weight(), version=2)
+    with WeightsClient(fake.address, load_timeout=7) as client:
+        client.push(weight(), version=2)
+
+    assert limits == pytest.approx([600 + weight().nbytes / (8 << 20), 7], abs=1)
 
 
 @pytest.mark.parametrize(
