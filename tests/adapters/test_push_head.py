@@ -1,19 +1,29 @@
 """push_head sends each rank's rows of a head, and the server stages the bytes of the whole tensor."""
 
+import copy
 import hashlib
-import pathlib
-import subprocess
-import sys
 
 import ml_dtypes
 import pytest
 import torch
-from logprobd import WeightsClient
-from logprobd_adapters.push import next_version, push_head, range_of_shard
-from model_folder import ModelFolder
+from logprobd import InvalidArgument, WeightsClient
+from logprobd_adapters.push import begin_version, push_head, range_of_shard
+from model_folder import ModelFolder, write_biased_head
+from rank_pool import RankPool
+from readme_examples import run_example
 from server_process import ServerProcess
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 VOCAB, HIDDEN = 1003, 64  # odd, so that two ranks have different numbers of rows
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with RankPool(RANKS, tmp_path_factory.mktemp("ranks")) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +31,17 @@ def folder(tmp_path_factory):
     return ModelFolder.write(tmp_path_factory.mktemp("head"), vocab=VOCAB, hidden=HIDDEN).path
 
 
+@pytest.fixture(scope="module")
+def biased_folder(tmp_path_factory):
+    weight, bias = head()
+    return write_biased_head(tmp_path_factory.mktemp("biased"), weight.numpy(), bias.numpy())
+
+
 @pytest.fixture
-def server(folder, binaries):
+def server(request, folder, binaries):
+    """A server of a head without a bias, or of the folder that the fixture named by the parameter returns."""
+    if hasattr(request, "param"):
+        folder = request.getfixturevalue(request.param)
     options = ("--model", str(folder), "--admin", "127.0.0.1:0")
     with ServerProcess(binaries, *options) as server:
         yield server
@@ -34,35 +53,84 @@ def client(server):
         yield client
 
 
-def digest(weight: torch.Tensor) -> str:
-    return hashlib.sha256(weight.float().numpy().astype(ml_dtypes.bfloat16).tobytes()).hexdigest()
+def head() -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a weight and a bias, the same ones at each call."""
+    random = torch.Generator().manual_seed(3)
+    return torch.randn(VOCAB, HIDDEN, generator=random), torch.randn(VOCAB, generator=random)
 
 
-def test_ranks_of_fsdp_push_an_average_of_their_rows(server, client, environment) -> None:
-    torch.manual_seed(3)
-    first = torch.nn.Linear(HIDDEN, VOCAB, bias=False).weight.detach()
-    expected = first.lerp(first + 1, 0.25)
-    script = pathlib.Path(__file__).parent / "push_ranks.py"
+def digest(*tensors: torch.Tensor) -> str:
+    rounded = [each.float().numpy().astype(ml_dtypes.bfloat16).tobytes() for each in tensors]
+    return hashlib.sha256(b"".join(rounded)).hexdigest()
 
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(script)]
-    run = subprocess.run(
-        [*command, server.admin, str(VOCAB), str(HIDDEN)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
-    assert run.returncode == 0, run.stderr
+# The functions below run on each rank.
+
+
+def move_average(_: int, size: int, address: str) -> None:
+    mesh = init_device_mesh("cpu", (size,))
+    model = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(head()[0])
+    teacher = copy.deepcopy(model)
+    fully_shard(model, mesh=mesh)
+    fully_shard(teacher, mesh=mesh)
+    with torch.no_grad():
+        model.weight.add_(1)
+        teacher.weight.lerp_(model.weight, 0.25)
+    with WeightsClient(address, timeout=60, load_timeout=60) as client:
+        run_example("## Moving heads")["move_head"](client, teacher.weight)
+
+
+def push_with_bias(_: int, size: int, address: str, placement: Placement | None) -> bool:
+    """Pushes rows that are split over the ranks, with a bias of this placement, or a plain one. Returns whether
+    this rank's push completed the version."""
+    mesh = init_device_mesh("cpu", (size,))
+    weight, bias = head()
+    rows = distribute_tensor(weight, mesh, [Shard(0)])
+    if placement is not None:
+        bias = distribute_tensor(bias, mesh, [placement])
+    with WeightsClient(address, timeout=60, load_timeout=60) as client:
+        return push_head(client, rows, bias=bias, version=2, dtype="bf16") is not None
+
+
+def test_ranks_of_fsdp_push_an_average_of_their_rows(ranks, server, client) -> None:
+    weight = head()[0]
+
+    ranks.results(move_average, server.admin)
+
     (state,) = client.list()
-    assert (state.live.version, state.live.sha256) == (2, digest(expected))
+    expected = digest(weight.lerp(weight + 1, 0.25))
+    assert (state.live.version, state.live.sha256) == (2, expected)
+
+
+# Regression: the bias was sent as that of the weight's rows, whatever its placement.
+@pytest.mark.parametrize("server", ["biased_folder"], indirect=True)
+@pytest.mark.parametrize("placement", [Shard(0), Replicate(), None])
+def test_a_bias_may_be_placed_in_another_way_than_the_rows(
+    ranks, server, client, placement
+) -> None:
+    is_staged = ranks.results(push_with_bias, server.admin, placement)
+
+    assert sorted(is_staged) == [False, True]
+    assert client.list()[0].staged.sha256 == digest(*head())
+
+
+@pytest.mark.parametrize(
+    ("bias", "text"),
+    [
+        (torch.zeros(VOCAB - 1), "bias is .1002. of torch.float32, but the weight has 1003 rows"),
+        (torch.zeros(VOCAB).half(), "of torch.float16, but .* torch.float32"),
+    ],
+)
+def test_a_bias_that_does_not_fit_is_refused(client, bias, text) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        push_head(client, head()[0], bias=bias, version=2)
 
 
 def test_tensor_parallel_shards_name_their_first_row(client) -> None:
     weight = torch.nn.Parameter(torch.randn(VOCAB, HIDDEN).bfloat16())
-    version = next_version(client)
+    version = begin_version(client)
 
     parts = weight.chunk(2)
     first = push_head(client, parts[1], version=version, row_begin=len(parts[0]))
@@ -70,7 +138,6 @@ def test_tensor_parallel_shards_name_their_first_row(client) -> None:
 
     assert first is None
     assert (staged.version, staged.sha256) == (2, digest(weight.detach()))
-    assert next_version(client) == 3
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 12, 1003])

@@ -4,17 +4,20 @@ import dataclasses
 import hashlib
 import importlib
 import sys
-import types
-from typing import ClassVar
+import unittest.mock
+from typing import Any, ClassVar
 
 import fake_vllm_transfer as vllm
 import pytest
 import torch
-from logprobd import InvalidArgument, WeightsClient
-from model_folder import ModelFolder
+from logprobd import InvalidArgument, Tls, WeightsClient
+from model_folder import ModelFolder, write_biased_head
+from rank_pool import RankPool
+from readme_examples import run_example
 from server_process import ServerProcess
 
 VOCAB, HIDDEN = 1003, 64
+SHAPE = (VOCAB, HIDDEN)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,6 +28,12 @@ def adapter():
     for name in set(sys.modules) - before:
         if name.startswith(("vllm", "logprobd_adapters.vllm_push")):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with RankPool(4, tmp_path_factory.mktemp("ranks")) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -68,10 +77,14 @@ class Client:
 
 
 class FullSource(vllm.WeightSource):
-    def __init__(self, head: torch.Tensor, meta: vllm.ParamMeta) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], **layout: Any) -> None:
+        """`layout` is that of `tensors`, of which a rank may have a part."""
         norm = torch.ones(HIDDEN)
-        self.tensors = {"model.norm.weight": norm, "lm_head.weight": head}
-        self.metadata = [vllm.ParamMeta("model.norm.weight", norm.dtype, (HIDDEN,)), meta]
+        self.tensors = {"model.norm.weight": norm} | tensors
+        self.metadata = [vllm.ParamMeta("model.norm.weight", norm.dtype, (HIDDEN,))]
+        for name, tensor in tensors.items():
+            shape = (VOCAB, *tensor.shape[1:])
+            self.metadata.append(vllm.ParamMeta(name, tensor.dtype, shape, **layout))
 
     def iter_full(self):
         yield from self.tensors.items()
@@ -82,17 +95,19 @@ class LocalSource(FullSource):
         yield from self.tensors.items()
 
 
-def head() -> torch.Tensor:
-    torch.manual_seed(0)
-    return torch.randn(VOCAB, HIDDEN).bfloat16()
+def head(seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return torch.randn(SHAPE).bfloat16()
 
 
-def digest(weight: torch.Tensor) -> str:
-    return hashlib.sha256(weight.view(torch.int16).numpy().tobytes()).hexdigest()
+def digest(*tensors: torch.Tensor) -> str:
+    return hashlib.sha256(
+        b"".join(each.view(torch.int16).numpy().tobytes() for each in tensors)
+    ).hexdigest()
 
 
-def start(adapter, server, source, rank=0, client=None, **options):
-    info = adapter.LogprobdTrainerInitInfo(server.admin, rank=rank, **options)
+def start(adapter, address, source, rank=0, client=None, **options):
+    info = adapter.LogprobdTrainerInitInfo(address, rank=rank, **options)
     factory = vllm.WeightTransferTrainerFactory
     return factory.trainer_init(info, client=client or Client(), source=source)
 
@@ -102,49 +117,162 @@ def live(server):
         return client.list()[0].live
 
 
+STEP = [
+    ("start_weight_update",),
+    ("update_weights", {"names": ["model.norm.weight", "lm_head.weight"]}),
+    ("finish_weight_update",),
+]
+
+
 def test_each_step_pushes_the_head_and_the_inner_engine_sends_all(adapter, server) -> None:
     client = Client()
-    source = FullSource(head(), vllm.ParamMeta("lm_head.weight", torch.bfloat16, (VOCAB, HIDDEN)))
-    engine = start(adapter, server, source, client=client, inner=InnerInfo(rank=0))
+    source = FullSource({"lm_head.weight": head()})
+    engine = start(adapter, server.admin, source, client=client, inner=InnerInfo(rank=0))
 
     engine.send_weights()
     engine.send_weights()
 
-    update = ("update_weights", {"names": ["model.norm.weight", "lm_head.weight"]})
-    step = [("start_weight_update",), update, ("finish_weight_update",)]
-    assert client.calls == [("init_weight_transfer_engine", {}), *step, *step]
+    assert client.calls == [("init_weight_transfer_engine", {}), *STEP, *STEP]
     assert (live(server).version, live(server).sha256) == (3, digest(head()))
     engine.shutdown()
 
 
-def test_owners_of_shards_push_their_own_rows(adapter, server, monkeypatch) -> None:
-    """Ranks of a mesh [2 replicas, 2 shards] run one after another, with the master last."""
-    layout = {"mesh_shape": (2, 2), "placements": (vllm.Replicate(), vllm.Shard(0))}
-    meta = vllm.ParamMeta(
-        "lm_head.weight", torch.bfloat16, (VOCAB, HIDDEN), owners=(0, 1, 2, 3), **layout
-    )
-    pushed = types.SimpleNamespace(ranks=[])
-    original = WeightsClient.push
+# Regression: rows or a version that a failed step had left refused every later step.
+@pytest.mark.parametrize("rows", [100, VOCAB], ids=["some-rows", "staged"])
+def test_a_step_follows_one_that_ended_before_its_commit(adapter, server, rows) -> None:
+    with WeightsClient(server.admin) as client:
+        client.push(head(1)[:rows], version=2, vocab_rows=VOCAB)
 
-    def push(self, rows, **options):
-        pushed.ranks.append((len(rows), options["row_begin"]))
-        return original(self, rows, **options)
+    start(adapter, server.admin, FullSource({"lm_head.weight": head()})).send_weights()
 
-    monkeypatch.setattr(WeightsClient, "push", push)
-    for rank in (3, 2, 1, 0):
-        piece = head().chunk(2)[rank % 2]
-        start(adapter, server, LocalSource(piece, meta), rank=rank).send_weights()
+    assert live(server).sha256 == digest(head())
 
-    assert pushed.ranks == [(501, 502), (502, 0)]
-    assert (live(server).version, live(server).sha256) == (2, digest(head()))
+
+def test_a_bias_is_pushed_with_the_weight(adapter, tmp_path, binaries) -> None:
+    weight, bias = head().float(), torch.randn(VOCAB)
+    write_biased_head(tmp_path, weight.numpy(), bias.numpy())
+    tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
+    options = ("--model", str(tmp_path), "--admin", "127.0.0.1:0")
+    with ServerProcess(binaries, *options) as server:
+        start(adapter, server.admin, FullSource(tensors), dtype="bf16").send_weights()
+        assert live(server).sha256 == digest(weight.bfloat16(), bias.bfloat16())
+        engine = start(adapter, server.admin, FullSource({"lm_head.weight": weight}))
+        with pytest.raises(InvalidArgument, match="set tensor .* and bias to that of its bias"):
+            engine.send_weights()
 
 
 def test_columns_and_unknown_names_are_refused(adapter, server) -> None:
-    shape = (VOCAB, HIDDEN)
-    columns = vllm.ParamMeta(
-        "lm_head.weight", torch.bfloat16, shape, owners=(0,), placements=(vllm.Shard(1),)
-    )
+    columns = {"owners": (0,), "placements": (vllm.Shard(1),)}
+    tensors = {"lm_head.weight": head()}
     with pytest.raises(InvalidArgument, match="sharded on its columns"):
-        start(adapter, server, LocalSource(head(), columns)).send_weights()
+        start(adapter, server.admin, LocalSource(tensors, **columns)).send_weights()
     with pytest.raises(InvalidArgument, match='no tensor "model.embed_tokens.weight"'):
-        start(adapter, server, FullSource(head(), columns), tensor="model.embed_tokens.weight")
+        start(adapter, server.admin, FullSource(tensors), tensor="model.embed_tokens.weight")
+
+
+def test_settings_of_the_client_are_passed_on(adapter, monkeypatch) -> None:
+    made = unittest.mock.create_autospec(WeightsClient)
+    monkeypatch.setattr(adapter, "WeightsClient", made)
+    settings = {
+        "timeout": 3.0,
+        "load_timeout": 5.0,
+        "scoring_address": "a:1",
+        "tls": Tls(server_name="scorer"),
+        "token": "secret",
+    }
+
+    start(adapter, "a:2", FullSource({"lm_head.weight": head()}), **settings)
+
+    made.assert_called_once_with("a:2", **settings)
+    assert "secret" not in repr(adapter.LogprobdTrainerInitInfo("a:2", rank=0, token="secret"))
+
+
+def test_the_example_of_the_readme_moves_the_head(server) -> None:
+    make_engine = run_example("### Trainers of vLLM")["make_engine"]
+    client, source = Client(), FullSource({"lm_head.weight": head()})
+
+    make_engine(server.admin, InnerInfo(rank=0), client, source, rank=0).send_weights()
+
+    assert live(server).sha256 == digest(head())
+    assert client.calls[1:] == STEP
+
+
+# The functions below run on each rank.
+
+MESH: dict[str, Any] = {
+    "owners": (0, 1, 2, 3),
+    "mesh_shape": (2, 2),
+    "placements": (vllm.Replicate(), vllm.Shard(0)),
+}
+"""2 replicas of 2 shards."""
+
+
+def shard_engine(rank: int, address: str, client: Client, seed: int = 0, **options: Any):
+    if "vllm" not in sys.modules:
+        vllm.install()
+    adapter = importlib.import_module("logprobd_adapters.vllm_push")
+    source = LocalSource({"lm_head.weight": head(seed).chunk(2)[rank % 2]}, **MESH)
+    return start(
+        adapter, address, source, rank, client=client, inner=InnerInfo(rank=rank), **options
+    )
+
+
+def pushes_of_shards(rank: int, _: int, address: str) -> list[tuple[int, int]]:
+    """Returns the pushes of one step, each as its number of rows and its first row."""
+    engine = shard_engine(rank, address, Client())
+    with unittest.mock.patch.object(engine._weights, "push", wraps=engine._weights.push) as push:
+        engine.send_weights()
+    return [(len(call.args[0]), call.kwargs["row_begin"]) for call in push.call_args_list]
+
+
+def fail_and_recover(rank: int, _: int, address: str, place: str) -> tuple[str, list]:
+    """Runs a step that fails on one rank, and one that does not. Returns the error and the calls of vLLM's client."""
+    client = Client()
+    is_failing = rank == (0 if place in ("begin_version", "commit") else 1)
+    options = {"head": "none"} if is_failing and place == "begin_version" else {}
+    engine = shard_engine(rank, address, client, seed=1, **options)
+    if is_failing and place == "source":
+        engine.source.iter_local = unittest.mock.Mock(side_effect=OSError("no such weights"))
+    elif is_failing and place == "inner":
+        engine._inner.send_weights = unittest.mock.Mock(side_effect=OSError("vLLM is gone"))
+    elif is_failing and place in ("push", "commit"):
+        fault = unittest.mock.Mock(side_effect=OSError(f"no {place}"))
+        setattr(engine._weights, place, fault)
+    message = ""
+    try:
+        engine.send_weights()
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    shard_engine(rank, address, Client()).send_weights()
+    return message, client.calls
+
+
+def test_owners_of_shards_push_their_own_rows(ranks, server) -> None:
+    pushed = ranks.results(pushes_of_shards, server.admin)
+
+    assert pushed == [[(502, 0)], [(501, 502)], [], []]
+    assert (live(server).version, live(server).sha256) == (2, digest(head()))
+
+
+# Regression: the other ranks waited forever, and without the inner engine's send.
+@pytest.mark.parametrize(
+    ("place", "failing", "text"),
+    [
+        ("begin_version", 0, "NotFound: "),
+        ("source", 1, "OSError: no such weights"),
+        ("push", 1, "OSError: no push"),
+        ("inner", 1, "OSError: vLLM is gone"),
+        ("commit", 0, "OSError: no commit"),
+    ],
+)
+def test_all_ranks_raise_the_error_of_one_and_the_next_step_succeeds(
+    ranks, server, place, failing, text
+) -> None:
+    outcomes = ranks.results(fail_and_recover, server.admin, place)
+
+    for rank, (message, calls) in enumerate(outcomes):
+        expected = text if rank == failing else f"LogprobdError: rank {failing} failed: {text}"
+        assert message.startswith(expected)
+        is_sent = place != "inner" or rank != failing
+        assert calls == [("init_weight_transfer_engine", {}), *(STEP if is_sent else [])]
+    assert live(server).sha256 == digest(head())

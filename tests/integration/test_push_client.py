@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import hashlib
-import json
 import pickle
 import queue
 
@@ -20,7 +19,7 @@ from logprobd import (
     WeightsConflict,
     WeightsDataLoss,
 )
-from model_folder import ModelFolder, write_safetensors
+from model_folder import ModelFolder, write_biased_head
 from weights_rpc import Weights, push_header, pushed_rows
 
 VOCAB, HIDDEN, SPLIT = 1003, 64, 617
@@ -115,11 +114,8 @@ def test_rows_are_rounded_to_the_type_that_is_named(start_pushable, models, conn
     assert staged.sha256 == digest(expected)
 
 
-def start_with_bias(start_server, folder, weight: np.ndarray, bias: np.ndarray):
-    tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
-    write_safetensors(folder / "model.safetensors", tensors)
-    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(config))
+def start_biased(start_server, folder, weight: np.ndarray, bias: np.ndarray):
+    write_biased_head(folder, weight, bias)
     return start_server("--model", str(folder), "--admin", "127.0.0.1:0")
 
 
@@ -127,7 +123,7 @@ def test_a_bias_travels_with_its_rows(start_server, tmp_path, connect) -> None:
     random = np.random.default_rng(1)
     weight = random.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
     bias = random.standard_normal(VOCAB).astype(np.float32)
-    client = connect(start_with_bias(start_server, tmp_path, weight, bias))
+    client = connect(start_biased(start_server, tmp_path, weight, bias))
 
     first = client.push(weight[:SPLIT], version=2, bias=bias[:SPLIT])
     staged = client.push(weight[SPLIT:], version=2, row_begin=SPLIT, bias=bias[SPLIT:])
@@ -172,7 +168,7 @@ def test_a_bias_may_be_pushed_apart_from_the_rows(start_server, tmp_path, connec
     random = np.random.default_rng(1)
     weight = random.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
     bias = random.standard_normal(VOCAB).astype(np.float32)
-    client = connect(start_with_bias(start_server, tmp_path, weight, bias))
+    client = connect(start_biased(start_server, tmp_path, weight, bias))
 
     assert client.push(None, version=2, bias=bias[SPLIT:], row_begin=SPLIT) is None
     assert client.push(weight, version=2) is None

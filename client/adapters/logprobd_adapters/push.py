@@ -2,11 +2,14 @@
 
 Each rank sends the rows that it holds, and one of them makes the new version live:
 
-    weights = logprobd.WeightsClient("127.0.0.1:8471")
-    push_head(weights, model.lm_head.weight, version=2, dtype="bf16")
-    torch.distributed.barrier()
-    if torch.distributed.get_rank() == 0:
-        weights.commit(version=2)
+    def move_head(client: logprobd.WeightsClient, weight: torch.Tensor) -> None:
+        is_first = torch.distributed.get_rank() == 0
+        version = [begin_version(client) if is_first else 0]
+        torch.distributed.broadcast_object_list(version, src=0)
+        push_head(client, weight, version=version[0], dtype="bf16")
+        torch.distributed.barrier()
+        if is_first:
+            client.commit(version=version[0])
 
 A teacher whose weights are an exponential moving average (EMA) of the model's is a copy that is
 sharded like it:
@@ -21,14 +24,17 @@ sharded like it:
             average.lerp_(weight, 1 - decay)
 
     follow(0.99)
-    push_head(weights, teacher.lm_head.weight, version=next_version(weights), dtype="bf16")
+    move_head(logprobd.WeightsClient("127.0.0.1:8471"), teacher.lm_head.weight)
 
 The body of the teacher runs in the trainer or elsewhere; only the head moves to the server.
 """
 
 from __future__ import annotations
 
-from logprobd import HeadWeights, WeightsClient, WeightsVersion
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from logprobd import WeightsClient, WeightsVersion
 from logprobd.errors import InvalidArgument
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -59,62 +65,84 @@ def push_head(
             sends all of it.
         row_begin: row of the head at which `weight` begins, for the shard of a tensor-parallel
             rank.
-        bias: [n], like `weight`. Needed if the head has one.
+        bias: [n], the elements of the same rows: a DTensor, which may be placed in another way than
+            `weight`, or a plain tensor, of which each rank sends those of its rows. Needed if the
+            head has one.
 
     The other arguments are those of logprobd.WeightsClient.push; `dtype="bf16"` rounds fp32 weights
     to the type in which the model computes.
 
     Returns the staged version if these rows were the last ones, otherwise None. Raises
-    InvalidArgument for a DTensor with another placement, and the errors of WeightsClient.push.
+    InvalidArgument for a DTensor with another placement or a bias that does not fit, and the errors
+    of WeightsClient.push.
     """
     rows, begin = _local_rows(weight)
-    elements = None if bias is None else _local_rows(bias)[0]
-    if rows is None:
-        return None
-    return client.push(
-        rows,
-        version=version,
-        head=head,
-        row_begin=row_begin + begin,
-        vocab_rows=vocab_rows,
-        bias=elements,
-        dtype=dtype,
-        sha256=sha256,
-        allow_nonfinite=allow_nonfinite,
-    )
-
-
-def next_version(client: WeightsClient, head: str = "") -> int:
-    """Returns one more than the highest version that the server holds of a head.
-
-    Ranks that push one version get the same number, as long as all have called this function before
-    the last missing row arrives, which stages the version.
-    """
-    return _next_of(_state(client, head))
+    elements, first = None, 0
+    if bias is not None:
+        if bias.shape != weight.shape[:1] or (dtype is None and bias.dtype != weight.dtype):
+            raise InvalidArgument(
+                f"bias is {list(bias.shape)} of {bias.dtype}, but the weight has "
+                f"{weight.shape[0]} rows of {weight.dtype}: pass one element a row, and dtype if "
+                "the types differ",
+                field="bias",
+            )
+        if isinstance(bias, DTensor):
+            elements, first = _local_rows(bias)
+        elif rows is not None:
+            elements, first = bias[begin : begin + len(rows)], begin
+    staged = None
+    # The bias goes first, so that the version is not staged before a rank's last call.
+    for part, is_bias, part_begin in ((elements, True, first), (rows, False, begin)):
+        if part is not None:
+            staged = client.push(
+                None if is_bias else part,
+                version=version,
+                head=head,
+                row_begin=row_begin + part_begin,
+                vocab_rows=vocab_rows,
+                bias=part if is_bias else None,
+                dtype=dtype,
+                sha256=sha256,
+                allow_nonfinite=allow_nonfinite,
+            )
+    return staged
 
 
 def begin_version(client: WeightsClient, head: str = "") -> int:
-    """Drops what a step that failed before its commit has left, and returns the next version.
+    """Returns one more than the highest version that the server holds of a head, after it has
+    dropped what a step that failed before its commit has left.
 
-    One rank calls it before any rank pushes. Rows of the failed step would refuse those of the
-    next one, which differ, and a staged version would refuse every push.
+    One rank calls it and tells the others the number before any of them pushes. Rows of the failed
+    step would refuse those of the next one, which differ, and a staged version would refuse every
+    push.
     """
-    state = _state(client, head)
-    if state.staged is not None or state.pushed is not None:
-        client.discard(head, staged=True)
-    return _next_of(state)
-
-
-def _state(client: WeightsClient, head: str) -> HeadWeights:
     states = client.list(head)
     if len(states) != 1:
         raise InvalidArgument(f"the server holds {len(states)} heads: pass head=", field="head")
-    return states[0]
-
-
-def _next_of(state: HeadWeights) -> int:
+    (state,) = states
+    if state.staged is not None or state.pushed is not None:
+        client.discard(head, staged=True)
     held = (state.live, state.staged, state.previous)
     return 1 + max((each.version for each in held if each is not None), default=0)
+
+
+@contextmanager
+def collected(errors: list[Exception]) -> Iterator[None]:
+    """Appends an error of the block to `errors` instead of raising it, so that a failed push does
+    not stop a transfer in which other ranks take part."""
+    try:
+        yield
+    except Exception as error:
+        errors.append(error)
+
+
+def check_staged(is_staged: bool, tensor: str, bias: str) -> None:
+    """Raises InvalidArgument if the pushed tensors of a model did not complete a version."""
+    if not is_staged:
+        raise InvalidArgument(
+            f'the tensors "{tensor}" and "{bias}" of the model are not a whole head: set tensor to '
+            "the name of the head's weight, and bias to that of its bias if it has one"
+        )
 
 
 def range_of_shard(rows: int, shards: list[tuple[int, int]]) -> tuple[int, int]:

@@ -12,15 +12,14 @@ sends all weights to the rollouts as NAME does:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from logprobd import LogprobdError, WeightsClient
-from logprobd.errors import InvalidArgument
+from logprobd import Tls, WeightsClient
 from torch import Tensor
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from logprobd_adapters.push import begin_version
+from logprobd_adapters.push import begin_version, check_staged, collected
 
 # "naive" hands weights over within a process, and "delta_sharded" takes them from the model itself.
 _WITHOUT_STREAM = ("naive", "delta_sharded")
@@ -29,14 +28,17 @@ _WITHOUT_STREAM = ("naive", "delta_sharded")
 class HeadTee:
     """Mixed into a checkpoint engine: pushes the head as it passes through send_weights.
 
-    The master pushes the tensor and makes it live once all weights are sent. A failed push does not
+    The master pushes the head and makes it live once all weights are sent. A failed push does not
     stop the transfer; its error is raised at the end.
 
     Args:
         address: address of the server's admin listener (logprobd --admin).
         head: name of the head; "" means the only head.
         tensor: name of the head's weight, for example "model.embed_tokens.weight" if it is tied.
-        scoring_address: see logprobd.WeightsClient.
+        bias: name of the head's bias. A model without this tensor has none.
+        dtype: see logprobd.WeightsClient.push. Needed if weight and bias have different types.
+        tls: a logprobd.Tls, or its arguments, since a configuration holds no objects.
+        scoring_address, timeout, load_timeout, token: see logprobd.WeightsClient.
         bucket_size, is_master, engine_kwargs: arguments of the engine itself.
     """
 
@@ -48,46 +50,64 @@ class HeadTee:
         address: str,
         head: str = "",
         tensor: str = "lm_head.weight",
+        bias: str = "lm_head.bias",
+        dtype: str | None = None,
         scoring_address: str | None = None,
+        timeout: float = 60.0,
+        load_timeout: float | None = None,
+        tls: Tls | Mapping[str, str] | None = None,
+        token: str | None = None,
         **engine_kwargs: Any,
     ) -> None:
         super().__init__(  # type: ignore[call-arg]
             bucket_size=bucket_size, is_master=is_master, **engine_kwargs
         )
-        self._weights = WeightsClient(address, scoring_address=scoring_address)
-        self._head, self._tensor, self._pushes = head, tensor, is_master
+        self._head, self._tensor, self._bias, self._dtype = head, tensor, bias, dtype
+        self._weights: WeightsClient | None = None
+        if is_master:
+            self._weights = WeightsClient(
+                address,
+                timeout=timeout,
+                load_timeout=load_timeout,
+                scoring_address=scoring_address,
+                tls=Tls(**tls) if isinstance(tls, Mapping) else tls,
+                token=token,
+            )
 
     async def send_weights(
         self, weights: Iterable[tuple[str, Tensor]], global_steps: int | None = None
     ) -> dict[str, Any]:
         """Sends the weights, and returns the engine's metrics and the version that is now live."""
-        outcome: list[int | LogprobdError] = []
-        passed = self._tee(weights, outcome) if self._pushes else weights
-        metrics = await super().send_weights(passed, global_steps)  # type: ignore[misc]
-        if not self._pushes:
-            return metrics or {}
-        if not outcome:
-            raise InvalidArgument(
-                f'no tensor is named "{self._tensor}": set tensor to the name of the head\'s weight'
-            )
-        version = outcome[0]
-        if isinstance(version, LogprobdError):
-            raise version
-        self._weights.commit(self._head, version=version)
-        return {**(metrics or {}), "logprobd/weights_version": version}
+        client = self._weights
+        if client is None:
+            return await super().send_weights(weights, global_steps) or {}  # type: ignore[misc]
+        errors: list[Exception] = []
+        version, is_staged = 0, False
+        with collected(errors):
+            version = begin_version(client, self._head)
 
-    def _tee(
-        self, weights: Iterable[tuple[str, Tensor]], outcome: list[int | LogprobdError]
-    ) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in weights:
-            if name == self._tensor:
-                try:
-                    version = begin_version(self._weights, self._head)
-                    self._weights.push(weight, version=version, head=self._head)
-                    outcome.append(version)
-                except LogprobdError as error:
-                    outcome.append(error)
-            yield name, weight
+        def passed() -> Iterator[tuple[str, Tensor]]:
+            nonlocal is_staged
+            for name, tensor in weights:
+                if name in (self._tensor, self._bias) and not errors:
+                    is_bias = name == self._bias
+                    with collected(errors):
+                        staged = client.push(
+                            None if is_bias else tensor,
+                            bias=tensor if is_bias else None,
+                            version=version,
+                            head=self._head,
+                            dtype=self._dtype,
+                        )
+                        is_staged |= staged is not None
+                yield name, tensor
+
+        metrics = await super().send_weights(passed(), global_steps)  # type: ignore[misc]
+        if errors:
+            raise errors[0]
+        check_staged(is_staged, self._tensor, self._bias)
+        client.commit(self._head, version=version)
+        return {**(metrics or {}), "logprobd/weights_version": version}
 
 
 def register(backend: str) -> None:

@@ -30,6 +30,16 @@ def write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> Non
             file.write(array.tobytes())
 
 
+def write_biased_head(path: pathlib.Path, weight: np.ndarray, bias: np.ndarray) -> pathlib.Path:
+    """Writes a head of its own with a bias to one file. Returns the folder."""
+    tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
+    write_safetensors(path / "model.safetensors", tensors)
+    vocab, hidden = weight.shape
+    config = {"hidden_size": hidden, "vocab_size": vocab, "tie_word_embeddings": False}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
 @dataclasses.dataclass
 class Scores:
     """Scores of one row by the double-precision reference."""
