@@ -2,13 +2,19 @@
 
 import asyncio
 import hashlib
+import re
+import unittest.mock
 
 import pytest
 import torch
-from logprobd import InvalidArgument, WeightsClient
-from model_folder import ModelFolder
+from hydra import compose, initialize_config_module
+from logprobd import InvalidArgument, Tls, WeightsClient
+from model_folder import ModelFolder, write_biased_head
+from omegaconf import OmegaConf
+from readme_examples import README
 from server_process import ServerProcess
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
 
 VOCAB, HIDDEN = 1003, 64
@@ -65,6 +71,12 @@ def weights() -> dict[str, torch.Tensor]:
     return {"model.norm.weight": torch.ones(HIDDEN), "lm_head.weight": head}
 
 
+def digest(*tensors: torch.Tensor) -> str:
+    return hashlib.sha256(
+        b"".join(each.view(torch.int16).numpy().tobytes() for each in tensors)
+    ).hexdigest()
+
+
 def test_the_master_pushes_the_head_and_all_weights_pass(server) -> None:
     engine = make(server, label="inner")
     given = weights()
@@ -77,8 +89,7 @@ def test_the_master_pushes_the_head_and_all_weights_pass(server) -> None:
     assert (engine.arguments, engine.prepare()) == ((1 << 20, True, "inner"), {"label": "inner"})
     with WeightsClient(server.admin) as client:
         (state,) = client.list()
-    expected = hashlib.sha256(given["lm_head.weight"].view(torch.int16).numpy().tobytes())
-    assert (state.live.version, state.live.sha256) == (2, expected.hexdigest())
+    assert (state.live.version, state.live.sha256) == (2, digest(given["lm_head.weight"]))
 
 
 def test_other_ranks_push_nothing(server) -> None:
@@ -113,8 +124,63 @@ def test_a_step_follows_one_that_ended_before_its_commit(server, rows) -> None:
 
         (state,) = client.list()
     assert state.live.version == metrics["logprobd/weights_version"]
-    expected = hashlib.sha256(weights()["lm_head.weight"].view(torch.int16).numpy().tobytes())
-    assert state.live.sha256 == expected.hexdigest()
+    assert state.live.sha256 == digest(weights()["lm_head.weight"])
+
+
+def test_a_push_that_fails_without_an_answer_stops_no_transfer(server, monkeypatch) -> None:
+    engine = make(server)
+    monkeypatch.setattr(WeightsClient, "push", unittest.mock.Mock(side_effect=OSError("no push")))
+
+    with pytest.raises(OSError, match="no push"):
+        asyncio.run(engine.send_weights(iter(weights().items())))
+
+    assert list(engine.sent) == list(weights())
+
+
+# Regression: the bias was not pushed, and a version that was not staged was committed.
+def test_a_bias_is_pushed_with_the_weight(tmp_path, binaries) -> None:
+    given = {name: tensor.float() for name, tensor in weights().items()}
+    given["lm_head.bias"] = torch.randn(VOCAB)
+    head = [given["lm_head.weight"], given["lm_head.bias"]]
+    write_biased_head(tmp_path, *(each.numpy() for each in head))
+    options = ("--model", str(tmp_path), "--admin", "127.0.0.1:0")
+    with ServerProcess(binaries, *options) as server:
+        asyncio.run(make(server, dtype="bf16").send_weights(iter(given.items())))
+
+        with WeightsClient(server.admin) as client:
+            assert client.list()[0].live.sha256 == digest(*(each.bfloat16() for each in head))
+        del given["lm_head.bias"]
+        with pytest.raises(InvalidArgument, match="set tensor .* and bias to that of its bias"):
+            asyncio.run(make(server).send_weights(iter(given.items())))
+
+
+def test_settings_of_the_client_are_passed_on(monkeypatch) -> None:
+    made = unittest.mock.create_autospec(WeightsClient)
+    monkeypatch.setattr("logprobd_adapters.verl_push.WeightsClient", made)
+    settings = {"timeout": 3.0, "load_timeout": 5.0, "scoring_address": "a:1", "token": "secret"}
+    engine = {"bucket_size": 1 << 20, "address": "a:2", **settings}
+    tls = OmegaConf.create({"server_name": "scorer"})
+
+    for is_master in (True, False):  # other ranks may lack the files
+        CheckpointEngineRegistry.new("logprobd_collecting", is_master=is_master, tls=tls, **engine)
+
+    made.assert_called_once_with("a:2", tls=Tls(server_name="scorer"), **settings)
+
+
+def test_verl_reads_the_settings_of_the_readme() -> None:
+    overrides = re.findall(
+        r"^\+?actor_rollout_ref\.rollout\.checkpoint_engine\.\S+$",
+        README.read_text(),
+        re.MULTILINE,
+    )
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=overrides)
+
+    engine = omega_conf_to_dataclass(config.actor_rollout_ref.rollout.checkpoint_engine)
+
+    assert engine.backend == "logprobd_nccl"
+    assert engine.custom_backend_module == "logprobd_adapters.verl_push"
+    assert engine.engine_kwargs == {"logprobd_nccl": {"address": "127.0.0.1:8471"}}
 
 
 def test_an_absent_head_is_an_error_that_names_the_setting(server) -> None:

@@ -275,8 +275,17 @@ def test_modules_that_imported_verls_function_before_get_the_new_one(monkeypatch
     assert user.imported_before is verl.linear_cross_entropy
 
 
-def test_an_engine_of_another_version_of_verl_is_kept_and_logged(tmp_path, monkeypatch, caplog):
-    (tmp_path / "other_engine.py").write_text("FSDPEngine = 1")
+# Regression: an engine whose module for tensordicts has moved could not be imported.
+@pytest.mark.parametrize("missing", ["FSDPEngineWithLMHead", "verl.utils.tensordict_utils"])
+def test_an_engine_of_another_version_of_verl_is_kept_and_logged(
+    tmp_path, monkeypatch, caplog, missing
+):
+    text = "FSDPEngine = 1"
+    if missing.startswith("verl."):
+        text += "\nclass FSDPEngineWithLMHead:\n    prepare_model_inputs = prepare_model_outputs = print"
+        monkeypatch.setitem(sys.modules, missing, None)
+    (tmp_path / "other_engine.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "other_engine", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(verl, "ENGINE", "other_engine")
     monkeypatch.setattr(sys, "meta_path", [verl.EngineFinder(), *sys.meta_path])
@@ -284,3 +293,4 @@ def test_an_engine_of_another_version_of_verl_is_kept_and_logged(tmp_path, monke
     assert importlib.import_module("other_engine").FSDPEngine == 1
 
     assert "does not know the FSDP engine of this verl" in caplog.text
+    assert missing in caplog.text

@@ -218,8 +218,17 @@ def lift_refusals(engine_module: ModuleType) -> None:
     )
 
 
+def lift_refusals_if_known(engine_module: ModuleType) -> None:
+    """Calls lift_refusals. Logs an error if the engine or a module that it uses is another one than in verl 0.9: the
+    engine then works as before, and verl itself would not show the error."""
+    try:
+        lift_refusals(engine_module)
+    except (AttributeError, ImportError):
+        logger.exception("logprobd_ops does not know the FSDP engine of this verl")
+
+
 class EngineFinder(importlib.abc.MetaPathFinder):
-    """Calls lift_refusals once verl's FSDP engine has been imported. verl loads plugins in all its processes, most
+    """Calls lift_refusals_if_known once verl's FSDP engine has been imported. verl loads plugins in all its processes, most
     of which never import the engine, and before it patches the libraries that the engine imports."""
 
     def find_spec(
@@ -238,10 +247,7 @@ class EngineFinder(importlib.abc.MetaPathFinder):
 
         def execute_and_lift(module: ModuleType) -> None:
             execute(module)
-            try:
-                lift_refusals(module)
-            except AttributeError:
-                logger.exception("logprobd_ops does not know the FSDP engine of this verl")
+            lift_refusals_if_known(module)
 
         spec.loader.exec_module = execute_and_lift  # type: ignore[method-assign]
         return spec
@@ -253,6 +259,6 @@ def apply_logprobd_kernel() -> None:
     module = importlib.import_module("verl.utils.kernel.linear_cross_entropy")
     replace_in_package("verl", module.linear_cross_entropy, linear_cross_entropy)
     if ENGINE in sys.modules:
-        lift_refusals(sys.modules[ENGINE])
+        lift_refusals_if_known(sys.modules[ENGINE])
     elif not any(isinstance(finder, EngineFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, EngineFinder())
