@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 import pytest
+import rank_pool
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
@@ -64,6 +65,24 @@ def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "local":
         request.getfixturevalue("built_operator")
     return request.param
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Runs RANKS ranks of a gloo group, as the test's module says. They answer within its ANSWERS_WITHIN_S, if it has
+    that."""
+    seconds = getattr(request.module, "ANSWERS_WITHIN_S", rank_pool.ANSWERS_WITHIN_S)
+    folder = tmp_path_factory.mktemp("ranks")
+    with rank_pool.RankPool(request.module.RANKS, folder, seconds) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def sharded_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Returns the folder of a small model that ranks share."""
+    import sharded_model  # needs transformers
+
+    return sharded_model.write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

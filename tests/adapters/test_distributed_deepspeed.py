@@ -7,7 +7,6 @@ import logprobd
 import pytest
 import torch
 from logprobd_adapters import LocalScorer, RemoteScorer
-from rank_pool import RankPool
 from readme_examples import run_example
 from server_process import ServerProcess
 from sharded_model import (
@@ -23,18 +22,8 @@ from sharded_model import (
     write_model,
 )
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    # The first call imports DeepSpeed, which takes most of a minute on a busy machine.
-    with RankPool(RANKS, tmp_path_factory.mktemp("ranks"), answers_within_s=150) as pool:
-        yield pool
-
+# The first call imports DeepSpeed, which takes most of a minute on a busy machine.
+ANSWERS_WITHIN_S = 150
 
 # The functions below run on each rank.
 
@@ -106,11 +95,13 @@ def backward_through_the_gathered_head(rank: int, _: int, folder: pathlib.Path) 
     engine.backward(-logprob.sum())
 
 
-def test_a_served_reference_has_the_logprobs_of_the_whole_model(ranks, folder, binaries) -> None:
-    with ServerProcess(binaries, "--model", str(folder)) as server:
-        parts = ranks.results(reference_logprobs, folder, server.grpc)
+def test_a_served_reference_has_the_logprobs_of_the_whole_model(
+    ranks, sharded_folder, binaries
+) -> None:
+    with ServerProcess(binaries, "--model", str(sharded_folder)) as server:
+        parts = ranks.results(reference_logprobs, sharded_folder, server.grpc)
 
-    assert_close(torch.cat(parts), results_of_the_whole(folder).logprob)
+    assert_close(torch.cat(parts), results_of_the_whole(sharded_folder).logprob)
 
 
 @pytest.mark.usefixtures("built_operator")
@@ -124,20 +115,20 @@ def test_a_policy_has_the_results_of_the_whole_model(ranks, tmp_path, is_tied) -
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_a_part_of_the_head_may_begin_within_a_row(ranks, folder) -> None:
-    for part_size, row_size in ranks.results(sizes_of_the_head, folder):
+def test_a_part_of_the_head_may_begin_within_a_row(ranks, sharded_folder) -> None:
+    for part_size, row_size in ranks.results(sizes_of_the_head, sharded_folder):
         assert part_size % row_size == row_size // RANKS
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_a_scorer_takes_the_gathered_head(ranks, folder) -> None:
-    parts = ranks.results(scores_of_the_gathered_head, folder)
+def test_a_scorer_takes_the_gathered_head(ranks, sharded_folder) -> None:
+    parts = ranks.results(scores_of_the_gathered_head, sharded_folder)
 
-    assert_close(torch.cat(parts), results_of_the_whole(folder).logprob)
+    assert_close(torch.cat(parts), results_of_the_whole(sharded_folder).logprob)
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_a_backward_through_a_gathered_head_is_an_error(ranks, folder) -> None:
-    for _, error in ranks.outcomes(backward_through_the_gathered_head, folder):
+def test_a_backward_through_a_gathered_head_is_an_error(ranks, sharded_folder) -> None:
+    for _, error in ranks.outcomes(backward_through_the_gathered_head, sharded_folder):
         assert error is not None
         assert "Dimension out of range" in error

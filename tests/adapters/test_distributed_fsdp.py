@@ -6,7 +6,6 @@ import logprobd
 import pytest
 import torch
 from logprobd_adapters import LocalScorer, RemoteScorer
-from rank_pool import RankPool
 from readme_examples import run_example
 from server_process import ServerProcess
 from sharded_model import (
@@ -25,17 +24,6 @@ from sharded_model import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with RankPool(RANKS, tmp_path_factory.mktemp("ranks")) as pool:
-        yield pool
 
 
 def whole_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -109,19 +97,21 @@ def results_without_a_gather(rank: int, _: int, folder: pathlib.Path) -> Results
     return Results(logprob.detach(), entropy.detach(), gradients)
 
 
-def test_a_served_reference_has_the_logprobs_of_the_whole_model(ranks, folder, binaries) -> None:
-    with ServerProcess(binaries, "--model", str(folder)) as server:
-        parts = ranks.results(reference_logprobs, folder, server.grpc)
+def test_a_served_reference_has_the_logprobs_of_the_whole_model(
+    ranks, sharded_folder, binaries
+) -> None:
+    with ServerProcess(binaries, "--model", str(sharded_folder)) as server:
+        parts = ranks.results(reference_logprobs, sharded_folder, server.grpc)
 
-    assert_close(torch.cat(parts), results_of_the_whole(folder).logprob)
+    assert_close(torch.cat(parts), results_of_the_whole(sharded_folder).logprob)
 
 
 @pytest.mark.usefixtures("built_operator")
 @pytest.mark.parametrize("has_own_group", [False, True])
-def test_a_policy_has_the_results_of_the_whole_model(ranks, folder, has_own_group) -> None:
-    parts = ranks.results(policy_results, folder, has_own_group)
+def test_a_policy_has_the_results_of_the_whole_model(ranks, sharded_folder, has_own_group) -> None:
+    parts = ranks.results(policy_results, sharded_folder, has_own_group)
 
-    assert_results(joined(parts), results_of_the_whole(folder))
+    assert_results(joined(parts), results_of_the_whole(sharded_folder))
 
 
 @pytest.mark.usefixtures("built_operator")
@@ -134,24 +124,24 @@ def test_a_policy_may_have_tied_embeddings(ranks, tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_the_body_of_a_policy_cannot_be_called_outside_of_its_root(ranks, folder) -> None:
-    for _, error in ranks.outcomes(call_outside_of_the_root, folder):
+def test_the_body_of_a_policy_cannot_be_called_outside_of_its_root(ranks, sharded_folder) -> None:
+    for _, error in ranks.outcomes(call_outside_of_the_root, sharded_folder):
         assert "mixed torch.Tensor and DTensor" in error
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_a_scorer_takes_the_full_tensor_of_a_head(ranks, folder) -> None:
-    parts = ranks.results(scores_of_the_full_tensor, folder)
+def test_a_scorer_takes_the_full_tensor_of_a_head(ranks, sharded_folder) -> None:
+    parts = ranks.results(scores_of_the_full_tensor, sharded_folder)
 
-    assert_close(torch.cat(parts), results_of_the_whole(folder).logprob)
+    assert_close(torch.cat(parts), results_of_the_whole(sharded_folder).logprob)
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_a_gradient_through_the_full_tensor_must_be_averaged(ranks, folder) -> None:
-    whole = results_of_the_whole(folder).gradients["lm_head.weight"]
+def test_a_gradient_through_the_full_tensor_must_be_averaged(ranks, sharded_folder) -> None:
+    whole = results_of_the_whole(sharded_folder).gradients["lm_head.weight"]
 
-    averaged = ranks.results(gradient_through_the_full_tensor, folder, True)
-    default = ranks.results(gradient_through_the_full_tensor, folder, False)
+    averaged = ranks.results(gradient_through_the_full_tensor, sharded_folder, True)
+    default = ranks.results(gradient_through_the_full_tensor, sharded_folder, False)
 
     for gradient in averaged:
         assert_gradients({"head": gradient}, {"head": whole})
@@ -159,6 +149,8 @@ def test_a_gradient_through_the_full_tensor_must_be_averaged(ranks, folder) -> N
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_a_head_that_is_never_gathered_has_the_results_of_a_whole_one(ranks, folder) -> None:
-    for part in ranks.results(results_without_a_gather, folder):
-        assert_results(part, results_of_the_whole(folder))
+def test_a_head_that_is_never_gathered_has_the_results_of_a_whole_one(
+    ranks, sharded_folder
+) -> None:
+    for part in ranks.results(results_without_a_gather, sharded_folder):
+        assert_results(part, results_of_the_whole(sharded_folder))

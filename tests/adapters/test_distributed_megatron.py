@@ -13,19 +13,12 @@ import pytest
 import torch
 from logprobd_adapters import RemoteScorer
 from model_folder import write_safetensors
-from rank_pool import RankPool
 from readme_examples import run_example
 from server_process import ServerProcess
 from sharded_model import RANKS, assert_close, assert_gradients
 
 HIDDEN, VOCAB, LENGTH, BATCH = 32, 96, 8, 3
 PADDING = 7  # rows of the head, all on the last rank
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with RankPool(RANKS, tmp_path_factory.mktemp("ranks")) as pool:
-        yield pool
 
 
 class Batch(NamedTuple):

@@ -9,7 +9,6 @@ import torch
 from logprobd import InvalidArgument, WeightsClient
 from logprobd_adapters.push import begin_version, push_head, range_of_shard
 from model_folder import ModelFolder, write_biased_head
-from rank_pool import RankPool
 from readme_examples import run_example
 from server_process import ServerProcess
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,12 +17,6 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 VOCAB, HIDDEN = 1003, 64  # odd, so that two ranks have different numbers of rows
 RANKS = 2
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with RankPool(RANKS, tmp_path_factory.mktemp("ranks")) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

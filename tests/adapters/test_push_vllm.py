@@ -12,12 +12,12 @@ import pytest
 import torch
 from logprobd import InvalidArgument, Tls, WeightsClient
 from model_folder import ModelFolder, write_biased_head
-from rank_pool import RankPool
 from readme_examples import run_example
 from server_process import ServerProcess
 
 VOCAB, HIDDEN = 1003, 64
 SHAPE = (VOCAB, HIDDEN)
+RANKS = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,12 +28,6 @@ def adapter():
     for name in set(sys.modules) - before:
         if name.startswith(("vllm", "logprobd_adapters.vllm_push")):
             del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with RankPool(4, tmp_path_factory.mktemp("ranks")) as pool:
-        yield pool
 
 
 @pytest.fixture

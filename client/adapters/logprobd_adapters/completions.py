@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from logprobd_adapters.teacher import TOP_K_MAX, Prompt, PromptScores
 
 _CANDIDATES_MAX = 1 << 24  # of a request: 64 MiB of scores
-# What a completion of vLLM can ask for and a teacher does not do, with the values that ask for
-# nothing.
+# Fields of vLLM's completions that request something that a teacher does not do, and their values
+# that request nothing.
 _NOT_SERVED = {"stream": (False,), "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": ()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What a request to /v1/completions asks for."""
+    """The contents of a request to /v1/completions."""
 
     prompts: list[Prompt]
     has_logprobs: bool

@@ -83,7 +83,7 @@ class AddressBook:
             for address in addresses
             if (name := dns_name(address)) is not None
         }
-        """What to look up, by address: DNS names, or all servers by `find`. They block."""
+        """The look-ups, by address: of DNS names, or of all servers by `find`. They block."""
         if find is not None:
             (label,) = addresses
             self.look_ups[label] = lambda: parse_addresses(find())
