@@ -75,14 +75,15 @@ def move_average(_: int, size: int, address: str) -> None:
         run_example("## Moving heads")["move_head"](client, teacher.weight)
 
 
-def push_with_bias(_: int, size: int, address: str, placement: Placement | None) -> bool:
-    """Pushes rows that are split over the ranks, with a bias of this placement, or a plain one. Returns whether
-    this rank's push completed the version."""
+def push_with_bias(
+    _: int, size: int, address: str, of_rows: Placement, of_bias: Placement | None
+) -> bool:
+    """Pushes a head of these placements; None is a plain tensor. Returns whether this rank's push completed it."""
     mesh = init_device_mesh("cpu", (size,))
     weight, bias = head()
-    rows = distribute_tensor(weight, mesh, [Shard(0)])
-    if placement is not None:
-        bias = distribute_tensor(bias, mesh, [placement])
+    rows = distribute_tensor(weight, mesh, [of_rows])
+    if of_bias is not None:
+        bias = distribute_tensor(bias, mesh, [of_bias])
     with WeightsClient(address, timeout=60, load_timeout=60) as client:
         return push_head(client, rows, bias=bias, version=2, dtype="bf16") is not None
 
@@ -99,11 +100,14 @@ def test_ranks_of_fsdp_push_an_average_of_their_rows(ranks, server, client) -> N
 
 # Regression: the bias was sent as that of the weight's rows, whatever its placement.
 @pytest.mark.parametrize("server", ["biased_folder"], indirect=True)
-@pytest.mark.parametrize("placement", [Shard(0), Replicate(), None])
+@pytest.mark.parametrize(
+    "placements",
+    [(Shard(0), Shard(0)), (Shard(0), Replicate()), (Shard(0), None), (Replicate(), Shard(0))],
+)
 def test_a_bias_may_be_placed_in_another_way_than_the_rows(
-    ranks, server, client, placement
+    ranks, server, client, placements
 ) -> None:
-    is_staged = ranks.results(push_with_bias, server.admin, placement)
+    is_staged = ranks.results(push_with_bias, server.admin, *placements)
 
     assert sorted(is_staged) == [False, True]
     assert client.list()[0].staged.sha256 == digest(*head())

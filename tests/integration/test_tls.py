@@ -112,6 +112,17 @@ def await_true(condition, what: str, seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
+def test_weights_are_changed_over_tls(ca, pair, start) -> None:
+    server = start(pair, "--admin", "127.0.0.1:0")
+    with (
+        logprobd.WeightsClient(server.admin, tls=Tls(ca=ca.cert), timeout=20) as trusting,
+        logprobd.WeightsClient(server.admin, timeout=20) as plain,
+    ):
+        assert trusting.list()[0].live.version == 1
+        with pytest.raises(logprobd.Unavailable):
+            plain.list()
+
+
 def test_clients_score_over_tls_and_get_the_bits_of_plaintext(start, start_server, model, ca, pair):
     plain = start_server("--model", str(model.path))
     secure = start(pair)

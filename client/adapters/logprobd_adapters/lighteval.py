@@ -125,7 +125,7 @@ class LogprobdModel(TransformersModel):
 
     def _loglikelihood_tokens(self, docs: list[Doc]) -> list[ModelResponse]:
         """Returns the logprobs of each document's choices; its callers cache them."""
-        # TransformersModel also encodes contexts and choices apart: it ignores pairwise_tokenization.
+        # TransformersModel, too, ignores pairwise_tokenization and encodes choices apart.
         pairs = [
             self.tok_encode_pair(
                 self.prompt_manager.prepare_prompt(doc), doc.choices, pairwise=True
