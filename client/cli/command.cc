@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "client/cli/terminal.h"
 #include "nlohmann/json.hpp"
 
@@ -95,6 +97,8 @@ void AddSecurityOptions(CLI::App& command, CommonOptions& options) {
               (*tls).*member = value;
             },
             description)
+        ->envname("LOGPROBD_" +
+                  absl::AsciiStrToUpper(absl::StrReplaceAll(name.substr(2), {{"-", "_"}})))
         ->group("Connection");
   };
   command

@@ -163,8 +163,9 @@ CLI::App& AddSubcommand(CLI::App& weights, CommandState& state, const std::strin
                         const std::shared_ptr<WeightsOptions>& options, WeightsBody body) {
   CLI::App* command = weights.add_subcommand(name, description);
   command
-      ->add_option("--admin,--address", options->common.address,
-                   "Admin listener of the server, host:port (see logprobd --admin)")
+      ->add_option(
+          "--admin,--address", options->common.address,
+          "Admin listener of the server: auto, unix:PATH or host:port, as logprobd --admin has it")
       ->envname("LOGPROBD_ADMIN")
       ->capture_default_str()
       ->group("Connection");
@@ -300,7 +301,7 @@ void AddWeightsCommand(CLI::App& app, CommandState& state) {
       "weights", "Load, commit and roll back versions of the weights of a running server");
   weights->require_subcommand(1);
   weights->footer(
-      "The commands use the server's admin listener: start logprobd with --admin 127.0.0.1:8471. A "
+      "The commands use the server's admin listener: start logprobd with --admin auto. A "
       "head has one live version and at most one staged and one previous version, which is kept "
       "for "
       "rollback. A load drops the previous version, so that memory never holds three versions.\n\n"

@@ -1,8 +1,13 @@
 #include "client/cpp/weights_client.h"
 
 #include <grpcpp/client_context.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/grpc_transport.h"
@@ -34,11 +39,39 @@ HeadWeights FromProto(const v1::HeadWeightsState& state) {
   return head;
 }
 
+/// Returns the address that `--admin auto` gives a server of this user on the default port. A
+/// socket of another user is not taken, since it could read the token.
+std::string AutoAddress() {
+  const std::string user = absl::StrCat(geteuid());
+  std::vector<std::string> folders;
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime != 0) {
+    folders.emplace_back(runtime);
+  }
+  folders.push_back(absl::StrCat("/run/user/", user));
+  folders.push_back(absl::StrCat("/tmp/logprobd-", user));
+  std::string path;
+  for (const std::string& folder : folders) {
+    path = absl::StrCat(folder, "/logprobd-8470.sock.admin");
+    struct stat file = {};
+    if (lstat(path.c_str(), &file) == 0 && file.st_uid == geteuid()) {
+      break;
+    }
+  }
+  return absl::StrCat("unix:", path);
+}
+
+WeightsClient::Options WithAddress(WeightsClient::Options options) {
+  if (options.address == "auto") {
+    options.address = AutoAddress();
+  }
+  return options;
+}
+
 }  // namespace
 
 struct WeightsClient::Impl {
   Impl(Options client_options, const ChannelSecurity& security)
-      : options(std::move(client_options)),
+      : options(WithAddress(std::move(client_options))),
         stub(v1::Weights::NewStub(
             OpenChannel(options.address, security, ChannelArgumentsForServers()))) {}
 
@@ -77,7 +110,8 @@ struct WeightsClient::Impl {
 
 absl::StatusOr<std::unique_ptr<WeightsClient>> WeightsClient::Create(const Options& options) {
   if (options.address.empty()) {
-    return absl::InvalidArgumentError("address is empty: it must be host:port or unix:///path");
+    return absl::InvalidArgumentError(
+        "address is empty: it must be host:port, unix:///path or auto");
   }
   if (options.timeout <= absl::ZeroDuration() || options.load_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("timeout and load_timeout must be above 0");

@@ -64,8 +64,9 @@ struct LoadProgress {
 class WeightsClient {
  public:
   struct Options {
-    /// host:port, or unix:///path.
-    std::string address = "127.0.0.1:8471";
+    /// host:port, unix:///path, or auto, the socket of a server of this user that runs with --admin
+    /// auto and the default --listen.
+    std::string address = "auto";
     /// Time limit of each call except Load, > 0.
     absl::Duration timeout = absl::Seconds(60);
     /// Time limit of Load, > 0; the server stops loading when it passes.

@@ -126,6 +126,13 @@ DEVICES = Row(
             highest=1,
         ),
         Panel(
+            "Insecure listeners",
+            "Listeners that others can use without authentication, because of --insecure. Servers without any have no series.",
+            one(f"logprobd_insecure_listener{{{OURS}}}", "{{instance}} {{flag}}"),
+            width=6,
+            is_optional=True,
+        ),
+        Panel(
             "Certificate expires in",
             "Time until the first certificate of the server's chain expires; servers without TLS have none.",
             one(
@@ -134,7 +141,7 @@ DEVICES = Row(
             ),
             "s",
             width=6,
-            needs_tls=True,
+            is_optional=True,
         ),
         Panel(
             "Certificate reloads",
@@ -144,7 +151,7 @@ DEVICES = Row(
                 "{{instance}} {{result}}",
             ),
             width=6,
-            needs_tls=True,
+            is_optional=True,
         ),
         Panel(
             "Uptime",

@@ -31,7 +31,9 @@ class Panel:
     stacked: bool = False
     load_shows: bool = True  # under load, every query returns a series above zero
     needs_gpu: bool = False
-    needs_tls: bool = False  # only a server with TLS has its series, or any above zero
+    is_optional: bool = (
+        False  # only servers with certain settings have its series, or any above zero
+    )
     red_above: float | None = None  # bounds beyond which the background of a stat turns red
     red_below: float | None = None
     decimals: int | None = None

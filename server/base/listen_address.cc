@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace logprobd {
 namespace {
@@ -46,6 +47,9 @@ void SetOn(int socket, int level, int option) {
 }  // namespace
 
 std::string ListenAddress::ToString() const {
+  if (!unix_path.empty()) {
+    return absl::StrCat("unix:", unix_path);
+  }
   return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
                                       : absl::StrCat(host, ":", port);
 }
@@ -77,13 +81,27 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
   return address;
 }
 
+absl::StatusOr<ListenAddress> ParseListenAddressOrPath(absl::string_view flag,
+                                                       absl::string_view text) {
+  if (!absl::ConsumePrefix(&text, "unix:")) {
+    return ParseListenAddress(flag, text);
+  }
+  if (!absl::StartsWith(text, "/")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, ": \"unix:", text, "\" must name an absolute path"));
+  }
+  ListenAddress address;
+  address.unix_path = std::string(text);
+  return address;
+}
+
 absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address,
                             const std::optional<ListenerSecurity>& security, bool insecure) {
   const ListenerSecurity has = security.value_or(ListenerSecurity());
-  if (address.is_loopback) {
+  if (!address.unix_path.empty() || (address.is_loopback && !has.changes_weights)) {
     return absl::OkStatus();
   }
-  if (has.has_tokens && !has.has_tls) {
+  if (has.has_tokens && !has.has_tls && !address.is_loopback) {
     return absl::FailedPreconditionError(
         absl::StrCat(flag, ": ", address.ToString(),
                      " is not a loopback address, and tokens would cross the network unencrypted; "
@@ -93,10 +111,14 @@ absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      flag, ": ", address.ToString(), " can be reached from other hosts without authentication; ",
+      flag, ": ", address.ToString(), " can be reached ",
+      address.is_loopback ? "by every user of this host" : "from other hosts",
+      " without authentication over TLS; ",
       security.has_value() ? "give --tls-cert and --tls-key, and --tls-client-ca or --tokens, "
                            : "",
-      "pass --insecure to allow that, or use a loopback address such as 127.0.0.1"));
+      "pass --insecure to allow that, or use ",
+      has.changes_weights ? "a Unix socket of this user (auto)"
+                          : "a loopback address such as 127.0.0.1"));
 }
 
 absl::StatusOr<ListeningSockets> ListenOn(absl::string_view flag, const ListenAddress& address) {

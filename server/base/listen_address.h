@@ -11,13 +11,14 @@
 
 namespace logprobd {
 
-/// A host and a port to listen on.
+/// A host and a port, or the path of a Unix socket, to listen on.
 struct ListenAddress {
   std::string host;  ///< Host name or address without brackets.
   int port = 0;      ///< From 0 to 65535; 0 means any free port.
   bool is_loopback = false;
+  std::string unix_path;  ///< If it is not empty, the other members have no meaning.
 
-  /// Returns "host:port", with an IPv6 host in brackets.
+  /// Returns "host:port", with an IPv6 host in brackets, or "unix:PATH".
   std::string ToString() const;
 };
 
@@ -25,15 +26,22 @@ struct ListenAddress {
 /// INVALID_ARGUMENT that names `flag` if `text` has another form.
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::string_view text);
 
+/// Like ParseListenAddress, but "unix:PATH" is also an address.
+absl::StatusOr<ListenAddress> ParseListenAddressOrPath(absl::string_view flag,
+                                                       absl::string_view text);
+
 /// What a listener offers and demands.
 struct ListenerSecurity {
   bool has_tls = false;
   bool has_client_certificates = false;  ///< Clients need a certificate.
   bool has_tokens = false;               ///< Callers need a token.
+  /// Callers can change weights, so that other users of the host must not use a port of loopback.
+  bool changes_weights = false;
 };
 
-/// Checks that other hosts cannot use `address` without encryption and authentication. Returns
-/// FAILED_PRECONDITION that names `flag` if it is not loopback and
+/// Checks that nobody can use `address` without encryption and authentication. A Unix socket and,
+/// unless the listener changes weights, loopback need neither. Returns FAILED_PRECONDITION that
+/// names `flag` for any other address if
 ///   - tokens would cross the network without TLS, or
 ///   - there is no TLS with client certificates or tokens, and `insecure` is false.
 /// `security` is absent for a listener that can have neither.

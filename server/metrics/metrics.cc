@@ -223,7 +223,10 @@ struct Metrics::Impl {
                     "result", kTlsReloadNames),
         tls_expiry(AddGauges(registry, "logprobd_tls_certificate_expiry_timestamp_seconds",
                              "Time at which the first certificate of the server's chain expires, "
-                             "in seconds since the epoch. Absent without TLS.")) {
+                             "in seconds since the epoch. Absent without TLS.")),
+        insecure_listeners(AddGauges(registry, "logprobd_insecure_listener",
+                                     "1 for each listener that others can use without "
+                                     "authentication, because of --insecure.")) {
     auto& stage_family =
         AddHistograms(registry, "logprobd_stage_duration_seconds",
                       "Time that a request or batch spends in a stage, in seconds.");
@@ -283,6 +286,7 @@ struct Metrics::Impl {
   CounterSet<kNumTransports> sent;
   CounterSet<2> tls_reloads;
   prometheus::Family<prometheus::Gauge>& tls_expiry;
+  prometheus::Family<prometheus::Gauge>& insecure_listeners;
   std::array<prometheus::Histogram*, 8> stages{};
   prometheus::Gauge* inflight_bytes = nullptr;
   prometheus::Gauge* inflight_bytes_limit = nullptr;
@@ -425,6 +429,10 @@ void Metrics::RecordTlsReload(bool is_ok) {
 
 void Metrics::SetTlsCertificateExpiry(absl::Time expiry) {
   impl_->tls_expiry.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(expiry)));
+}
+
+void Metrics::SetInsecureListener(absl::string_view flag) {
+  impl_->insecure_listeners.Add({{"flag", std::string(flag)}}).Set(1);
 }
 
 void Metrics::SetMemory(const MemoryPlan& plan) {

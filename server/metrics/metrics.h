@@ -93,6 +93,10 @@ class Metrics {
   /// from the first call on.
   void SetTlsCertificateExpiry(absl::Time expiry);
 
+  /// Marks the listener of `flag`, such as "--listen", as one that others can use without
+  /// authentication.
+  void SetInsecureListener(absl::string_view flag);
+
   /// Asks the driver for its readings of the GPUs. Serialize does so too; Snapshot uses the last
   /// readings. The call takes as long as the driver takes to answer. The driver may hang when a GPU
   /// is lost; then one caller hangs and the others return after a second.

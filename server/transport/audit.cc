@@ -10,6 +10,12 @@ Caller CallerOf(const grpc::CallbackServerContext& context) {
   return {.token_id = token_id.empty() ? "none" : std::move(token_id), .peer = context.peer()};
 }
 
+void AuditConnection(absl::string_view flag, const SocketPeer& process) {
+  LogAlways("audit", {{"connection", flag},
+                      {"user", static_cast<int64_t>(process.user)},
+                      {"process", static_cast<int64_t>(process.process)}});
+}
+
 void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome) {
   LogAlways("audit", {{"method", change.method},
                       {"token", caller.token_id},

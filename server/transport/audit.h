@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/server_context.h"
+#include "server/transport/sockets.h"
 
 namespace logprobd {
 
@@ -16,6 +17,10 @@ struct Caller {
 };
 
 Caller CallerOf(const grpc::CallbackServerContext& context);
+
+/// Writes a line that names the process at the other end of a new connection to the Unix socket of
+/// `flag`, at every log level.
+void AuditConnection(absl::string_view flag, const SocketPeer& process);
 
 /// A change of weights that a caller has asked for; a member that does not apply is empty or 0.
 struct AuditedChange {

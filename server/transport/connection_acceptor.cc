@@ -8,8 +8,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,7 @@
 #include "server/base/errors.h"
 #include "server/base/host.h"
 #include "server/base/log.h"
+#include "server/transport/audit.h"
 
 namespace logprobd {
 namespace {
@@ -38,14 +41,27 @@ int OpenFilesMax() {
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const Options& options) {
-  LOGPROBD_ASSIGN_OR_RETURN(ListeningSockets listeners, ListenOn(options.flag, options.address));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) {
     return absl::ResourceExhaustedError(
         absl::StrCat(options.flag, ": cannot create an eventfd: ", std::strerror(errno)));
   }
-  return std::unique_ptr<ConnectionAcceptor>(
-      new ConnectionAcceptor(options, std::move(listeners), std::move(wake)));
+  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(options, std::move(wake)));
+  LOGPROBD_RETURN_IF_ERROR(acceptor->Open());
+  return acceptor;
+}
+
+absl::Status ConnectionAcceptor::Open() {
+  if (address_.unix_path.empty()) {
+    LOGPROBD_ASSIGN_OR_RETURN(ListeningSockets listening, ListenOn(options_.flag, address_));
+    address_.port = listening.port;
+    tcp_listeners_ = std::move(listening.sockets);
+    return absl::OkStatus();
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(path_lock_, SocketPathLock::Take(options_.flag, address_.unix_path));
+  LOGPROBD_ASSIGN_OR_RETURN(unix_listener_,
+                            UnixListener::Open(options_.flag, address_.unix_path, SOCK_STREAM));
+  return absl::OkStatus();
 }
 
 ConnectionAcceptor::~ConnectionAcceptor() { Stop(); }
@@ -62,13 +78,18 @@ void ConnectionAcceptor::Stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  listeners_.clear();
+  tcp_listeners_.clear();
+  unix_listener_ = nullptr;
+  path_lock_ = nullptr;
 }
 
 void ConnectionAcceptor::Run() {
   std::vector<pollfd> polled;
-  for (const FileDescriptor& listener : listeners_) {
+  for (const FileDescriptor& listener : tcp_listeners_) {
     polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
+  }
+  if (unix_listener_ != nullptr) {
+    polled.push_back({.fd = unix_listener_->fd(), .events = POLLIN, .revents = 0});
   }
   polled.push_back({.fd = wake_.get(), .events = POLLIN, .revents = 0});
   bool is_out_of_files = false;
@@ -91,24 +112,44 @@ void ConnectionAcceptor::Run() {
 
 bool ConnectionAcceptor::Accept(int listener) {
   for (int i = 0; i < kAcceptsMax; ++i) {
-    const int socket = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    sockaddr_storage peer = {};
+    socklen_t size = sizeof(peer);
+    const int socket =
+        accept4(listener, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0) {
       // These errors mean that the client has already closed the connection.
       if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
       return errno == EAGAIN || errno == EWOULDBLOCK;
     }
-    // The kernel returns the lowest free number, so a high number means that few are left.
-    if (socket >= OpenFilesMax() - options_.files_reserved) {
+    if (const absl::string_view reason = ReasonToRefuse(socket, peer); !reason.empty()) {
       close(socket);
-      LogDebug("a connection was closed because few file descriptors are left",
-               {{"flag", options_.flag}});
+      LogDebug("a connection was closed", {{"flag", options_.flag}, {"reason", reason}});
       continue;
     }
-    const int on = 1;
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     handler_(socket);
   }
   return true;
+}
+
+absl::string_view ConnectionAcceptor::ReasonToRefuse(int socket, const sockaddr_storage& peer) {
+  const int usable = OpenFilesMax() - options_.files_reserved;
+  // The kernel returns the lowest free number, so a high number means that few are left.
+  if (socket >= usable) {
+    return "few file descriptors are left";
+  }
+  if (unix_listener_ == nullptr) {
+    const int on = 1;
+    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    return peers_.Add(socket, peer, std::clamp(usable / 2, 1, options_.peer_connections_max))
+               ? ""
+               : "its address has too many connections";
+  }
+  const std::optional<SocketPeer> process = PeerOf(socket);
+  if (!process.has_value() || !process->IsOwnOrRoot()) {
+    return "its process belongs to another user";
+  }
+  AuditConnection(options_.flag, *process);
+  return "";
 }
 
 }  // namespace logprobd

@@ -12,14 +12,18 @@
 #include "absl/strings/string_view.h"
 #include "server/base/file_descriptor.h"
 #include "server/base/listen_address.h"
+#include "server/transport/peer_connections.h"
+#include "server/transport/sockets.h"
 
 namespace logprobd {
 
-/// Listens on TCP and passes accepted connections to a handler.
+/// Listens on TCP or on a Unix socket and passes accepted connections to a handler.
 ///
 /// gRPC 1.51 closes its listener permanently when a connection arrives while the process has no
-/// file descriptor left. This class closes a connection that would use one of the last descriptors.
-/// A connection that it cannot accept stays in the kernel's queue until descriptors are free again.
+/// file descriptor left. This class closes a connection that would use one of the last descriptors,
+/// and one of a peer that already has its part of them. A connection that it cannot accept stays in
+/// the kernel's queue until descriptors are free again. On a Unix socket it closes connections of
+/// other users than the server's own and root, and writes an audit line for each other one.
 class ConnectionAcceptor {
  public:
   /// Receives a connected, non-blocking socket and owns it. It is called on the acceptor's thread.
@@ -30,6 +34,9 @@ class ConnectionAcceptor {
     ListenAddress address;          ///< Port 0 selects a free port.
     /// Number of file descriptors that connections may not use, because the process needs them.
     int files_reserved = 64;
+    /// Maximum number of connections of one peer address (IPv6: of one /64 network). If few files
+    /// may be open, it is half of those that connections may use.
+    int peer_connections_max = 1'024;
   };
 
   /// Listens on every address to which the host name resolves, without accepting connections yet.
@@ -40,7 +47,9 @@ class ConnectionAcceptor {
   /// Calls Stop.
   ~ConnectionAcceptor();
 
-  int port() const { return port_; }
+  int port() const { return address_.port; }
+  /// Returns the address with the port that the acceptor has bound.
+  const ListenAddress& address() const { return address_; }
 
   /// Starts to accept connections. Must be called once.
   absl::Status Start(Handler handler);
@@ -50,20 +59,24 @@ class ConnectionAcceptor {
   void Stop();
 
  private:
-  ConnectionAcceptor(Options options, ListeningSockets listeners, FileDescriptor wake)
-      : options_(std::move(options)),
-        port_(listeners.port),
-        listeners_(std::move(listeners.sockets)),
-        wake_(std::move(wake)) {}
+  ConnectionAcceptor(const Options& options, FileDescriptor wake)
+      : options_(options), address_(options.address), wake_(std::move(wake)) {}
+
+  absl::Status Open();
 
   void Run();
   /// Accepts some of the waiting connections. Returns false when no file descriptor is left for the
   /// next one.
   bool Accept(int listener);
+  /// Returns why a connection is refused, or an empty string.
+  absl::string_view ReasonToRefuse(int socket, const sockaddr_storage& peer);
 
   const Options options_;
-  const int port_;
-  std::vector<FileDescriptor> listeners_;
+  ListenAddress address_;
+  std::unique_ptr<SocketPathLock> path_lock_;    ///< Null for TCP.
+  std::unique_ptr<UnixListener> unix_listener_;  ///< Null for TCP.
+  std::vector<FileDescriptor> tcp_listeners_;
+  PeerConnections peers_;      ///< Used by the acceptor's thread.
   const FileDescriptor wake_;  ///< An eventfd that becomes readable when the thread must stop.
   Handler handler_;
   std::thread thread_;

@@ -3,8 +3,6 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,61 +30,20 @@
 namespace logprobd {
 namespace {
 
-/// Length of the system's listen queue.
-constexpr int kBacklog = 128;
-
 /// Pause before the next attempt to accept when no file descriptor is left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
 absl::Time Now() { return Clock::Steady().Now(); }
 
-absl::Status CannotListen(const std::string& path) {
-  return absl::UnavailableError(
-      absl::StrCat("--local: cannot listen on ", path, ": ", std::strerror(errno)));
-}
-
-/// Identifies the file of a socket, so that it is not confused with a later file of the same path.
-struct SocketFile {
-  dev_t device = 0;
-  ino_t inode = 0;
-
-  static SocketFile At(const std::string& path) {
-    struct stat info = {};
-    return lstat(path.c_str(), &info) == 0 ? SocketFile{info.st_dev, info.st_ino} : SocketFile();
-  }
-  bool operator==(const SocketFile& other) const {
-    return device == other.device && inode == other.inode;
-  }
-};
-
-absl::StatusOr<FileDescriptor> Listen(const std::string& path) {
-  LOGPROBD_RETURN_IF_ERROR(CheckSocketPath("--local", path, SOCK_SEQPACKET));
-  FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  (void)unlink(path.c_str());  // removes a leftover; CheckSocketPath found no server
-  // fchmod sets the mode before bind creates the file, so the file has this mode from the start.
-  if (!listener.is_open() || fchmod(listener.get(), S_IRUSR | S_IWUSR) != 0 ||
-      bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
-      listen(listener.get(), kBacklog) != 0) {
-    return CannotListen(path);
-  }
-  return listener;
-}
-
-bool IsOwnOrRoot(uid_t user) { return user == geteuid() || user == 0; }
-
 }  // namespace
 
 struct ControlSocket::Impl {
-  Impl(Options socket_options, SharedRegions& shared_regions, FileDescriptor listening,
-       FileDescriptor waking)
+  Impl(Options socket_options, SharedRegions& shared_regions,
+       std::unique_ptr<UnixListener> listening, FileDescriptor waking)
       : options(std::move(socket_options)),
         regions(shared_regions),
         listener(std::move(listening)),
-        wake(std::move(waking)),
-        file(SocketFile::At(options.path)) {}
+        wake(std::move(waking)) {}
 
   /// A connected peer. Only the polling thread uses it.
   struct Connection {
@@ -121,8 +78,8 @@ struct ControlSocket::Impl {
   void Reply(Connection& connection, const v1::LocalReply& reply, int file_to_pass = -1);
   void EndConnections(absl::Time now);
   int PollMilliseconds(absl::Time now) const;
-  bool IsAllowed(uid_t user) const {
-    return options.is_allowed ? options.is_allowed(user) : IsOwnOrRoot(user);
+  bool IsAllowed(const SocketPeer& peer) const {
+    return options.is_allowed ? options.is_allowed(peer.user) : peer.IsOwnOrRoot();
   }
 
   // This function runs on the thread that creates regions.
@@ -135,9 +92,8 @@ struct ControlSocket::Impl {
 
   const Options options;
   SharedRegions& regions;
-  const FileDescriptor listener;
+  const std::unique_ptr<UnixListener> listener;
   const FileDescriptor wake;
-  const SocketFile file;
   std::vector<Connection> connections;
   uint64_t last_number = 0;
   absl::Time accept_again = absl::InfinitePast();
@@ -172,9 +128,6 @@ void ControlSocket::Impl::Stop() {
       regions.CloseLease(*connection.lease);
     }
   }
-  if (SocketFile::At(options.path) == file) {
-    (void)unlink(options.path.c_str());
-  }
 }
 
 void ControlSocket::Impl::CreateRegions() {
@@ -206,7 +159,7 @@ void ControlSocket::Impl::Run() {
     const absl::Time now = Now();
     polled.clear();
     polled.push_back({wake.get(), POLLIN, 0});
-    polled.push_back({now < accept_again ? -1 : listener.get(), POLLIN, 0});
+    polled.push_back({now < accept_again ? -1 : listener->fd(), POLLIN, 0});
     for (const Connection& connection : connections) {
       // While a connection waits for its region, only the end of the connection is of interest.
       const auto events = static_cast<int16_t>(connection.is_waiting ? POLLRDHUP : POLLIN);
@@ -245,7 +198,7 @@ void ControlSocket::Impl::Run() {
 void ControlSocket::Impl::Accept() {
   Connection connection;
   connection.socket =
-      FileDescriptor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      FileDescriptor(accept4(listener->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   connection.connected = Now();
   if (!connection.socket.is_open()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -255,12 +208,11 @@ void ControlSocket::Impl::Accept() {
     }
     return;
   }
-  ucred peer = {};
-  socklen_t size = sizeof(peer);
-  const int fd = connection.socket.get();
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || !IsAllowed(peer.uid)) {
+  const std::optional<SocketPeer> peer = PeerOf(connection.socket.get());
+  if (!peer.has_value() || !IsAllowed(*peer)) {
+    const SocketPeer refused = peer.value_or(SocketPeer());
     LogWarning("control socket: a process of another user was refused",
-               {{"user", static_cast<int64_t>(peer.uid)}, {"process", peer.pid}});
+               {{"user", static_cast<int64_t>(refused.user)}, {"process", refused.process}});
     Reply(connection, ReplyOf(absl::PermissionDeniedError(
                           "only processes of the server's own user and of root may connect")));
     return;
@@ -272,7 +224,7 @@ void ControlSocket::Impl::Accept() {
     return;
   }
   connection.number = ++last_number;
-  connection.process = peer.pid;
+  connection.process = peer->process;
   connections.push_back(std::move(connection));
 }
 
@@ -425,7 +377,8 @@ absl::StatusOr<std::unique_ptr<ControlSocket>> ControlSocket::Create(const Optio
     return absl::ResourceExhaustedError(
         absl::StrCat("--local: cannot create an eventfd: ", std::strerror(errno)));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(FileDescriptor listener, Listen(options.path));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<UnixListener> listener,
+                            UnixListener::Open("--local", options.path, SOCK_SEQPACKET));
   std::unique_ptr<ControlSocket> result(new ControlSocket(
       std::make_unique<Impl>(options, regions, std::move(listener), std::move(wake))));
   LOGPROBD_RETURN_IF_ERROR(result->impl_->Start());

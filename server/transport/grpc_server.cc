@@ -47,6 +47,14 @@ constexpr int kKeepaliveMs = 60'000;
 constexpr int kClientPingIntervalMinMs = 20'000;
 /// Time for a connection to send the HTTP/2 preface before the server closes it.
 constexpr int kHandshakeMs = 10'000;
+/// Time without calls after which the server closes a connection, and the age at which it does once
+/// its calls have ended. Clients reconnect without an error.
+constexpr int kIdleMs = 10 * 60'000;
+constexpr int kAgeMs = 60 * 60'000;
+/// Number of file descriptors that connections to --listen may not use, and those to --admin. The
+/// difference is left to operators, whatever the clients do.
+constexpr int kFilesReservedFromData = 96;
+constexpr int kFilesReservedFromAdmin = 64;
 /// Number of bytes of a request that a client may send before the first window update. With
 /// HTTP/2's default of 64 KiB a request of a few rows would stall until a window update arrives.
 constexpr int kLookaheadBytes = 1 << 20;
@@ -111,15 +119,19 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ListenAddress> CheckedAddress(absl::string_view flag, const std::string& text,
-                                             const GrpcServer::Options& options) {
-  LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(flag, text));
-  LOGPROBD_RETURN_IF_ERROR(CheckReachable(
-      flag, address,
-      ListenerSecurity{.has_tls = options.tls.is_enabled(),
-                       .has_client_certificates = options.tls.needs_client_certificates(),
-                       .has_tokens = options.tokens != nullptr},
-      options.insecure));
+ListenerSecurity SecurityOf(const GrpcServer::Options& options) {
+  return {.has_tls = options.tls.is_enabled(),
+          .has_client_certificates = options.tls.needs_client_certificates(),
+          .has_tokens = options.tokens != nullptr};
+}
+
+/// Returns the address of the admin listener.
+absl::StatusOr<ListenAddress> CheckedAdminAddress(const GrpcServer::Options& options) {
+  LOGPROBD_ASSIGN_OR_RETURN(ListenAddress address,
+                            ParseListenAddressOrPath("--admin", options.admin));
+  ListenerSecurity security = SecurityOf(options);
+  security.changes_weights = true;
+  LOGPROBD_RETURN_IF_ERROR(CheckReachable("--admin", address, security, options.insecure));
   return address;
 }
 
@@ -172,6 +184,8 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kClientPingIntervalMinMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kAgeMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
   // Decompression does not count against the quota, and a small message could inflate to gigabytes.
@@ -228,23 +242,16 @@ absl::StatusOr<std::unique_ptr<SameHostAccess>> OpenSameHostAccess(
   }
   std::error_code error;
   const std::string path = std::filesystem::absolute(options.unix_socket, error).string();
-  absl::Status status = CheckSocketPath("--local", path);
-  if (status.ok()) {
-    absl::StatusOr<std::unique_ptr<SameHostAccess>> local =
-        SameHostAccess::Create({.grpc_path = path,
-                                .regions = options.shared_memory,
-                                .pinning = options.pinning,
-                                .devices = options.devices},
-                               metrics);
-    if (local.ok()) {
-      return local;
-    }
-    status = local.status();
+  absl::StatusOr<std::unique_ptr<SameHostAccess>> local =
+      SameHostAccess::Create({.grpc_path = path,
+                              .regions = options.shared_memory,
+                              .pinning = options.pinning,
+                              .devices = options.devices},
+                             metrics);
+  if (local.ok() || !options.unix_socket_is_optional) {
+    return local;
   }
-  if (!options.unix_socket_is_optional) {
-    return status;
-  }
-  LogInfo("the server has no Unix socket", {{"reason", status.message()}});
+  LogInfo("the server has no Unix socket", {{"reason", local.status().message()}});
   return nullptr;
 }
 
@@ -312,7 +319,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
   LOGPROBD_RETURN_IF_ERROR(TlsFiles::CheckPaths(options.tls));
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress listen,
-                            CheckedAddress("--listen", options.listen, options));
+                            ParseListenAddress("--listen", options.listen));
+  LOGPROBD_RETURN_IF_ERROR(
+      CheckReachable("--listen", listen, SecurityOf(options), options.insecure));
   PrepareGrpc();
 
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local,
@@ -327,23 +336,25 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   if (options.tls.is_enabled()) {
     LOGPROBD_ASSIGN_OR_RETURN(impl->tls, TlsFiles::Create(options.tls, metrics, clock));
   }
-  const std::shared_ptr<grpc::ServerCredentials> credentials =
+  const std::shared_ptr<grpc::ServerCredentials> over_tcp =
       WithTokens(impl->tls == nullptr ? PlainCredentialsOf(processor, LOCAL_TCP)
                                       : TlsCredentialsOf(*impl->tls),
                  processor);
+  const std::shared_ptr<grpc::ServerCredentials> over_unix =
+      WithTokens(PlainCredentialsOf(processor, UDS), processor);
 
-  LOGPROBD_ASSIGN_OR_RETURN(impl->data.acceptor,
-                            ConnectionAcceptor::Listen({.flag = "--listen", .address = listen}));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      impl->data.acceptor,
+      ConnectionAcceptor::Listen(
+          {.flag = "--listen", .address = listen, .files_reserved = kFilesReservedFromData}));
   grpc::ServerBuilder builder;
   Configure(options, builder);
   builder.RegisterService(&impl->service);
   int local_bound = 1;
   if (!local_path.empty()) {
-    builder.AddListeningPort(absl::StrCat("unix:", local_path),
-                             WithTokens(PlainCredentialsOf(processor, UDS), processor),
-                             &local_bound);
+    builder.AddListeningPort(absl::StrCat("unix:", local_path), over_unix, &local_bound);
   }
-  const absl::Status started = impl->data.Start(builder, credentials);
+  const absl::Status started = impl->data.Start(builder, over_tcp);
   if (!started.ok() && local_bound == 0) {
     return absl::UnavailableError(absl::StrCat("--local: cannot listen on ", local_path));
   }
@@ -351,10 +362,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   SetHealth(impl->data.server.get(), false);
 
   if (!options.admin.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
-                              CheckedAddress("--admin", options.admin, options));
-    LOGPROBD_ASSIGN_OR_RETURN(impl->admin.acceptor,
-                              ConnectionAcceptor::Listen({.flag = "--admin", .address = address}));
+    LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, CheckedAdminAddress(options));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        impl->admin.acceptor,
+        ConnectionAcceptor::Listen(
+            {.flag = "--admin", .address = address, .files_reserved = kFilesReservedFromAdmin}));
     grpc::ServerBuilder admin_builder;
     Configure(options, admin_builder);
     admin_builder.RegisterCallbackGenericService(&impl->admin_methods);
@@ -362,7 +374,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
       impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(), clock);
       admin_builder.RegisterService(impl->weights.get());
     }
-    LOGPROBD_RETURN_IF_ERROR(WithContext(impl->admin.Start(admin_builder, credentials), "--admin"));
+    LOGPROBD_RETURN_IF_ERROR(WithContext(
+        impl->admin.Start(admin_builder, address.unix_path.empty() ? over_tcp : over_unix),
+        "--admin"));
     SetHealth(impl->admin.server.get(), false);
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
@@ -370,8 +384,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
 
 int GrpcServer::port() const { return impl_->data.acceptor->port(); }
 
-int GrpcServer::admin_port() const {
-  return impl_->admin.acceptor == nullptr ? 0 : impl_->admin.acceptor->port();
+std::string GrpcServer::admin_address() const {
+  return impl_->admin.acceptor == nullptr ? "" : impl_->admin.acceptor->address().ToString();
 }
 
 std::string GrpcServer::unix_socket_path() const {
@@ -399,6 +413,8 @@ void GrpcServer::ReloadTlsIfChanged() {
     impl_->tls->ReloadIfChanged();
   }
 }
+
+int GrpcServer::CancelUnreadAnswers() { return impl_->service.handler().unread().CancelOld(); }
 
 void GrpcServer::Shutdown(absl::Duration grace) {
   std::call_once(impl_->shutdown_once, [this, grace] {

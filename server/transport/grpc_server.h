@@ -32,12 +32,12 @@ class GrpcServer {
     SharedRegions::Options shared_memory;
     HostPinning* pinning = &NoPinning::Shared();
     DeviceMemory* devices = nullptr;  ///< Null disables CUDA IPC.
-    /// Address host:port of the admin listener. If empty, there is no admin listener.
+    /// Address of the admin listener, host:port or unix:PATH. If empty, there is no admin listener.
+    /// Only the server's own user and root can connect to a Unix socket.
     std::string admin;
     /// The tokens that callers need; null if they need none.
     std::shared_ptr<const AccessTokens> tokens;
-    /// Files for TLS on both TCP listeners; without them they are plaintext. The Unix socket is
-    /// always plaintext.
+    /// Files for TLS on TCP; without them, TCP is plaintext. Unix sockets are always plaintext.
     TlsFiles::Options tls;
     /// Allows listeners on addresses other than loopback that CheckReachable refuses.
     bool insecure = false;
@@ -68,8 +68,8 @@ class GrpcServer {
 
   /// Returns the port of the data listener.
   int port() const;
-  /// Returns the port of the admin listener, or 0.
-  int admin_port() const;
+  /// Returns the address of the admin listener with the port that it has bound, or an empty string.
+  std::string admin_address() const;
   /// Returns the path of the Unix socket, or an empty string.
   std::string unix_socket_path() const;
 
@@ -83,6 +83,10 @@ class GrpcServer {
   /// without TLS. Must be called from one thread.
   void ReloadTls();
   void ReloadTlsIfChanged();
+
+  /// Cancels calls whose clients do not take their responses (see UnreadAnswers), and returns their
+  /// number. Must be called often, from one thread.
+  int CancelUnreadAnswers();
 
   /// Refuses new calls, waits at most `grace` for the calls in flight, including Verify, and
   /// cancels the rest. Idempotent.

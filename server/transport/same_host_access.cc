@@ -30,6 +30,8 @@ SameHostAccess::SameHostAccess(const Options& options)
 absl::StatusOr<std::unique_ptr<SameHostAccess>> SameHostAccess::Create(const Options& options,
                                                                        Metrics& metrics) {
   std::unique_ptr<SameHostAccess> access(new SameHostAccess(options));
+  LOGPROBD_ASSIGN_OR_RETURN(access->path_lock_, SocketPathLock::Take("--local", options.grpc_path));
+  LOGPROBD_RETURN_IF_ERROR(CheckSocketPath("--local", options.grpc_path));
   LOGPROBD_ASSIGN_OR_RETURN(access->regions_,
                             SharedRegions::Create(options.regions, *options.pinning, metrics));
   LOGPROBD_ASSIGN_OR_RETURN(

@@ -36,8 +36,9 @@ class SameHostAccess {
     bool cuda_ipc = false;
   };
 
-  /// Opens the control socket. Returns the errors of ControlSocket::Create. References must outlive
-  /// the result, and `pinning` and `metrics` must also outlive every payload.
+  /// Opens the control socket, and keeps the right to `grpc_path` until Stop. Returns the
+  /// errors of SocketPathLock::Take, CheckSocketPath and ControlSocket::Create. References must
+  /// outlive the result, and `pinning` and `metrics` must also outlive every payload.
   static absl::StatusOr<std::unique_ptr<SameHostAccess>> Create(const Options& options,
                                                                 Metrics& metrics);
 
@@ -59,14 +60,19 @@ class SameHostAccess {
     return devices_->CopyToHost(payload, offset, out);
   }
 
-  /// Closes all leases. Must be called once, after the last request.
-  void Stop() { socket_ = nullptr; }
+  /// Closes all leases and gives up the right to `grpc_path`. Must be called once, after the last
+  /// request and when nothing listens at `grpc_path` any more.
+  void Stop() {
+    socket_ = nullptr;
+    path_lock_ = nullptr;
+  }
 
  private:
   explicit SameHostAccess(const Options& options);
 
   DeviceMemory* const devices_;
   Info info_;
+  std::unique_ptr<SocketPathLock> path_lock_;
   std::unique_ptr<SharedRegions> regions_;
   std::unique_ptr<ControlSocket> socket_;
 };

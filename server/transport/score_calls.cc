@@ -40,6 +40,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   }
 
   void OnDone() override {
+    handler_.unread().End(unread_);
     handler_.RecordReplied(answered_, is_cancelled_ ? 0 : answer_bytes_, transport_);
     hold_.Release();
     handler_.work().End();
@@ -59,6 +60,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
     grpc::ByteBuffer message = EncodeScoreReply(std::move(reply));
     response_.Swap(&message);  // a ByteBuffer cannot be moved
     answer_bytes_ = static_cast<int64_t>(response_.Length());
+    unread_ = handler_.unread().Begin(answer_bytes_, [this] { context_.TryCancel(); });
     Finish(grpc::Status::OK);
   }
 
@@ -68,6 +70,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   std::optional<Submission> submission_;
   absl::Time answered_;
   int64_t answer_bytes_ = 0;
+  uint64_t unread_ = 0;  ///< See UnreadAnswers.
   Metrics::Transport transport_ = Metrics::Transport::kTcp;
   AnswerBudget::Hold hold_;
   std::atomic<bool> is_cancelled_ = false;
@@ -81,8 +84,9 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
 /// after Do, because gRPC may then call OnDone.
 class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  ScoreStream(ScoreHandler& handler, const grpc::CallbackServerContext& context, int window)
+  ScoreStream(ScoreHandler& handler, grpc::CallbackServerContext& context, int window)
       : handler_(handler),
+        context_(context),
         info_(CallInfoOf(context, handler.tokens(), handler.clock())),
         window_(window) {}
 
@@ -102,6 +106,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   void OnWriteDone(bool ok) override {
+    handler_.unread().End(unread_);
     handler_.RecordReplied(writing_answered_, ok ? writing_bytes_ : 0, writing_transport_);
     writing_hold_.Release();
     absl::ReleasableMutexLock lock(&mutex_);
@@ -231,6 +236,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     // A write and a read may both be due. The stream cannot end between them, because both count as
     // in progress.
     if (next.write) {
+      unread_ = handler_.unread().Begin(writing_bytes_, [this] { context_.TryCancel(); });
       StartWrite(&outgoing_);
     }
     if (next.read) {
@@ -247,6 +253,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   ScoreHandler& handler_;
+  grpc::CallbackServerContext& context_;
   const CallInfo info_;
   const int window_;
 
@@ -255,6 +262,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   grpc::ByteBuffer outgoing_;
   absl::Time writing_answered_;
   int64_t writing_bytes_ = 0;
+  uint64_t unread_ = 0;  ///< Of the write; see UnreadAnswers.
   Metrics::Transport writing_transport_ = Metrics::Transport::kTcp;
   AnswerBudget::Hold writing_hold_;
 

@@ -16,6 +16,7 @@
 #include "server/transport/call_info.h"
 #include "server/transport/response_encoder.h"
 #include "server/transport/same_host_access.h"
+#include "server/transport/unread_answers.h"
 
 namespace logprobd {
 
@@ -44,7 +45,8 @@ class ScoreHandler {
         answers_(answers),
         same_host_(same_host),
         tokens_(tokens),
-        error_lines_(kErrorLinesMax, kErrorLinesWindow, clock) {}
+        error_lines_(kErrorLinesMax, kErrorLinesWindow, clock),
+        unread_(clock) {}
 
   /// Handles a serialised ScoreRequest without waiting. `done` is called exactly once: before Start
   /// returns if the request is refused, otherwise on a thread of the server. Returns the submitted
@@ -70,6 +72,8 @@ class ScoreHandler {
   /// Returns the count of requests, including Verify, whose responses have not been sent. The
   /// reactors update it.
   WorkCount& work() { return work_; }
+  /// Returns the responses that are being sent. The reactors update it.
+  UnreadAnswers& unread() { return unread_; }
 
  private:
   /// Limit of log lines about internal errors, because a lost GPU makes thousands of requests fail.
@@ -91,6 +95,7 @@ class ScoreHandler {
   const AccessTokens* const tokens_;
   LogLimiter error_lines_;
   WorkCount work_;
+  UnreadAnswers unread_;
   std::atomic<bool> refuses_new_ = false;
 };
 

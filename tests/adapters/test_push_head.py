@@ -35,7 +35,7 @@ def server(request, folder, binaries):
     """A server of a head without a bias, or of the folder that the fixture named by the parameter returns."""
     if hasattr(request, "param"):
         folder = request.getfixturevalue(request.param)
-    options = ("--model", str(folder), "--admin", "127.0.0.1:0")
+    options = ("--model", str(folder), "--admin", "auto")
     with ServerProcess(binaries, *options) as server:
         yield server
 

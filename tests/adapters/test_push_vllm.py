@@ -33,7 +33,7 @@ def adapter():
 @pytest.fixture
 def server(tmp_path, binaries):
     ModelFolder.write(tmp_path, vocab=VOCAB, hidden=HIDDEN)
-    options = ("--model", str(tmp_path), "--admin", "127.0.0.1:0")
+    options = ("--model", str(tmp_path), "--admin", "auto")
     with ServerProcess(binaries, *options) as server:
         yield server
 
@@ -146,7 +146,7 @@ def test_a_bias_is_pushed_with_the_weight(adapter, tmp_path, binaries) -> None:
     weight, bias = head().float(), torch.randn(VOCAB)
     write_biased_head(tmp_path, weight.numpy(), bias.numpy())
     tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
-    options = ("--model", str(tmp_path), "--admin", "127.0.0.1:0")
+    options = ("--model", str(tmp_path), "--admin", "auto")
     with ServerProcess(binaries, *options) as server:
         start(adapter, server.admin, FullSource(tensors), dtype="bf16").send_weights()
         assert live(server).sha256 == digest(weight.bfloat16(), bias.bfloat16())

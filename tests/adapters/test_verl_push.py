@@ -55,7 +55,7 @@ import_external_libs("logprobd_adapters.verl_push")
 @pytest.fixture
 def server(tmp_path, binaries):
     ModelFolder.write(tmp_path, vocab=VOCAB, hidden=HIDDEN)
-    options = ("--model", str(tmp_path), "--admin", "127.0.0.1:0")
+    options = ("--model", str(tmp_path), "--admin", "auto")
     with ServerProcess(binaries, *options) as server:
         yield server
 
@@ -143,7 +143,7 @@ def test_a_bias_is_pushed_with_the_weight(tmp_path, binaries) -> None:
     given["lm_head.bias"] = torch.randn(VOCAB)
     head = [given["lm_head.weight"], given["lm_head.bias"]]
     write_biased_head(tmp_path, *(each.numpy() for each in head))
-    options = ("--model", str(tmp_path), "--admin", "127.0.0.1:0")
+    options = ("--model", str(tmp_path), "--admin", "auto")
     with ServerProcess(binaries, *options) as server:
         asyncio.run(make(server, dtype="bf16").send_weights(iter(given.items())))
 
@@ -180,7 +180,7 @@ def test_verl_reads_the_settings_of_the_readme() -> None:
 
     assert engine.backend == "logprobd_nccl"
     assert engine.custom_backend_module == "logprobd_adapters.verl_push"
-    assert engine.engine_kwargs == {"logprobd_nccl": {"address": "127.0.0.1:8471"}}
+    assert engine.engine_kwargs == {"logprobd_nccl": {"address": "scorer:8471"}}
 
 
 def test_an_absent_head_is_an_error_that_names_the_setting(server) -> None:

@@ -19,6 +19,6 @@ def models(request, tmp_path_factory) -> list[ModelFolder]:
 @pytest.fixture
 def start_pushable(start_server, models):
     def start(*options: str, model: ModelFolder = models[0]):
-        return start_server("--model", str(model.path), "--admin", "127.0.0.1:0", *options)
+        return start_server("--model", str(model.path), "--admin", "auto", *options)
 
     return start

@@ -113,7 +113,7 @@ def scoring_request(seed: int = 5):
 
 def scores_and_head(start_server, model: object, **environment: str) -> tuple[bytes, dict, str]:
     """Returns the bits of all outputs, the description of the head and the digest of its weights."""
-    server = start_server("--model", str(model), "--admin", "127.0.0.1:0", environment=environment)
+    server = start_server("--model", str(model), "--admin", "auto", environment=environment)
     with Scoring(server.grpc) as scoring, Weights(server.admin) as weights:
         response = scoring.score(scoring_request())
         data = scoring.channel.unary_unary("/logprobd.v1.Scoring/ListHeads")(b"")
@@ -321,7 +321,7 @@ def test_a_model_in_hugging_faces_cache_is_served_by_its_id(
 
     # By default, new weights may come from other snapshots of the model, and from nowhere else.
     (tmp_path / "hf" / "other").mkdir()
-    server = start_server("--model", "Some/Model", "--admin", "127.0.0.1:0", environment=home)
+    server = start_server("--model", "Some/Model", "--admin", "auto", environment=home)
     with Weights(server.admin) as weights:
         assert weights.list().live.source == str(snapshot)
         assert weights.load(later, commit=True).version == 2

@@ -8,6 +8,7 @@ import time
 
 import grpc
 import numpy as np
+import logprobd
 import pytest
 import scoring_rpc
 from http2_frames import (
@@ -33,9 +34,9 @@ A20_SECONDS_MAX = 15.0
 A20_BYTES_MAX = 512 * MIB
 
 
-def connect(server) -> socket.socket:
+def connect(server, source: str = "") -> socket.socket:
     host, port = server.grpc.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
 
 
 def is_closed(connection: socket.socket, seconds: float) -> bool:
@@ -143,6 +144,21 @@ def test_a18_connections_beyond_the_open_files_do_not_stop_the_listener(
             for _ in range(400):  # connections that are not accepted wait in the kernel
                 open_connections.enter_context(connect(server))
     assert_unharmed(server)
+
+
+def test_a18_idle_connections_of_one_address_lock_out_neither_others_nor_operators(
+    start_server, model
+) -> None:
+    options = ("--model", str(model.path), "--admin", "auto")
+    server = start_server(*options, prefix=("prlimit", "--nofile=300:300"))
+    with contextlib.ExitStack() as stack:
+        for _ in range(400):
+            idle = stack.enter_context(connect(server, "127.0.0.2"))
+            with contextlib.suppress(OSError):
+                idle.sendall(PREFACE)
+        assert_unharmed(server)
+        with logprobd.WeightsClient(server.admin, timeout=10) as operator:
+            assert operator.list()[0].live.version == 1
 
 
 def test_a18_thousands_of_connections_opened_and_dropped_leave_nothing(server) -> None:

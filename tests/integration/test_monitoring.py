@@ -63,7 +63,7 @@ def substituted(expr: str, instance: str) -> str:
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
 def test_each_query_of_a_panel_gives_numbers(prometheus, loaded_server, fixture, panel) -> None:
     # The server has neither a GPU nor TLS, but the fixture reports both, and faults.
-    only_in_fixture = panel.needs_gpu or panel.needs_tls
+    only_in_fixture = panel.needs_gpu or panel.is_optional
     cases = [
         (fixture.http, (only_in_fixture or not panel.load_shows) and panel.title != NEVER_SHOWS)
     ]

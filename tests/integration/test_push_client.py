@@ -116,7 +116,7 @@ def test_rows_are_rounded_to_the_type_that_is_named(start_pushable, models, conn
 
 def start_biased(start_server, folder, weight: np.ndarray, bias: np.ndarray):
     write_biased_head(folder, weight, bias)
-    return start_server("--model", str(folder), "--admin", "127.0.0.1:0")
+    return start_server("--model", str(folder), "--admin", "auto")
 
 
 def test_a_bias_travels_with_its_rows(start_server, tmp_path, connect) -> None:

@@ -113,7 +113,7 @@ def await_true(condition, what: str, seconds: float = 20) -> None:
 
 
 def test_weights_are_changed_over_tls(ca, pair, start) -> None:
-    server = start(pair, "--admin", "127.0.0.1:0")
+    server = start(pair, "--admin", "127.0.0.1:0", "--insecure")
     with (
         logprobd.WeightsClient(server.admin, tls=Tls(ca=ca.cert), timeout=20) as trusting,
         logprobd.WeightsClient(server.admin, timeout=20) as plain,
@@ -140,6 +140,18 @@ def test_logprobctl_takes_the_same_files(binaries, start, ca, pair, client_tls) 
     server = start(pair, "--tls-client-ca", ca.cert, "--admin", "127.0.0.1:0")
     ping = logprobctl(binaries, "ping", "--address", server.grpc, *flags(client_tls))
     assert ping.returncode == 0, ping.stderr
+    from_environment = subprocess.run(
+        [str(binaries / "logprobctl"), "ping", "--address", server.grpc],
+        env={
+            "LOGPROBD_TLS_CA": str(client_tls.ca),
+            "LOGPROBD_TLS_CERT": str(client_tls.cert),
+            "LOGPROBD_TLS_KEY": str(client_tls.key),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert from_environment.returncode == 0, from_environment.stderr
     listed = logprobctl(
         binaries, "weights", "list", "--json", "--admin", server.admin, *flags(client_tls)
     )

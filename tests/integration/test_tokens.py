@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import hashlib
+import os
 import pathlib
 import secrets
 import subprocess
@@ -52,7 +53,7 @@ def start_with_tokens(start_server, model: ModelFolder, tokens):
     def start(*options: str):
         return start_server(
             *("--model", str(model.path), "--tokens", str(tokens.path)),
-            *("--admin", "127.0.0.1:0", *options),
+            *("--admin", "auto", *options),
         )
 
     return start
@@ -196,8 +197,10 @@ def test_changes_of_weights_leave_an_audit_line_at_every_log_level(
         code_of(server.admin, "/logprobd.v1.Weights/Commit", tokens.metadata("operator"), commit)
         == Code.FAILED_PRECONDITION
     )
-    assert server.eventually(lambda: sum(" audit " in line for line in server.log) == 2)
-    first, second = (line for line in server.log if " audit " in line)
+    assert server.eventually(lambda: sum(" audit method=" in line for line in server.log) == 2)
+    first, second = (line for line in server.log if " audit method=" in line)
+    connection = f" audit connection=--admin user={os.geteuid()} process={os.getpid()}\n"
+    assert any(line.endswith(connection) for line in server.log)
     for part in ("method=Load", "token=operator", "version=7", f"sha256={digest}", "outcome=OK"):
         assert part in first
     assert f"path={model.path}" in first

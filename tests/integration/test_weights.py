@@ -52,7 +52,7 @@ def models(root) -> dict[str, ModelFolder]:
 def start_swappable(start_server, root):
     def start(*options: str, model: pathlib.Path = root / "one", **keywords):
         return start_server(
-            *("--model", str(model), "--admin", "127.0.0.1:0", "--weights-root", str(root)),
+            *("--model", str(model), "--admin", "auto", "--weights-root", str(root)),
             *options,
             **keywords,
         )
@@ -341,7 +341,7 @@ BAD_FOLDERS = [
 @pytest.fixture(scope="module")
 def unharmed(binaries, root, models):
     """Runs a server and yields its Weights and a check that the live version is unchanged."""
-    options = ("--model", str(root / "one"), "--admin", "127.0.0.1:0", "--weights-root", str(root))
+    options = ("--model", str(root / "one"), "--admin", "auto", "--weights-root", str(root))
     with ServerProcess(binaries, *options) as server, Weights(server.admin) as weights:
         with Scoring(server.grpc) as scoring:
             bits = scores(scoring.score(request()))
@@ -456,7 +456,7 @@ def test_c50_sigterm_during_a_load_exits_0(start_swappable, large) -> None:
 
 def test_nothing_is_loaded_without_an_allowed_root(start_server, root) -> None:
     server = start_server(
-        *("--model", str(root / "one"), "--admin", "127.0.0.1:0", "--weights-root", "none")
+        *("--model", str(root / "one"), "--admin", "auto", "--weights-root", "none")
     )
     with Weights(server.admin) as weights:
         with pytest.raises(grpc.RpcError) as refused:
@@ -467,7 +467,7 @@ def test_nothing_is_loaded_without_an_allowed_root(start_server, root) -> None:
 
 
 def test_the_parent_folder_of_the_model_is_allowed_by_default(start_server, root) -> None:
-    server = start_server("--model", str(root / "one"), "--admin", "127.0.0.1:0")
+    server = start_server("--model", str(root / "one"), "--admin", "auto")
     with Weights(server.admin) as weights:
         assert weights.load(root / "two").version == 2
 

@@ -61,6 +61,7 @@ void SetGauges(Metrics& metrics) {
   metrics.SetInflightBytesLimit(kGib);
   metrics.SetShmRegions(2, 512 * kMib);
   metrics.SetCudaIpcMappings(1);
+  metrics.SetInsecureListener("--http");
   metrics.SetTlsCertificateExpiry(absl::Now() + absl::Hours(24 * 60));
   for (const char* const head : kHeads) {
     metrics.SetHead(InfoOf(head, 3));

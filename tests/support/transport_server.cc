@@ -1,6 +1,9 @@
 #include "tests/support/transport_server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 #include <utility>
 
@@ -24,14 +27,19 @@ GrpcServer::Options TestServerOptions() {
   return options;
 }
 
+std::string TestAdminAddress() {
+  return absl::StrCat("unix:", std::filesystem::temp_directory_path().string(), "/admin_", getpid(),
+                      ".sock");
+}
+
 TransportServer::TransportServer(const GrpcServer::Options& options, HeadInfo head_info,
-                                 bool with_head)
+                                 bool with_head, const Clock& clock)
     : metrics(Metrics::Options{.heads = {"fake"}, .version = "test", .commit = "none"}),
       head(std::make_shared<FakeHead>(std::move(head_info))) {
   if (with_head) {
     registry.Add(head);
   }
-  auto created = GrpcServer::Create(options, registry, metrics, Clock::Steady());
+  auto created = GrpcServer::Create(options, registry, metrics, clock);
   LOGPROBD_CHECK(created.ok(), created.status().ToString());
   server = *std::move(created);
   server->SetServing(true);

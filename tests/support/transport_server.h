@@ -26,10 +26,14 @@ inline constexpr char kScoreStreamMethod[] = "/logprobd.v1.Scoring/ScoreStream";
 /// Returns options for a free loopback port and the message limit of FakeHeadInfo, 1 MiB.
 GrpcServer::Options TestServerOptions();
 
+/// Returns the address of an admin listener that only this process uses.
+std::string TestAdminAddress();
+
 /// A GrpcServer over a fake head, and a channel to it.
 struct TransportServer {
   explicit TransportServer(const GrpcServer::Options& options = TestServerOptions(),
-                           HeadInfo head_info = FakeHeadInfo(), bool with_head = true);
+                           HeadInfo head_info = FakeHeadInfo(), bool with_head = true,
+                           const Clock& clock = Clock::Steady());
 
   std::string address() const;
   std::shared_ptr<grpc::Channel> NewChannel() const;

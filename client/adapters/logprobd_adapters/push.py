@@ -24,7 +24,7 @@ sharded like it:
             average.lerp_(weight, 1 - decay)
 
     follow(0.99)
-    move_head(logprobd.WeightsClient("127.0.0.1:8471"), teacher.lm_head.weight)
+    move_head(logprobd.WeightsClient(), teacher.lm_head.weight)
 
 The body of the teacher runs in the trainer or elsewhere; only the head moves to the server.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from logprobd import _wire, arrays, settings
 from logprobd._core import TIMEOUT_MAX_SECONDS, decode_answer
 from logprobd._local_transport import LocalTransport, PlacedChunk, RowsAt
 from logprobd._pool import Pool, identity
+from logprobd.addresses import DEFAULT_PORT
 from logprobd.client import Client
 from logprobd.errors import (
     Cancelled,
@@ -25,7 +28,7 @@ from logprobd.errors import (
 )
 from logprobd.tls import Tls
 
-DEFAULT_ADDRESS = "127.0.0.1:8471"
+DEFAULT_ADDRESS = "auto"
 
 # Maximum number of bytes of rows in a message (weights.proto).
 _MESSAGE_BYTES = 8 << 20
@@ -93,6 +96,22 @@ class LoadProgress:
 _Arguments = tuple[str, float, float | None, str | None, Tls | None, str | None]
 
 
+def _auto_address() -> str:
+    """Returns the address that --admin auto gives a server of this user on the default port.
+
+    A socket of another user is not taken, since it could read the token.
+    """
+    user = os.geteuid()
+    folders = [os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}", f"/tmp/logprobd-{user}"]
+    path = ""
+    for folder in filter(None, folders):
+        path = f"{folder}/logprobd-{DEFAULT_PORT}.sock.admin"
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_uid == user:
+                break
+    return f"unix:{path}"
+
+
 class _Piece(NamedTuple):
     """Rows that one message carries."""
 
@@ -111,7 +130,8 @@ class WeightsClient:
     may be used after a fork. Thread-safe.
 
     Args:
-        address: "host:port" or "unix:///path" of the server's admin listener.
+        address: "host:port" or "unix:///path" of the server's admin listener. "auto": the socket of
+            a server of this user that runs with --admin auto and the default --listen.
         timeout: seconds of each call except load and push, > 0; math.inf means no limit.
         load_timeout: seconds of load and of push, > 0; math.inf means no limit. Default: an hour
             for load, and for push 10 minutes and a second for each 8 MiB that it sends.
@@ -145,8 +165,9 @@ class WeightsClient:
     def _start(self, arguments: _Arguments) -> None:
         self._arguments = arguments
         address, timeout, self._load_timeout, scoring_address, tls, token = arguments
+        self._address = _auto_address() if address == DEFAULT_ADDRESS else address
         chosen = settings.make_settings(
-            address,
+            self._address,
             timeout=timeout,
             max_inflight=1,
             channels=1,
@@ -200,8 +221,8 @@ class WeightsClient:
 
     @property
     def address(self) -> str:
-        """The address of the admin listener."""
-        return self._arguments[0]
+        """The address of the admin listener; for "auto" that of the socket."""
+        return self._address
 
     @property
     def transport(self) -> str:

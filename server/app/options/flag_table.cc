@@ -109,8 +109,11 @@ std::vector<Flag> MakeFlags() {
        "Maximum size of one shared-memory region of a client.", kKib, kTib},
       {"cuda-ipc", "Listeners", Kind::kSwitch, &O::cuda_ipc, "",
        "Read rows directly from the GPU memory of clients on the same host."},
-      {"admin", "Listeners", Kind::kAddress, &O::admin, "HOST:PORT",
-       "Address of the gRPC service that loads and commits new weights; none turns it off."},
+      {"admin", "Listeners", Kind::kAddress, &O::admin, "ADDRESS",
+       "Address of the gRPC service that loads and commits new weights: auto takes a Unix socket "
+       "in "
+       "a private folder, unix:PATH another one, each for this user and root only; HOST:PORT needs "
+       "TLS with client certificates or tokens, also on loopback; none turns it off."},
       {"tls-cert", "Listeners", Kind::kText, &O::tls_cert, "FILE",
        "PEM file with the server's certificate and its chain, for TLS on --listen and --admin. It "
        "is read again when it changes and at SIGHUP. If it is empty, there is no TLS."},
@@ -121,7 +124,8 @@ std::vector<Flag> MakeFlags() {
       {"tls-crl-dir", "Listeners", Kind::kText, &O::tls_crl_dir, "DIR",
        "Folder with the revocation lists of the clients' CAs, named as openssl rehash does."},
       {"insecure", "Listeners", Kind::kSwitch, &O::insecure, "",
-       "Allow addresses other than loopback without client certificates or tokens over TLS."},
+       "Allow addresses that others can use without client certificates or tokens over TLS: all "
+       "except Unix sockets and, for --listen and --http, loopback."},
       {"tokens", "Listeners", Kind::kText, &O::tokens, "FILE",
        "TOML file of the tokens that callers need, which logprobctl token new writes. SIGHUP reads "
        "it again."},

@@ -183,8 +183,10 @@ class CommandLine {
 constexpr absl::string_view kPrefix = "LOGPROBD_";
 
 /// Variables that the clients read. A shell that sets them may also start a server.
-constexpr absl::string_view kClientVariables[] = {"LOGPROBD_ADDRESS", "LOGPROBD_TIMEOUT_S",
-                                                  "LOGPROBD_MAX_INFLIGHT", "LOGPROBD_TRANSPORT"};
+constexpr absl::string_view kClientVariables[] = {
+    "LOGPROBD_ADDRESS", "LOGPROBD_TIMEOUT_S", "LOGPROBD_MAX_INFLIGHT",    "LOGPROBD_TRANSPORT",
+    "LOGPROBD_TOKEN",   "LOGPROBD_TLS_CA",    "LOGPROBD_TLS_SERVER_NAME",
+};
 
 std::string VariableOf(absl::string_view flag) {
   return absl::StrCat(kPrefix, absl::AsciiStrToUpper(absl::StrReplaceAll(flag, {{"-", "_"}})));

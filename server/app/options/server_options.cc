@@ -161,22 +161,34 @@ absl::Status CheckCudaIpc(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckAddresses(const ServerOptions& options) {
+constexpr absl::string_view kListenerFlags[] = {"--listen", "--http", "--admin"};
+
+/// Checks the address of a listener. `insecure` replaces --insecure.
+absl::Status CheckListener(absl::string_view flag, const ServerOptions& options, bool insecure) {
+  const std::string& text = flag == "--listen" ? options.listen
+                            : flag == "--http" ? options.http
+                                               : options.admin;
+  const bool is_admin = flag == "--admin";
+  if ((text.empty() && flag != "--listen") || (is_admin && text == kAutoPath)) {
+    return absl::OkStatus();
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, is_admin
+                                                             ? ParseListenAddressOrPath(flag, text)
+                                                             : ParseListenAddress(flag, text));
   const TlsFiles::Options tls = TlsOptionsOf(options);
-  LOGPROBD_RETURN_IF_ERROR(TlsFiles::CheckPaths(tls));
-  const std::pair<absl::string_view, absl::string_view> addresses[] = {
-      {"--listen", options.listen}, {"--http", options.http}, {"--admin", options.admin}};
-  for (const auto& [flag, text] : addresses) {
-    if (text.empty() && flag != "--listen") {
-      continue;
-    }
-    LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(flag, text));
-    const ListenerSecurity security = {.has_tls = tls.is_enabled(),
-                                       .has_client_certificates = tls.needs_client_certificates(),
-                                       .has_tokens = !options.tokens.empty()};
-    LOGPROBD_RETURN_IF_ERROR(CheckReachable(
-        flag, address, flag == "--http" ? std::nullopt : std::optional<ListenerSecurity>(security),
-        options.insecure));
+  const ListenerSecurity security = {.has_tls = tls.is_enabled(),
+                                     .has_client_certificates = tls.needs_client_certificates(),
+                                     .has_tokens = !options.tokens.empty(),
+                                     .changes_weights = is_admin};
+  return CheckReachable(flag, address,
+                        flag == "--http" ? std::nullopt : std::optional<ListenerSecurity>(security),
+                        insecure);
+}
+
+absl::Status CheckAddresses(const ServerOptions& options) {
+  LOGPROBD_RETURN_IF_ERROR(TlsFiles::CheckPaths(TlsOptionsOf(options)));
+  for (const absl::string_view flag : kListenerFlags) {
+    LOGPROBD_RETURN_IF_ERROR(CheckListener(flag, options, options.insecure));
   }
   // The path of the control socket has the suffix ".control".
   constexpr size_t kSocketPathBytesMax = sizeof(sockaddr_un::sun_path) - 1 - 8;
@@ -227,6 +239,16 @@ TlsFiles::Options TlsOptionsOf(const ServerOptions& options) {
           .key = options.tls_key,
           .client_ca = options.tls_client_ca,
           .crl_dir = options.tls_crl_dir};
+}
+
+std::vector<std::string> InsecureListeners(const ServerOptions& options) {
+  std::vector<std::string> flags;
+  for (const absl::string_view flag : kListenerFlags) {
+    if (!CheckListener(flag, options, /*insecure=*/false).ok()) {
+      flags.emplace_back(flag);
+    }
+  }
+  return flags;
 }
 
 absl::Status CheckServerOptions(const ServerOptions& options) {

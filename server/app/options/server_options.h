@@ -26,6 +26,9 @@ struct HeadValue {
   std::string text;  ///< The value as written, already checked.
 };
 
+/// Value of --local and --admin for a Unix socket in a private folder.
+inline constexpr char kAutoPath[] = "auto";
+
 /// All settings of the server, as parsed. The table of Flags() (flags.h) states the meaning, unit
 /// and range of each member. A default that belongs to a part of the server is read from the
 /// Options of that part.
@@ -54,11 +57,11 @@ struct ServerOptions {
 
   std::string listen = GrpcServer::Options().listen;
   std::string http = HttpServer::Options().listen;
-  std::string local = "auto";
+  std::string local = kAutoPath;
   int64_t shared_memory_bytes = SharedRegions::Options().bytes_max;
   int64_t region_bytes = SharedRegions::Options().region_bytes_max;
   bool cuda_ipc = false;
-  std::string admin = GrpcServer::Options().admin;
+  std::string admin = GrpcServer::Options().admin;  ///< May also be kAutoPath.
   std::string tls_cert = GrpcServer::Options().tls.cert;
   std::string tls_key = GrpcServer::Options().tls.key;
   std::string tls_client_ca = GrpcServer::Options().tls.client_ca;
@@ -102,6 +105,10 @@ std::vector<ServerOptions> HeadOptions(const ServerOptions& options);
 
 /// Returns the files for TLS.
 TlsFiles::Options TlsOptionsOf(const ServerOptions& options);
+
+/// Returns the flags of the listeners that others can use without authentication, which only
+/// --insecure permits. `options` must have passed CheckServerOptions.
+std::vector<std::string> InsecureListeners(const ServerOptions& options);
 
 /// Checks what the range of a single flag cannot express: combinations of flags, names and
 /// addresses. Returns INVALID_ARGUMENT or FAILED_PRECONDITION that names the flags. If settings

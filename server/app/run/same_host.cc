@@ -22,8 +22,6 @@
 namespace logprobd {
 namespace {
 
-constexpr char kAuto[] = "auto";
-
 /// Returns one plan with the GPUs of all heads, because a client's memory may go to any head.
 EnginePlan Joined(const ServerPlan& plan) {
   EnginePlan joined;
@@ -71,6 +69,12 @@ std::string NameOf(int port) {
   return absl::StrCat("logprobd-", absl::Hex(random, absl::kZeroPad8), ".sock");
 }
 
+/// Returns the port of --listen, which may be 0.
+int PortOf(const ServerOptions& options) {
+  const absl::StatusOr<ListenAddress> data = ParseListenAddress("--listen", options.listen);
+  return data.ok() ? data->port : 0;
+}
+
 }  // namespace
 
 absl::StatusOr<SameHostMemory> CreateSameHostMemory(const ServerOptions& options,
@@ -93,16 +97,24 @@ void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memo
   grpc.shared_memory.region_bytes_max = options.region_bytes;
   grpc.shared_memory.lease_bytes_max =
       static_cast<int64_t>(options.client_share * static_cast<double>(options.shared_memory_bytes));
-  if (options.local != kAuto) {
+  if (options.local != kAutoPath) {
     return;
   }
   grpc.unix_socket_is_optional = true;
-  const absl::StatusOr<ListenAddress> data = ParseListenAddress("--listen", options.listen);
-  absl::StatusOr<std::string> path = AutoSocketPath(data.ok() ? data->port : 0, SameHostFolders());
+  absl::StatusOr<std::string> path = AutoSocketPath(PortOf(options), SameHostFolders());
   if (!path.ok()) {
     LogInfo("the sockets for clients on this host are off", {{"reason", path.status().message()}});
   }
   grpc.unix_socket = path.ok() ? *std::move(path) : "";
+}
+
+absl::StatusOr<std::string> AdminAddress(const ServerOptions& options) {
+  if (options.admin != kAutoPath) {
+    return options.admin;
+  }
+  absl::StatusOr<std::string> path = AutoSocketPath(PortOf(options), SameHostFolders());
+  LOGPROBD_RETURN_IF_ERROR(WithContext(path.status(), "--admin auto: give unix:PATH"));
+  return absl::StrCat("unix:", *path, ".admin");
 }
 
 std::vector<std::string> SameHostFolders() {

@@ -30,7 +30,11 @@ absl::StatusOr<SameHostMemory> CreateSameHostMemory(const ServerOptions& options
 void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memory,
                         GrpcServer::Options& grpc);
 
-/// Returns the folders that `--local auto` tries for its sockets, in this order: $XDG_RUNTIME_DIR,
+/// Returns the address for GrpcServer::Options::admin. Returns UNAVAILABLE if `--admin auto` finds
+/// no folder for its socket.
+absl::StatusOr<std::string> AdminAddress(const ServerOptions& options);
+
+/// Returns the folders that `auto` tries for its sockets, in this order: $XDG_RUNTIME_DIR,
 /// /run/user/UID, and /tmp/logprobd-UID, which is created if necessary.
 std::vector<std::string> SameHostFolders();
 

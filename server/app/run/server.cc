@@ -36,12 +36,13 @@ constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 /// free memory.
 constexpr absl::Duration kExitTimeMax = absl::Seconds(30);
 
-GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMemory& same_host,
-                                  std::shared_ptr<const AccessTokens> tokens) {
+absl::StatusOr<GrpcServer::Options> GrpcOptionsOf(const ServerOptions& options,
+                                                  const SameHostMemory& same_host,
+                                                  std::shared_ptr<const AccessTokens> tokens) {
   GrpcServer::Options result;
   result.listen = options.listen;
   SetSameHostOptions(options, same_host, result);
-  result.admin = options.admin;
+  LOGPROBD_ASSIGN_OR_RETURN(result.admin, AdminAddress(options));
   result.tls = TlsOptionsOf(options);
   result.insecure = options.insecure;
   result.tokens = std::move(tokens);
@@ -80,6 +81,10 @@ std::vector<HeadInfo> InfosOf(const ServerPlan& plan) {
     infos.push_back(head.head);
   }
   return infos;
+}
+
+std::string InsecureText(absl::string_view flag) {
+  return absl::StrCat(flag, " is open to everyone who reaches it, because --insecure is given");
 }
 
 absl::Status CheckHttpAddress(const ServerOptions& options) {
@@ -205,8 +210,14 @@ absl::Status Server::Impl::Listen() {
     LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessToken> list, ReadTokenFile(options.tokens));
     tokens = std::make_shared<AccessTokens>(std::move(list));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(grpc, GrpcServer::Create(GrpcOptionsOf(options, same_host, tokens),
-                                                     head_table, metrics, clock, &head_table));
+  LOGPROBD_ASSIGN_OR_RETURN(const GrpcServer::Options grpc_options,
+                            GrpcOptionsOf(options, same_host, tokens));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      grpc, GrpcServer::Create(grpc_options, head_table, metrics, clock, &head_table));
+  for (const std::string& flag : InsecureListeners(options)) {
+    metrics.SetInsecureListener(flag);
+    LogWarning(InsecureText(flag));
+  }
   return absl::OkStatus();
 }
 
@@ -267,6 +278,9 @@ ServerStatus Server::Impl::Status() {
   status.commit = Build().commit;
   std::tie(status.state, status.state_text) = StateNow();
   status.memory = now.memory();
+  for (const std::string& flag : InsecureListeners(options)) {
+    status.warnings.push_back(InsecureText(flag));
+  }
   for (size_t i = 0; i < heads.size(); ++i) {
     status.heads.push_back(heads[i]->Status());
     status.warnings.insert(status.warnings.end(), now.heads[i].warnings.begin(),
@@ -317,16 +331,15 @@ void Server::Impl::LogReady(absl::Duration load_time) {
       engines.push_back(head.head.engine);
     }
   }
-  LogAlways(
-      "ready",
-      {{"head", absl::StrJoin(NamesOf(now), ", ")},
-       {"engine", absl::StrJoin(engines, ", ")},
-       {"grpc", WithPort(options.listen, grpc->port())},
-       {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
-       {"local", grpc->unix_socket_path().empty() ? "none" : grpc->unix_socket_path()},
-       {"admin", options.admin.empty() ? "none" : WithPort(options.admin, grpc->admin_port())},
-       {"memory", MemoryText(now.memory())},
-       {"load_seconds", absl::ToDoubleSeconds(load_time)}});
+  LogAlways("ready",
+            {{"head", absl::StrJoin(NamesOf(now), ", ")},
+             {"engine", absl::StrJoin(engines, ", ")},
+             {"grpc", WithPort(options.listen, grpc->port())},
+             {"http", http == nullptr ? "none" : WithPort(options.http, http->port())},
+             {"local", grpc->unix_socket_path().empty() ? "none" : grpc->unix_socket_path()},
+             {"admin", options.admin.empty() ? "none" : grpc->admin_address()},
+             {"memory", MemoryText(now.memory())},
+             {"load_seconds", absl::ToDoubleSeconds(load_time)}});
 }
 
 /// Sends `lines`, each of which ends in a newline, and the state as text to the service manager.
@@ -513,6 +526,7 @@ Server::End Server::Run() {
       impl.Notify("READY=1\n");
     }
     impl.grpc->ReloadTlsIfChanged();
+    impl.grpc->CancelUnreadAnswers();
     any_left = impl.WatchHeads();
     impl.UpdateServing();
     impl.Notify();
@@ -552,7 +566,7 @@ bool Server::HasLostReplica() const {
 
 int Server::grpc_port() const { return impl_->grpc->port(); }
 
-int Server::admin_port() const { return impl_->grpc->admin_port(); }
+std::string Server::admin_address() const { return impl_->grpc->admin_address(); }
 
 int Server::http_port() const { return impl_->http == nullptr ? 0 : impl_->http->port(); }
 

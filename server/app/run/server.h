@@ -53,8 +53,8 @@ class Server {
   bool HasLostReplica() const;
 
   int grpc_port() const;
-  int admin_port() const;  ///< Returns 0 if there is no admin listener.
-  int http_port() const;   ///< Returns 0 if HTTP is off.
+  std::string admin_address() const;  ///< See GrpcServer::admin_address.
+  int http_port() const;              ///< Returns 0 if HTTP is off.
   /// Returns the plan; for loaded heads it contains the memory in use.
   ServerPlan plan() const;
 

@@ -1,9 +1,15 @@
 #include "client/cpp/weights_client.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_scoring_service.h"
@@ -147,6 +153,25 @@ TEST_F(WeightsClientTest, SaysWhereNobodyAnswered) {
 
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(status.message(), HasSubstr("check that logprobd runs with --admin 127.0.0.1:1"));
+}
+
+TEST_F(WeightsClientTest, LooksForTheSocketOfItsOwnUserByDefault) {
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/weights_client_", getpid());
+  ASSERT_EQ(mkdir(folder.c_str(), S_IRWXU), 0);
+  const std::string path = absl::StrCat(folder, "/logprobd-8470.sock.admin");
+  std::ofstream(path) << "no socket, so that the error names it";
+  const char* const before = std::getenv("XDG_RUNTIME_DIR");
+  const std::string saved = before == nullptr ? "" : before;
+  setenv("XDG_RUNTIME_DIR", folder.c_str(), 1);
+
+  const absl::Status status = (*WeightsClient::Create({}))->List().status();
+
+  before == nullptr ? unsetenv("XDG_RUNTIME_DIR") : setenv("XDG_RUNTIME_DIR", saved.c_str(), 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(),
+              HasSubstr(absl::StrCat("check that logprobd runs with --admin unix:", path)));
+  unlink(path.c_str());
+  rmdir(folder.c_str());
 }
 
 TEST_F(WeightsClientTest, RefusesOptionsThatCannotWork) {

@@ -9,7 +9,14 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from logprobd import DeadlineExceeded, InvalidArgument, WeightsClient, _wire, arrays, errors
+from logprobd import (
+    DeadlineExceeded,
+    InvalidArgument,
+    WeightsClient,
+    _wire,
+    arrays,
+    errors,
+)
 from logprobd._cuda_ipc import DeviceMemory
 from logprobd._local_transport import LocalTransport
 from logprobd.testing import FakeServer
@@ -221,3 +228,21 @@ def test_each_code_of_the_service_has_its_class(code, error):
 
     assert (type(made), made.code) == (error, code)
     assert "some details" in str(made)
+
+
+def test_the_default_address_is_the_socket_of_the_own_user(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = tmp_path / "logprobd-8470.sock.admin"
+    with WeightsClient() as elsewhere:
+        assert elsewhere.address != f"unix:{path}"
+    path.touch()
+    with WeightsClient() as client:
+        assert client.address == f"unix:{path}"
+
+
+def test_a_socket_of_another_user_is_not_taken(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "logprobd-8470.sock.admin").touch()
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    with WeightsClient() as client:
+        assert client.address == "unix:/tmp/logprobd-12345/logprobd-8470.sock.admin"

@@ -73,5 +73,24 @@ TEST(CheckReachableTest, OtherHostsNeedTlsWithCertificatesOrTokensOrAnExplicitFl
   }
 }
 
+TEST(CheckReachableTest, AListenerThatChangesWeightsNeedsAuthenticationOnLoopbackToo) {
+  const ListenAddress loopback = *ParseListenAddressOrPath("--admin", "127.0.0.1:8471");
+  ListenerSecurity security = {.changes_weights = true};
+  const absl::Status refused = CheckReachable("--admin", loopback, security, /*insecure=*/false);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("every user of this host"));
+  EXPECT_TRUE(CheckReachable("--admin", loopback, security, /*insecure=*/true).ok());
+  security.has_tokens = true;  // another user could listen on the port and read the token
+  EXPECT_FALSE(CheckReachable("--admin", loopback, security, /*insecure=*/false).ok());
+  security.has_tls = true;
+  EXPECT_TRUE(CheckReachable("--admin", loopback, security, /*insecure=*/false).ok());
+
+  const ListenAddress path = *ParseListenAddressOrPath("--admin", "unix:/run/admin.sock");
+  EXPECT_EQ(path.ToString(), "unix:/run/admin.sock");
+  EXPECT_TRUE(CheckReachable("--admin", path, {{.changes_weights = true}}, false).ok());
+  EXPECT_FALSE(ParseListenAddressOrPath("--admin", "unix:relative").ok());
+  EXPECT_FALSE(ParseListenAddress("--http", "unix:/run/admin.sock").ok());
+}
+
 }  // namespace
 }  // namespace logprobd

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -53,7 +55,9 @@ using ::testing::HasSubstr;
 
 ConnectionAcceptor::Options On(const std::string& host, int port = 0) {
   ConnectionAcceptor::Options options;
-  options.address = {.host = host, .port = port, .is_loopback = true};
+  options.address.host = host;
+  options.address.port = port;
+  options.address.is_loopback = true;
   return options;
 }
 
@@ -73,6 +77,8 @@ class TestClient {
       sockaddr_in address = {};
       address.sin_family = AF_INET;
       address.sin_addr.s_addr = htonl(address4);
+      // Without bind, the kernel connects to all addresses of loopback from 127.0.0.1.
+      (void)bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
       address.sin_port = htons(static_cast<uint16_t>(port));
       is_connected_ =
           connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
@@ -292,6 +298,47 @@ TEST(ConnectionAcceptorTest, AcceptsWaitingConnectionsWhenFilesAreFreeAgain) {
   }
 
   taken.WaitFor(1);
+}
+
+// Regression: the idle connections of one peer took all files, and others found no room.
+TEST(ConnectionAcceptorTest, ClosesTheConnectionsThatOneAddressHasTooMany) {
+  Taken taken;
+  ConnectionAcceptor::Options options = On(kTwoAddresses);
+  options.peer_connections_max = 2;
+  auto acceptor = ConnectionAcceptor::Listen(options);
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  const TestClient first(AF_INET, (*acceptor)->port(), kFirstAddress);
+  const TestClient second(AF_INET, (*acceptor)->port(), kFirstAddress);
+  taken.WaitFor(2);
+
+  EXPECT_TRUE(TestClient(AF_INET, (*acceptor)->port(), kFirstAddress).SeesTheEnd());
+  const TestClient other(AF_INET, (*acceptor)->port(), kSecondAddress);
+  taken.WaitFor(3);
+
+  taken.CloseAll();
+  const TestClient later(AF_INET, (*acceptor)->port(), kFirstAddress);
+  taken.WaitFor(1);
+}
+
+TEST(ConnectionAcceptorTest, PassesConnectionsOfAUnixSocketAndLeavesNoFile) {
+  Taken taken;
+  const std::string path = absl::StrCat(::testing::TempDir(), "/acceptor_", getpid(), ".sock");
+  ConnectionAcceptor::Options options;
+  options.address.unix_path = path;
+  {
+    auto acceptor = ConnectionAcceptor::Listen(options);
+    ASSERT_TRUE(acceptor.ok()) << acceptor.status();
+    ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+    const int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    ASSERT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    taken.WaitFor(1);
+    close(client);
+  }
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
 }
 
 constexpr absl::Duration kPeriod = absl::Milliseconds(500);

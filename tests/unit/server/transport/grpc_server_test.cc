@@ -53,9 +53,9 @@ absl::Status CreateStatus(const GrpcServer::Options& options) {
 
 TEST(GrpcServerTest, HealthFollowsSetServingOnEveryListener) {
   GrpcServer::Options options = TestServerOptions();
-  options.admin = "127.0.0.1:0";
+  options.admin = TestAdminAddress();
   TransportServer server(options);
-  const auto admin = ChannelTo(absl::StrCat("127.0.0.1:", server.server->admin_port()));
+  const auto admin = ChannelTo(server.server->admin_address());
   server.server->SetServing(false);
   for (const auto& channel : {server.channel, admin}) {
     EXPECT_EQ(HealthOf(channel, ""), 2);
@@ -171,6 +171,7 @@ TEST(GrpcServerTest, ReportsThatTheAdminPortIsInUse) {
   TransportServer server;
   GrpcServer::Options options = TestServerOptions();
   options.admin = server.address();
+  options.insecure = true;
   EXPECT_THAT(std::string(CreateStatus(options).message()),
               HasSubstr("--admin: cannot listen on "));
 }
@@ -188,6 +189,37 @@ TEST(GrpcServerTest, RefusesAPublicAddressUnlessInsecure) {
   options = TestServerOptions();
   options.admin = "[::]:0";
   EXPECT_EQ(CreateStatus(options).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// Regression: every user of the host could replace the weights.
+TEST(GrpcServerTest, RefusesAdminOnLoopbackUnlessInsecure) {
+  GrpcServer::Options options = TestServerOptions();
+  options.admin = "127.0.0.1:0";
+  const absl::Status status = CreateStatus(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("every user of this host"));
+
+  options.insecure = true;
+  EXPECT_TRUE(CreateStatus(options).ok());
+}
+
+TEST(GrpcServerTest, TheAdminSocketIsForTheOwnUserAndForOneServer) {
+  GrpcServer::Options options = TestServerOptions();
+  options.admin = TestAdminAddress();
+  const std::string path = options.admin.substr(std::string("unix:").size());
+  struct stat file = {};
+  {
+    TransportServer server(options);
+    ASSERT_EQ(lstat(path.c_str(), &file), 0);
+    EXPECT_EQ(file.st_mode & ~static_cast<mode_t>(S_IFMT), static_cast<mode_t>(S_IRUSR | S_IWUSR));
+    const absl::Status second = CreateStatus(options);
+    EXPECT_EQ(second.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(second.message()),
+                HasSubstr(absl::StrCat("--admin: another server is listening on ", path)));
+    EXPECT_EQ(HealthOf(ChannelTo(options.admin), ""), 1);
+  }
+  EXPECT_NE(lstat(path.c_str(), &file), 0);
+  EXPECT_NE(lstat(absl::StrCat(path, ".lock").c_str(), &file), 0);
 }
 
 TEST(GrpcServerTest, NamesABadOption) {

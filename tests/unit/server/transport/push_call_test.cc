@@ -50,14 +50,14 @@ class PushCallTest : public ::testing::Test {
   void Make(const Clock& clock) {
     server_ = nullptr;
     GrpcServer::Options options = TestServerOptions();
-    options.admin = "127.0.0.1:0";
+    options.admin = TestAdminAddress();
     options.unix_socket = absl::StrCat(::testing::TempDir(), "/push_call_", getpid());
     options.message_bytes_max = int64_t{16} << 20;
     options.receive_bytes_max = int64_t{64} << 20;
     options.devices = &devices_;
     server_ = *GrpcServer::Create(options, registry_, metrics_, clock, &store_);
-    stub_ = v1::Weights::NewStub(grpc::CreateChannel(
-        absl::StrCat("127.0.0.1:", server_->admin_port()), grpc::InsecureChannelCredentials()));
+    stub_ = v1::Weights::NewStub(
+        grpc::CreateChannel(server_->admin_address(), grpc::InsecureChannelCredentials()));
   }
 
   absl::StatusOr<PushedWeightsResult> Receive(const WeightsPush& push, const NextPushedRows& next) {
@@ -219,8 +219,7 @@ TEST_F(PushCallTest, RefusesMessagesThatAreTooLargeOrMalformed) {
   grpc::ClientContext context;
   grpc::ByteBuffer answer;
   const grpc::Status status =
-      CallRaw(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->admin_port()),
-                                  grpc::InsecureChannelCredentials()),
+      CallRaw(grpc::CreateChannel(server_->admin_address(), grpc::InsecureChannelCredentials()),
               "/logprobd.v1.Weights/Push", BufferOf("\xFF\xFF\xFF"), answer, context);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }

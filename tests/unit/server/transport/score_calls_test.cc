@@ -8,6 +8,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
+#include "server/transport/unread_answers.h"
+#include "tests/support/fake_clock.h"
 #include "tests/support/test_stream.h"
 #include "tests/support/transport_server.h"
 
@@ -273,13 +275,18 @@ TEST(ScoreStreamTest, ReadsNoMoreThanTheWindowWhileNothingIsAnswered) {
   EXPECT_EQ(server.head->num_submitted(), 12);
 }
 
-TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
+constexpr int kLargeAnswers = 64;
+
+HeadInfo LargeAnswersInfo() {
   HeadInfo info = FakeHeadInfo();
   info.limits.request_rows_max = 8'192;
   info.limits.message_bytes_max = 8 << 20;
-  TransportServer server(TestServerOptions(), info);
-  TestStream stream(server.channel);
-  // With answers of 1 MiB, flow control stops the server long before all of them are written.
+  return info;
+}
+
+/// Sends kLargeAnswers chunks with answers of 1 MiB. If nobody reads, flow control stops the server
+/// long before all of them are written.
+void SendForLargeAnswers(TestStream& stream) {
   v1::ScoreRequest chunk;
   chunk.set_dtype(v1::DTYPE_BF16);
   chunk.set_rows(8'192);
@@ -287,10 +294,31 @@ TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
   chunk.set_targets(BytesOf(std::vector<int32_t>(8'192, 1)));
   chunk.set_hidden(std::string(8'192 * 16, '\0'));
   chunk.set_top_k(16);
-  constexpr int kChunks = 64;
-  for (int i = 0; i < kChunks; ++i) {
+  for (int i = 0; i < kLargeAnswers; ++i) {
     stream.Send(chunk);
   }
+}
+
+// Regression: unread answers filled the answer budget for as long as their clients liked.
+TEST(ScoreStreamTest, AClientThatDoesNotReadIsCancelledInTheEnd) {
+  FakeClock clock;
+  TransportServer server(TestServerOptions(), LargeAnswersInfo(), /*with_head=*/true, clock);
+  TestStream stream(server.channel);
+  SendForLargeAnswers(stream);
+  server.head->WaitForSubmitted(4);
+
+  do {
+    clock.Advance(2 * UnreadAnswers::kTimeMax);
+  } while (server.server->CancelUnreadAnswers() == 0);
+
+  EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_LT(server.head->num_submitted(), kLargeAnswers);
+}
+
+TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
+  TransportServer server(TestServerOptions(), LargeAnswersInfo());
+  TestStream stream(server.channel);
+  SendForLargeAnswers(stream);
   server.head->WaitForSubmitted(4);
 
   // The server still serves other clients.
@@ -300,11 +328,11 @@ TEST(ScoreStreamTest, AClientThatDoesNotReadIsBounded) {
     v1::ScoreResponse response;
     ASSERT_TRUE(other->Score(&context, ValidRequest(), &response).ok());
   }
-  EXPECT_LT(server.head->num_submitted(), 200 + kChunks);
+  EXPECT_LT(server.head->num_submitted(), 200 + kLargeAnswers);
 
   // When the client reads, it gets all answers.
   stream.CloseWrites();
-  for (int i = 0; i < kChunks; ++i) {
+  for (int i = 0; i < kLargeAnswers; ++i) {
     EXPECT_EQ(stream.Read().status_code(), 0);
   }
   EXPECT_TRUE(stream.Finish().ok());

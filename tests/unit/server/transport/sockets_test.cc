@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,62 @@ TEST(CheckSocketPathTest, DoesNotWaitForAServerWhoseQueueIsFull) {
 
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(status.message(), absl::StrCat("--local: another server is listening on ", path));
+  unlink(path.c_str());
+}
+
+// Regression: two servers that started at a leftover socket removed each other's.
+TEST(SocketPathLockTest, OneServerHasAPathUntilItEnds) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/sockets_test_lock_", getpid());
+  for (int round = 0; round < 2; ++round) {
+    const auto first = SocketPathLock::Take("--local", path);
+    ASSERT_TRUE(first.ok()) << first.status();
+
+    const auto second = SocketPathLock::Take("--local", path);
+
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(second.status().message(),
+              absl::StrCat("--local: another server is listening on ", path));
+  }
+  EXPECT_NE(access(absl::StrCat(path, ".lock").c_str(), F_OK), 0);
+}
+
+TEST(SocketPathLockTest, NamesTheFileThatItCannotCreate) {
+  const auto lock = SocketPathLock::Take("--local", "/nowhere/socket");
+
+  EXPECT_EQ(lock.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(lock.status().message(),
+            "--local: cannot open /nowhere/socket.lock: No such file or directory");
+}
+
+TEST(UnixListenerTest, ReplacesALeftoverAndRemovesItsOwnFileOnly) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/sockets_test_unix_", getpid());
+  const sockaddr_un address = AddressOf(path);
+  {
+    const FileDescriptor leftover(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(bind(leftover.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+              0);
+  }
+  auto listener = UnixListener::Open("--local", path, SOCK_STREAM);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_EQ(UnixListener::Open("--local", path, SOCK_STREAM).status().code(),
+            absl::StatusCode::kUnavailable);
+  const FileDescriptor client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  const std::optional<SocketPeer> peer = PeerOf(client.get());
+  ASSERT_TRUE(peer.has_value());
+  EXPECT_EQ(peer->user, geteuid());
+  EXPECT_EQ(peer->process, getpid());
+  EXPECT_TRUE(peer->IsOwnOrRoot());
+
+  listener->reset();
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+
+  listener = UnixListener::Open("--local", path, SOCK_STREAM);
+  ASSERT_TRUE(listener.ok());
+  unlink(path.c_str());
+  std::ofstream(path) << "another's";
+  listener->reset();
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
   unlink(path.c_str());
 }
 

@@ -22,19 +22,16 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::shared_ptr<grpc::Channel> ChannelTo(int port) {
-  return grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
-}
-
 class WeightsServiceTest : public ::testing::Test {
  protected:
   WeightsServiceTest() { Make(&store_); }
 
   void Make(WeightStore* store) {
+    server_ = nullptr;  // gives up the address
     GrpcServer::Options options = TestServerOptions();
-    options.admin = "127.0.0.1:0";
+    options.admin = TestAdminAddress();
     server_ = *GrpcServer::Create(options, registry_, metrics_, Clock::Steady(), store);
-    admin_ = ChannelTo(server_->admin_port());
+    admin_ = grpc::CreateChannel(server_->admin_address(), grpc::InsecureChannelCredentials());
     stub_ = v1::Weights::NewStub(admin_);
   }
 
@@ -291,7 +288,8 @@ TEST_F(WeightsServiceTest, PassesOnTheErrorsOfTheStore) {
 }
 
 TEST_F(WeightsServiceTest, IsNotServedOnTheDataListener) {
-  const auto stub = v1::Weights::NewStub(ChannelTo(server_->port()));
+  const auto stub = v1::Weights::NewStub(grpc::CreateChannel(
+      absl::StrCat("127.0.0.1:", server_->port()), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   v1::ListWeightsResponse response;
 

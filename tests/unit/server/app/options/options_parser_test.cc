@@ -199,15 +199,8 @@ TEST(OptionsParserTest, RefusesUnknownVariablesExceptThoseOfTheClients) {
   EXPECT_THAT(Error({}, {"LOGPROBD_BATCH_ROWS="}), HasSubstr("LOGPROBD_BATCH_ROWS"));
 
   Parse({}, {"LOGPROBD_ADDRESS=x", "LOGPROBD_TIMEOUT_S=1", "LOGPROBD_MAX_INFLIGHT=2",
-             "LOGPROBD_TRANSPORT=tcp", "PATH=/bin"});
-}
-
-// Regression: these variables were accepted as variables of the clients, which do not read them, so
-// TLS was silently off.
-TEST(OptionsParserTest, RefusesVariablesForTlsAndTokensThatNothingReads) {
-  for (const char* variable : {"LOGPROBD_TLS_CA", "LOGPROBD_TOKEN"}) {
-    EXPECT_THAT(Error({}, {absl::StrCat(variable, "=x")}), HasSubstr(variable));
-  }
+             "LOGPROBD_TRANSPORT=tcp", "LOGPROBD_TOKEN=t", "LOGPROBD_TLS_CA=/ca",
+             "LOGPROBD_TLS_SERVER_NAME=scorer", "PATH=/bin"});
 }
 
 TEST(OptionsParserTest, HelpShowsEveryFlagWithRangeAndDefault) {

@@ -102,10 +102,35 @@ TEST(CheckServerOptionsTest, RequiresLoopbackAddressesUnlessInsecure) {
     EXPECT_THAT(std::string(CheckServerOptions(options).message()), StartsWith(flag));
     options.insecure = true;
     EXPECT_TRUE(CheckServerOptions(options).ok()) << flag;
+    EXPECT_THAT(InsecureListeners(options), ElementsAre(flag));
   }
   ServerOptions local = Valid();
   local.local = std::string(100, 'a');  // one byte too long with ".control"
   EXPECT_THAT(std::string(CheckServerOptions(local).message()), StartsWith("--local"));
+}
+
+TEST(CheckServerOptionsTest, AdminIsAUnixSocketOrNeedsAuthentication) {
+  ServerOptions options = Valid();
+  for (const char* const path : {"", kAutoPath, "unix:/run/logprobd/admin.sock"}) {
+    options.admin = path;
+    EXPECT_TRUE(CheckServerOptions(options).ok()) << path;
+  }
+  options.admin = "unix:admin.sock";
+  EXPECT_THAT(std::string(CheckServerOptions(options).message()),
+              AllOf(StartsWith("--admin"), HasSubstr("absolute path")));
+  options.admin = "127.0.0.1:8471";
+  EXPECT_THAT(
+      std::string(CheckServerOptions(options).message()),
+      AllOf(StartsWith("--admin"), HasSubstr("every user of this host"), HasSubstr("Unix socket")));
+  options.tls_cert = "/cert";
+  options.tls_key = "/key";
+  EXPECT_FALSE(CheckServerOptions(options).ok());
+  options.tokens = "/tokens.toml";
+  EXPECT_TRUE(CheckServerOptions(options).ok());
+  options.tokens = "";
+  options.tls_client_ca = "/ca";
+  EXPECT_TRUE(CheckServerOptions(options).ok());
+  EXPECT_THAT(InsecureListeners(options), IsEmpty());
 }
 
 TEST(CheckServerOptionsTest, RequiresAGpuAndTheControlSocketForCudaIpc) {

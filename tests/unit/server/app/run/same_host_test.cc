@@ -126,5 +126,16 @@ TEST_F(AutoSocketPathTest, CreatesAPrivateFolderInTmp) {
   EXPECT_EQ(info.st_mode & 0777, 0700U);
 }
 
+TEST(AdminAddressTest, AutoTakesASocketNextToTheOthersAndOthersStayAsTheyAre) {
+  ServerOptions options;
+  options.listen = "127.0.0.1:8499";
+  EXPECT_EQ(*AdminAddress(options), "");
+  options.admin = "unix:/run/admin.sock";
+  EXPECT_EQ(*AdminAddress(options), "unix:/run/admin.sock");
+  options.admin = kAutoPath;
+  EXPECT_THAT(*AdminAddress(options),
+              AllOf(StartsWith("unix:/"), EndsWith("/logprobd-8499.sock.admin")));
+}
+
 }  // namespace
 }  // namespace logprobd

@@ -23,8 +23,8 @@ using ServerWeightsTest = ServerTest;
 
 /// Returns a stub of the server's Weights service on a new channel.
 std::unique_ptr<v1::Weights::Stub> AdminOf(const Server& server) {
-  return v1::Weights::NewStub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server.admin_port()),
-                                                  grpc::InsecureChannelCredentials()));
+  return v1::Weights::NewStub(
+      grpc::CreateChannel(server.admin_address(), grpc::InsecureChannelCredentials()));
 }
 
 /// Loads "/models/new" and returns the status of the call.
@@ -43,7 +43,7 @@ grpc::Status LoadWeights(const Server& server, bool in_place) {
 }
 
 TEST_F(ServerWeightsTest, ShowsTheLiveVersionAndScoresWithIt) {
-  options_.admin = "127.0.0.1:0";
+  options_.admin = kAutoPath;
   options_.weights_root = "/";
   const std::unique_ptr<Server> server = Create();
   ASSERT_TRUE(server->Load().ok());
@@ -63,7 +63,7 @@ TEST_F(ServerWeightsTest, ShowsTheLiveVersionAndScoresWithIt) {
 }
 
 TEST_F(ServerWeightsTest, ReservesStagingForTwoVersionsAtStartAndNoneLater) {
-  options_.admin = "127.0.0.1:0";
+  options_.admin = kAutoPath;
   options_.weights_root = "/";
   const std::unique_ptr<Server> server = Create();
   constexpr int64_t kBytes = 2 * 2 * 64 * kHidden * 2;
@@ -83,7 +83,7 @@ TEST_F(ServerWeightsTest, ReservesStagingForTwoVersionsAtStartAndNoneLater) {
 }
 
 TEST_F(ServerWeightsTest, RefusesToChangeWeightsBeforeTheyAreLoaded) {
-  options_.admin = "127.0.0.1:0";
+  options_.admin = kAutoPath;
   const std::unique_ptr<Server> server = Create();
 
   EXPECT_EQ(LoadWeights(*server, false).error_code(), grpc::StatusCode::UNAVAILABLE);
@@ -92,7 +92,7 @@ TEST_F(ServerWeightsTest, RefusesToChangeWeightsBeforeTheyAreLoaded) {
 // Regression: new weights took the memory planned for a head that was not loaded yet.
 TEST_F(ServerWeightsTest, LoadsNewWeightsOnlyAfterAllHeadsAreLoaded) {
   NameTwoHeads();
-  options_.admin = "127.0.0.1:0";
+  options_.admin = kAutoPath;
   options_.weights_root = "/";
   const std::unique_ptr<Server> server = Create();
   const auto stub = AdminOf(*server);
@@ -122,7 +122,7 @@ TEST_F(ServerWeightsTest, LoadsNewWeightsOnlyAfterAllHeadsAreLoaded) {
 }
 
 TEST_F(ServerWeightsTest, IsNotReadyWhileItsWeightsAreLostAndReadyAgainAfterALoad) {
-  options_.admin = "127.0.0.1:0";
+  options_.admin = kAutoPath;
   options_.weights_root = "/";
   const std::unique_ptr<Server> server = Create();
   ASSERT_TRUE(server->Load().ok());
