@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from logprobd import addresses
 from logprobd.addresses import FindServers
 from logprobd.errors import InvalidArgument
 from logprobd.retry import RetryPolicy
-from logprobd.tls import Tls
+from logprobd.tls import Tls, tls_from_environment
 
 DEFAULT_ADDRESS = f"127.0.0.1:{addresses.DEFAULT_PORT}"
 DEFAULT_TIMEOUT_S = 300.0
@@ -106,7 +106,7 @@ def make_settings(
     client_id: str | None,
     mix_versions: bool = False,
     transport: str | None = None,
-    tls: Tls | None = None,
+    tls: Tls | Literal[False] | None = None,
     token: str | None = None,
 ) -> Settings:
     """Makes settings from arguments and LOGPROBD_* variables.
@@ -155,13 +155,16 @@ def _transport(given: str | None) -> str:
     return chosen
 
 
-def _tls(tls: Tls | None) -> Tls | None:
-    if tls is not None and not isinstance(tls, Tls):
+def _tls(given: Tls | Literal[False] | None) -> Tls | None:
+    if given is None:
+        return tls_from_environment()
+    if given is not False and not isinstance(given, Tls):
         raise InvalidArgument(
-            f"tls is {type(tls).__name__}: pass logprobd.Tls(ca=..., cert=..., key=...)",
+            f"tls is {given!r}: pass logprobd.Tls(ca=..., cert=..., key=...), or False for "
+            "plaintext",
             field="tls",
         )
-    return tls
+    return given or None
 
 
 def _token(given: str | None) -> str | None:

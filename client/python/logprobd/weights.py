@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import grpc
 
@@ -86,7 +86,7 @@ class LoadProgress:
     """0 if it is unknown."""
 
 
-_Arguments = tuple[str, float, float, str | None, Tls | None, str | None]
+_Arguments = tuple[str, float, float, str | None, Tls | Literal[False] | None, str | None]
 
 
 class _Piece(NamedTuple):
@@ -114,7 +114,7 @@ class WeightsClient:
             `push` then sends rows through shared memory, and rows of CUDA tensors as handles of
             their memory, as far as the server allows it and LOGPROBD_TRANSPORT does not forbid it.
             None: rows are sent in messages.
-        tls: files for TLS; see Tls. Default: plaintext.
+        tls: files for TLS, or False for plaintext. Default: LOGPROBD_TLS_*, as for Client.
         token: token with the scope admin, and score for scoring_address. Default: LOGPROBD_TOKEN,
             else none.
 
@@ -132,7 +132,7 @@ class WeightsClient:
         timeout: float = 60.0,
         load_timeout: float = math.inf,
         scoring_address: str | None = None,
-        tls: Tls | None = None,
+        tls: Tls | Literal[False] | None = None,
         token: str | None = None,
     ) -> None:
         self._start((address, timeout, load_timeout, scoring_address, tls, token))
