@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 import pytest
+from network_security import NetworkSecurity
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
@@ -73,6 +74,11 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
         "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
     }
+
+
+@pytest.fixture(scope="session")
+def security(tmp_path_factory: pytest.TempPathFactory) -> NetworkSecurity:
+    return NetworkSecurity(tmp_path_factory.mktemp("security"))
 
 
 @pytest.fixture(scope="session")

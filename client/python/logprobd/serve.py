@@ -81,7 +81,9 @@ def _server_environment() -> dict[str, str]:
     LOGPROBD_TLS_* and LOGPROBD_TOKEN are those of this process's clients, so a server has TLS and
     tokens by its flags alone.
     """
-    names = [name for name in os.environ if name != "LOGPROBD_TOKEN" and "LOGPROBD_TLS_" not in name]
+    names = [
+        name for name in os.environ if name != "LOGPROBD_TOKEN" and "LOGPROBD_TLS_" not in name
+    ]
     # The line that says that the server is ready has the level info.
     return {name: os.environ[name] for name in names} | {"LOGPROBD_LOG_LEVEL": "info"}
 
