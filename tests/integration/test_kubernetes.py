@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import ssl
 import subprocess
 import time
 
@@ -319,6 +320,39 @@ def test_probes_succeed_with_tls_and_tokens(
         with logprobd.Client(address, tls=tls, timeout=20) as client:
             with pytest.raises(logprobd.LogprobdError, match="needs a token"):
                 client.score(hidden, [1, 2])
+
+
+def test_a_changed_secret_is_served_without_a_restart(start_server, model, tmp_path) -> None:
+    security = NetworkSecurity(tmp_path)
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+
+    def update(number: int) -> str:
+        """Replaces all files at once as the kubelet does, and returns the new certificate."""
+        cert, key = security.authority.issue(f"serving-{number}")
+        version = mounted / f"..{number}"
+        version.mkdir()
+        shutil.copy(cert, version / "tls.crt")
+        shutil.copy(key, version / "tls.key")
+        (mounted / "..new").symlink_to(version.name)
+        (mounted / "..new").rename(mounted / "..data")
+        return cert.read_text()
+
+    first = update(1)
+    for name in ("tls.crt", "tls.key"):
+        (mounted / name).symlink_to(f"..data/{name}")
+    server = start_server(
+        *("--model", str(model.path), "--tls-cert", str(mounted / "tls.crt")),
+        *("--tls-key", str(mounted / "tls.key")),
+    )
+    address = ("127.0.0.1", int(server.grpc.rpartition(":")[2]))
+    assert ssl.get_server_certificate(address, timeout=20) == first
+
+    second = update(2)
+
+    assert server.eventually(
+        lambda: ssl.get_server_certificate(address, timeout=20) == second, seconds=30
+    )
 
 
 @pytest.mark.parametrize("folder", SERVERS)
