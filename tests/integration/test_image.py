@@ -117,6 +117,23 @@ def test_the_image_has_no_python_and_no_compiler(root):
     assert not any(re.match(r"(python|gcc|g\+\+|pip)", name) for name in names)
 
 
+def test_the_image_contains_no_private_key(root):
+    files = [
+        path
+        for name in ("etc", "opt", "usr/local", "root", "home")
+        for path in (root / name).rglob("*")
+    ]
+    texts = [path.read_bytes() for path in files if path.is_file() and not path.is_symlink()]
+
+    # Libraries that read keys contain the line, too, but no key after it.
+    assert not [
+        text
+        for text in texts
+        if re.search(rb"-BEGIN [A-Z ]*PRIVATE KEY-----\n[A-Za-z0-9+/=]{32}", text)
+    ]
+    assert texts
+
+
 def test_the_server_of_the_image_is_ready_soon_and_scores(root, model):
     (root / "model").mkdir()
     for file in model.path.iterdir():
