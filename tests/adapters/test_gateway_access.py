@@ -239,6 +239,15 @@ def test_a_certificate_is_read_again_and_a_wrong_pair_changes_nothing(security, 
     asyncio.run(main())
 
 
+def test_a_key_with_a_passphrase_is_an_error(security, tmp_path) -> None:
+    key = tmp_path / "encrypted.key"
+    command = ["openssl", "pkey", "-in", security.server_key, "-aes256", "-passout", "pass:secret"]
+    key.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    with pytest.raises(InvalidArgument, match="without a passphrase"):
+        Certificate(security.server_cert, key)
+
+
 def test_versions_before_tls_1_2_are_refused(security) -> None:
     context = Certificate(security.server_cert, security.server_key).context
 
@@ -252,6 +261,7 @@ def test_versions_before_tls_1_2_are_refused(security) -> None:
         (["--https-cert", "x"], "belong together"),
         (["--https-cert", "x", "--https-key", "y"], "x, y: expected a PEM certificate"),
         (["--tokens", "missing"], "file of tokens missing cannot be read"),
+        (["--local", "--token-file", "x"], "--local needs no server"),
     ],
 )
 def test_the_command_does_not_start_with_wrong_settings(environment, options, problem) -> None:

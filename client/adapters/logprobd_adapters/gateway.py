@@ -526,8 +526,8 @@ def main() -> None:
     """Runs the command logprobd-gateway."""
     parser = _parser()
     options = parser.parse_args()
-    if options.local and options.address:
-        parser.error("--local needs no server: leave out --address")
+    if options.local and any(getattr(options, name) for name in SERVER_OPTIONS):
+        parser.error("--local needs no server: leave out --address, --tls-* and --token-file")
     if options.local and options.backbone == "vllm":
         parser.error("--backbone vllm loads no head: leave out --local and give --address")
     if (options.https_cert is None) != (options.https_key is None):
