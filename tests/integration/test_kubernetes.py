@@ -287,7 +287,7 @@ def test_certificate_and_tokens_come_from_secrets_that_no_manifest_contains() ->
 def test_probes_succeed_with_tls_and_tokens(
     binaries, model, tmp_path, with_client_certificates: bool
 ) -> None:
-    # Clients resolve dns:/// to addresses of pods, and name the Service, which the certificate contains.
+    # The certificate contains the name of the Service, whatever address of a pod is called.
     security = NetworkSecurity(tmp_path, hosts="DNS:logprobd.scoring")
     container, ports = container_of(TLS), port_numbers(TLS)
     settings = settings_of(TLS) | {

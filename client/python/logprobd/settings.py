@@ -89,9 +89,16 @@ class Settings:
         ]
         if addresses.is_loopback(address):
             options.append(("grpc.enable_http_proxy", 0))
-        if self.tls is not None and self.tls.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
+        if self.tls is not None and (name := self.tls.server_name or self._looked_up_name):
+            options.append(("grpc.ssl_target_name_override", name))
         return options
+
+    @property
+    def _looked_up_name(self) -> str | None:
+        """The name of which all addresses are records, if there is one. Certificates contain it."""
+        if len(self.addresses) > 1 or (name := addresses.dns_name(self.addresses[0])) is None:
+            return None
+        return name[0]
 
 
 def make_settings(

@@ -26,7 +26,8 @@ class Tls:
             (--tls-client-ca). Needs `key`.
         key: private key of `cert`, without a passphrase.
         server_name: name that the server's certificate must contain. Default: the host of the
-            address.
+            address, also that of one dns:/// address; the servers of several are checked by their
+            IP addresses.
     """
 
     ca: str | os.PathLike[str] | None = None
