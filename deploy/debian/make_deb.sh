@@ -46,6 +46,7 @@ add 0644 deploy/systemd/logprobd.default etc/default/logprobd
 sed 's|^model = .*|#model = "/var/lib/logprobd/models/NAME"|' deploy/config/logprobd.toml >"$work/logprobd.toml"
 add 0644 "$work/logprobd.toml" etc/logprobd/logprobd.toml
 ! grep -q '^[^#]' "$root/etc/logprobd/logprobd.toml" || fail "deploy/config/logprobd.toml sets more than the model"
+add 0644 deploy/systemd/tls.conf usr/share/doc/logprobd/examples/tls.conf
 add 0644 LICENSE usr/share/doc/logprobd/copyright
 add 0644 CHANGELOG.md usr/share/doc/logprobd/changelog
 gzip -9n "$doc/changelog"

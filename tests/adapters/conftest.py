@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import rank_pool
+from network_security import NetworkSecurity
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
@@ -92,6 +93,11 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
         "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
     }
+
+
+@pytest.fixture(scope="session")
+def security(tmp_path_factory: pytest.TempPathFactory) -> NetworkSecurity:
+    return NetworkSecurity(tmp_path_factory.mktemp("security"))
 
 
 @pytest.fixture(scope="session")

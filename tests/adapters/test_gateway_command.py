@@ -41,7 +41,7 @@ def test_help_explains_requests_errors_and_who_may_connect(environment) -> None:
     for word in (
         "prompt_logprob_token_ids",
         "Retry-After",
-        "There is no TLS",
+        "needs --https-cert",
         "Default: 127.0.0.1",
     ):
         assert word in text

@@ -249,6 +249,21 @@ def test_settings_are_read_from_the_arguments_of_the_command(
     assert models[0].config.local and models[0].config.batch_size == 3
 
 
+def test_a_certificate_and_a_token_are_settings(folders, start_server, security) -> None:
+    folder = folders[torch.float32]
+    server = start_server("--model", str(folder), *security.server_flags())
+    options = {"model_name": folder, "address": server.grpc} | security.client_options()
+    text = ",".join(f"{name}={value}" for name, value in options.items())
+
+    # It compares the server's head with the model's.
+    LogprobdModel(CustomModelConfig(model_name=text, model_definition_file_path=""))
+
+    del options["token_file"]
+    text = ",".join(f"{name}={value}" for name, value in options.items())
+    with pytest.raises(logprobd.LogprobdError, match="needs a token"):
+        LogprobdModel(CustomModelConfig(model_name=text, model_definition_file_path=""))
+
+
 def test_a_server_of_another_head_is_refused(folders, start_server, tmp_path) -> None:
     tiny_model.write_model(tmp_path, torch.float32, seed=1)
     address = start_server("--model", str(tmp_path)).grpc

@@ -70,6 +70,19 @@ def test_the_command_evaluates_with_a_server(
     assert results_in(tmp_path) == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_command_evaluates_with_a_server_that_demands_a_certificate_and_a_token(
+    environment, start_server, security, folder, expected, tmp_path
+) -> None:
+    server = start_server("--model", str(folder), *security.server_flags())
+    options = {"pretrained": folder, "address": server.grpc} | security.client_options()
+    arguments = ",".join(f"{name}={value}" for name, value in options.items())
+
+    command = [sys.executable, *MODULE, "--model", "logprobd", "--model_args", arguments, *TASKS]
+    run(environment, *command, "--device", "cpu", "--output_path", str(tmp_path))
+
+    assert results_in(tmp_path) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.usefixtures("built_operator")
 def test_two_processes_share_the_requests_and_cache_them(
     environment, folder, expected, tmp_path

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
-from logprobd import Client
-from logprobd.errors import InvalidArgument
+from logprobd import Client, RetryPolicy, Tls
+from logprobd.errors import InvalidArgument, LogprobdError
 from logprobd_adapters import RemoteScorer
 from logprobd_adapters.ray import ScoreBatch, ScorerPool
 from logprobd_adapters.ray.health import ScorerHealth
@@ -159,7 +159,7 @@ from logprobd_adapters.ray.pool import _Supervisor
 supervisor = _Supervisor(["--model", sys.argv[1], "--http", "none"], "127.0.0.1", 60)
 try:
     print(supervisor.await_address(), flush=True)
-except RuntimeError as error:
+except Exception as error:
     print(error, flush=True)
 sys.stdin.readline()
 with supervisor._changed:
@@ -169,10 +169,24 @@ sys.stdin.readline()
 """
 
 
-def supervise(environment: dict[str, str], folder: pathlib.Path) -> subprocess.Popen[str]:
+# The third start of the server's program succeeds.
+BROKEN_TWICE = """
+import logprobd_adapters.ray.pool as pool
+program, failures = pool.server_program, [ValueError("unexpected"), KeyError("other")]
+def server_program():
+    if failures:
+        raise failures.pop(0)
+    return program()
+pool.server_program = server_program
+"""
+
+
+def supervise(
+    environment: dict[str, str], folder: pathlib.Path, before: str = "", **pipes
+) -> subprocess.Popen[str]:
     """Runs a supervisor without Ray, which prints the address or the error, and after a line of input the address."""
-    command = [sys.executable, "-c", SUPERVISOR, str(folder)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", before + SUPERVISOR, str(folder)]
+    pipes |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, text=True, **pipes)
 
 
@@ -195,6 +209,18 @@ def test_a_server_that_does_not_start_is_started_again(environment, folder, tmp_
 
         lines = iter(owner.stdout.readline, "")
         assert any(line.startswith("127.0.0.1:") for line in lines)
+
+
+def test_an_unexpected_error_does_not_end_the_supervision(environment, folder) -> None:
+    with supervise(environment, folder, BROKEN_TWICE, stderr=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == "unexpected\n"
+        owner.stdin.write("\n\n")
+        owner.stdin.flush()
+
+        assert owner.stdout.readline().startswith("127.0.0.1:")
+        log = owner.stderr.read()
+
+    assert "Traceback" in log and "ValueError: unexpected" in log and "KeyError: 'other'" in log
 
 
 def test_close_ends_the_servers_and_frees_the_nodes(cluster, folder) -> None:
@@ -240,6 +266,50 @@ def test_a_pool_that_does_not_fit_is_an_error(pool, folder) -> None:
 def test_several_hosts_must_be_asked_for(cluster, folder) -> None:
     with pytest.raises(InvalidArgument, match="the cluster has 2 hosts"):
         ScorerPool(folder)
+
+
+def test_servers_with_tls_demand_certificates_and_tokens(
+    cluster, folder, security, model, rows
+) -> None:
+    hidden, targets = rows
+    files = {"tls_cert": security.server_cert, "tls_key": security.server_key}
+    files |= {"tls_client_ca": security.ca, "tokens": security.tokens.path}
+    tls = Tls(security.ca, security.client_cert, security.client_key)
+    with ScorerPool(folder, **files, tls=tls, token=security.token) as pool:
+        with pool.client(chunk_rows=64) as client:
+            logprob = client.score(hidden, targets).logprob
+            states = client.servers()
+        health = ScorerHealth.func_or_class(pool)
+        answer = health(None)
+        once = RetryPolicy(attempts_max=1)
+        strangers = [{"tls": tls, "token": None}, {"tls": Tls(security.ca)}, {"tls": False}]
+        for options in strangers:
+            with pool.client(**options, retry=once, timeout=20) as client:
+                with pytest.raises(LogprobdError):
+                    client.list_heads()
+        far = ray.remote(lambda: pool.client().score(hidden, targets).logprob)
+        assert torch.equal(ray.get(far.remote()), logprob)
+
+    assert [state.state for state in states] == ["ready", "ready"]
+    assert sorted(state.address.rpartition(":")[0] for state in states) == list(HOSTS)
+    assert answer.status_code == 200
+    logits = hidden.double() @ model.lm_head.weight.double().T
+    expected = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logprob.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tls_cert": "cert"},
+        {"tls_cert": "cert", "tls_key": "key"},
+        {"tokens": "tokens"},
+        {"tls_cert": "cert", "tls_key": "key", "tokens": "tokens", "insecure": True},
+    ],
+)
+def test_half_of_the_arguments_of_tls_are_an_error(cluster, folder, arguments) -> None:
+    with pytest.raises(InvalidArgument, match="belong together|insecure=True excludes"):
+        ScorerPool(folder, **arguments)
 
 
 def test_servers_take_the_nodes_with_gpus() -> None:

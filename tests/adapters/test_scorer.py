@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from linear_logprob_reference import reference, reference_logits
+from logprobd.errors import InvalidArgument
 from logprobd_adapters import LocalScorer, RemoteScorer, Scorer
+from logprobd_adapters.scorer import connect
 from model_folder import write_safetensors
 from readme_examples import run_example
 
@@ -174,6 +176,35 @@ def test_bad_arguments_are_refused(scorer, case) -> None:
         scorer.score(case.hidden[:, :-1], case.targets)
     with pytest.raises((ValueError, IndexError), match=str(VOCAB)):
         scorer.score(case.hidden, case.targets + VOCAB)
+
+
+def test_a_client_is_made_from_the_options_of_commands(
+    case, client, start_server, security, tmp_path, monkeypatch
+) -> None:
+    case.write(tmp_path)
+    server = start_server("--model", str(tmp_path), *security.server_flags())
+    expected = RemoteScorer(client).score(case.hidden, case.targets)
+
+    with connect(server.grpc, **security.client_options()) as secure:
+        scores = RemoteScorer(secure).score(case.hidden, case.targets)
+    for name, value in security.client_variables().items():
+        monkeypatch.setenv(name, value)
+    with connect(server.grpc) as secure:
+        by_variables = RemoteScorer(secure).score(case.hidden, case.targets)
+
+    assert torch.equal(scores.logprob, expected.logprob)
+    assert torch.equal(by_variables.logprob, expected.logprob)
+
+
+def test_a_bad_file_of_a_token_is_an_error_that_does_not_show_it(tmp_path) -> None:
+    path = tmp_path / "token"
+    for text, problem in (("\n", "has no token"), ("se\ncret", "has 7 characters")):
+        path.write_text(text)
+        with pytest.raises(InvalidArgument, match=problem) as error:
+            connect(token_file=path)
+        assert "cret" not in str(error.value)
+    with pytest.raises(InvalidArgument, match="token_file: .*missing cannot be read"):
+        connect(token_file=tmp_path / "missing")
 
 
 def test_a_remote_scorer_can_be_pickled(client, case) -> None:

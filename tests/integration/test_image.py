@@ -117,6 +117,17 @@ def test_the_image_has_no_python_and_no_compiler(root):
     assert not any(re.match(r"(python|gcc|g\+\+|pip)", name) for name in names)
 
 
+def test_the_image_contains_no_private_key(root):
+    folders = [root / name for name in ("etc", "opt", "usr/local", "root", "home")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    contents = {path: path.read_bytes() for path in files if not path.is_symlink()}
+    keys = [path for path, content in contents.items() if b"PRIVATE KEY-----\n" in content]
+
+    assert root / "etc/passwd" in contents
+    # GnuTLS tests itself with keys that are in its library.
+    assert [path for path in keys if not contents[path].startswith(b"\x7fELF")] == []
+
+
 def test_the_server_of_the_image_is_ready_soon_and_scores(root, model):
     (root / "model").mkdir()
     for file in model.path.iterdir():

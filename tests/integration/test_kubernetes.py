@@ -7,15 +7,19 @@ import os
 import pathlib
 import re
 import shutil
+import ssl
 import subprocess
 import time
 
 import grpc
 import jsonschema
 import kubernetes_validate
+import logprobd
+import numpy as np
 import pytest
 import yaml
 from metrics_fixture import MetricsFixture
+from network_security import NetworkSecurity
 from prometheus_server import PrometheusServer
 from scoring_rpc import ROOT, Scoring, request
 from server_process import ServerProcess
@@ -34,6 +38,7 @@ FOLDERS = sorted(
 SERVERS = [folder for folder in FOLDERS if "/overlays/" in folder or folder.endswith("/base")]
 # gRPC probes are stable since 1.27, the oldest version that deploy/kubernetes/README.md names.
 VERSIONS = ["1.27", kubernetes_validate.latest_version()]
+TLS = "deploy/kubernetes/overlays/tls"
 OURS = {"app.kubernetes.io/name": "logprobd"}
 DRAIN_ENDS_SECONDS = 10  # for the end of the process after its grace time
 APPLY_BYTES_MAX = 262_144  # of the annotation in which `kubectl apply` keeps a manifest
@@ -81,6 +86,11 @@ def port_numbers(folder: str) -> dict[str, int]:
     return {port["name"]: port["containerPort"] for port in container_of(folder)["ports"]}
 
 
+def asking_of(probe: dict) -> dict:
+    """Returns the part of a probe that says what it asks."""
+    return {kind: probe[kind] for kind in ("grpc", "httpGet", "exec", "tcpSocket") if kind in probe}
+
+
 def validate(manifest: dict, version: str) -> None:
     """Raises a ValidationError if the manifest has a wrong or an unknown field."""
     own = SCHEMAS / f"{manifest['kind'].lower()}.json"
@@ -100,7 +110,7 @@ def test_every_manifest_of_the_folder_is_built() -> None:
         for name in yaml.safe_load(path.read_text()).get(key, [])
     }
     assert sources == named
-    assert len(SERVERS) == 5, SERVERS
+    assert len(SERVERS) == 6, SERVERS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -194,8 +204,11 @@ def test_names_and_ports_agree(folder: str) -> None:
     assert settings["LOGPROBD_LISTEN"] == f"0.0.0.0:{ports['grpc']}"
     assert settings["LOGPROBD_HTTP"] == f"0.0.0.0:{ports['http']}"
 
-    assert container["readinessProbe"]["grpc"]["port"] == ports["grpc"]
-    assert container["startupProbe"]["grpc"]["port"] == ports["grpc"]
+    for name in ("readiness", "startup"):
+        ((kind, probe),) = asking_of(container[f"{name}Probe"]).items()
+        assert (kind, probe["port"]) == (
+            ("httpGet", "http") if folder == TLS else ("grpc", ports["grpc"])
+        )
     assert container["livenessProbe"]["httpGet"]["port"] in ports
     (service_port,) = one(folder, "Service")["spec"]["ports"]
     assert ports[service_port["targetPort"]] == service_port["port"] == ports["grpc"]
@@ -245,6 +258,103 @@ def test_folders_of_the_settings_are_mounted(folder: str) -> None:
     assert copy_pod["volumes"] == [volumes["models"]]
 
 
+def test_certificate_and_tokens_come_from_secrets_that_no_manifest_contains() -> None:
+    pod, mounts = pod_of(TLS), container_of(TLS)["volumeMounts"]
+    secrets = {volume["name"]: volume["secret"] for volume in pod["volumes"] if "secret" in volume}
+    mounted = {
+        mount["mountPath"]: secrets[mount["name"]] for mount in mounts if mount["name"] in secrets
+    }
+    files = {
+        name: pathlib.PurePath(settings_of(TLS)[f"LOGPROBD_{name}"])
+        for name in ("TLS_CERT", "TLS_KEY", "TOKENS")
+    }
+
+    # Keys of a Secret are the names of its files; those of the first are Kubernetes' for a certificate.
+    assert {
+        name: (mounted[str(path.parent)]["secretName"], path.name) for name, path in files.items()
+    } == {
+        "TLS_CERT": ("logprobd-tls", "tls.crt"),
+        "TLS_KEY": ("logprobd-tls", "tls.key"),
+        "TOKENS": ("logprobd-tokens", "tokens.toml"),
+    }
+    assert all(secret["defaultMode"] == 0o440 for secret in secrets.values())
+    assert all(mount["readOnly"] for mount in mounts if mount["name"] in secrets)
+    for folder in FOLDERS:
+        assert not [each for each in manifests(folder) if each["kind"] == "Secret"]
+
+
+@pytest.mark.parametrize("with_client_certificates", [False, True])
+def test_probes_succeed_with_tls_and_tokens(
+    binaries, model, tmp_path, with_client_certificates: bool
+) -> None:
+    # The certificate contains the name of the Service, whatever address of a pod is called.
+    security = NetworkSecurity(tmp_path, hosts="DNS:logprobd.scoring")
+    container, ports = container_of(TLS), port_numbers(TLS)
+    settings = settings_of(TLS) | {
+        "LOGPROBD_MODEL": str(model.path),
+        "LOGPROBD_DEVICE": "cpu",
+        "LOGPROBD_STATE_DIR": str(tmp_path),
+        "LOGPROBD_LOG_FORMAT": "text",  # ServerProcess reads the log
+        "LOGPROBD_TLS_CERT": str(security.server_cert),
+        "LOGPROBD_TLS_KEY": str(security.server_key),
+        "LOGPROBD_TOKENS": str(security.tokens.path),
+    }
+    if with_client_certificates:
+        settings["LOGPROBD_TLS_CLIENT_CA"] = str(security.ca)
+    listen = ("--listen", "0.0.0.0:0", "--http", "0.0.0.0:0")
+    with ServerProcess(binaries, *listen, environment=settings) as server:
+        for name in ("startup", "readiness", "liveness"):
+            ask = container[f"{name}Probe"]["httpGet"]
+            assert ports[ask["port"]] == ports["http"]
+            assert server.get(ask["path"])[0] == 200, name
+        address = f"127.0.0.1:{server.grpc.rpartition(':')[2]}"
+        certificate = {"cert": security.client_cert, "key": security.client_key}
+        tls = logprobd.Tls(
+            ca=security.ca,
+            server_name="logprobd.scoring",
+            **(certificate if with_client_certificates else {}),
+        )
+        hidden = np.ones((2, model.weight.shape[1]), np.float32)
+        with logprobd.Client(address, tls=tls, token=security.token, timeout=20) as client:
+            assert len(client.score(hidden, [1, 2]).logprob) == 2
+        with logprobd.Client(address, tls=tls, timeout=20) as client:
+            with pytest.raises(logprobd.LogprobdError, match="needs a token"):
+                client.score(hidden, [1, 2])
+
+
+def test_a_changed_secret_is_served_without_a_restart(start_server, model, tmp_path) -> None:
+    security = NetworkSecurity(tmp_path)
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+
+    def update(number: int) -> str:
+        """Replaces all files at once as the kubelet does, and returns the new certificate."""
+        cert, key = security.authority.issue(f"serving-{number}")
+        version = mounted / f"..{number}"
+        version.mkdir()
+        shutil.copy(cert, version / "tls.crt")
+        shutil.copy(key, version / "tls.key")
+        (mounted / "..new").symlink_to(version.name)
+        (mounted / "..new").rename(mounted / "..data")
+        return cert.read_text()
+
+    first = update(1)
+    for name in ("tls.crt", "tls.key"):
+        (mounted / name).symlink_to(f"..data/{name}")
+    server = start_server(
+        *("--model", str(model.path), "--tls-cert", str(mounted / "tls.crt")),
+        *("--tls-key", str(mounted / "tls.key")),
+    )
+    address = ("127.0.0.1", int(server.grpc.rpartition(":")[2]))
+    assert ssl.get_server_certificate(address, timeout=20) == first
+
+    second = update(2)
+
+    assert server.eventually(
+        lambda: ssl.get_server_certificate(address, timeout=20) == second, seconds=30
+    )
+
+
 @pytest.mark.parametrize("folder", SERVERS)
 def test_a_pod_is_stopped_after_its_drain_and_has_time_to_load(folder: str) -> None:
     pod, startup = pod_of(folder), container_of(folder)["startupProbe"]
@@ -262,7 +372,7 @@ def test_pods_keep_the_restricted_pod_security_standard(folder: str) -> None:
     assert pod["automountServiceAccountToken"] is False
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod)
     kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
-    assert kinds <= {"emptyDir", "persistentVolumeClaim"}
+    assert kinds <= {"emptyDir", "persistentVolumeClaim", "secret"}
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {

@@ -9,11 +9,14 @@ import signal
 import socket
 import subprocess
 
+import logprobd
 import pytest
+from network_security import NetworkSecurity
 from scoring_rpc import ROOT
 
 SYSTEMD = ROOT / "deploy" / "systemd"
 UNIT = SYSTEMD / "logprobd.service"
+CREDENTIALS = SYSTEMD / "tls.conf"
 
 
 def run(*command: object, **options) -> str:
@@ -38,11 +41,57 @@ def help_text(binaries) -> str:
     return run(binaries / "logprobd", "--help")
 
 
-def test_the_unit_is_valid(binaries, tmp_path) -> None:
+def verify(folder: pathlib.Path, binaries: pathlib.Path, drop_in: str) -> str:
+    """Returns what systemd says about the unit with a drop-in."""
     # The program is not installed here, and the manual page that the unit names is not either.
-    unit = tmp_path / UNIT.name
+    unit = folder / UNIT.name
     unit.write_text(UNIT.read_text().replace("/usr/bin/logprobd", str(binaries / "logprobd")))
-    assert run("systemd-analyze", "verify", "--man=no", unit) == ""
+    (folder / f"{UNIT.name}.d").mkdir(exist_ok=True)
+    (folder / f"{UNIT.name}.d" / CREDENTIALS.name).write_text(drop_in)
+    return run("systemd-analyze", "verify", "--man=no", unit)
+
+
+def test_the_unit_is_valid(binaries, tmp_path) -> None:
+    assert verify(tmp_path, binaries, "") == ""
+
+
+def test_the_drop_in_of_credentials_is_valid_with_all_its_lines(binaries, tmp_path) -> None:
+    text = CREDENTIALS.read_text()
+    whole = re.sub(r"^#(?=\w+=)", "", text, flags=re.MULTILINE)
+    assert whole.count("LoadCredential=") == text.count("\nLoadCredential=") + 1
+    for drop_in in (text, whole):
+        assert verify(tmp_path, binaries, drop_in) == ""
+    wrong = whole.replace("LoadCredential=", "LoadSecret=")
+    assert "LoadSecret" in verify(tmp_path, binaries, wrong)
+
+
+def test_a_server_starts_with_the_credentials_of_the_drop_in(start_server, model, tmp_path) -> None:
+    security = NetworkSecurity(tmp_path)
+    sources = {
+        "tls.pem": security.server_cert,
+        "tls.key": security.server_key,
+        "tokens.toml": security.tokens.path,
+        "clients.pem": security.ca,
+    }
+    whole = re.sub(r"^#(?=\w+=)", "", CREDENTIALS.read_text(), flags=re.MULTILINE)
+    loaded = tmp_path / "credentials"  # as systemd makes it
+    loaded.mkdir()
+    for name, path in re.findall(r"^LoadCredential=(\S+):/etc/logprobd/(\S+)$", whole, re.M):
+        shutil.copy(sources[path], loaded / name)
+        (loaded / name).chmod(0o400)
+    loaded.chmod(0o500)
+    variables = dict(re.findall(r"^Environment=(\w+)=%d(\S+)$", whole, re.MULTILINE))
+    assert len(variables) == len(sources)
+
+    environment = {name: f"{loaded}{path}" for name, path in variables.items()}
+    server = start_server("--model", str(model.path), environment=environment)
+
+    tls = logprobd.Tls(security.ca, security.client_cert, security.client_key)
+    with logprobd.Client(server.grpc, tls=tls, token=security.token, timeout=20) as client:
+        assert client.list_heads()
+    with logprobd.Client(server.grpc, tls=tls, timeout=20) as client:
+        with pytest.raises(logprobd.LogprobdError, match="needs a token"):
+            client.list_heads()
 
 
 def test_the_unit_exposes_little() -> None:
@@ -115,6 +164,7 @@ def test_the_package_contains_what_an_operator_needs(package, binaries) -> None:
         "usr/lib/tmpfiles.d/logprobd.conf",
         "usr/share/doc/logprobd/changelog.gz",
         "usr/share/doc/logprobd/copyright",
+        "usr/share/doc/logprobd/examples/tls.conf",
         "usr/share/man/man1/logprobctl.1.gz",
         "usr/share/man/man1/logprobd.1.gz",
     }

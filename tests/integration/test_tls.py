@@ -238,6 +238,18 @@ def test_a_server_that_cannot_be_trusted_is_refused_with_a_reason(
     assert logprobctl(binaries, "ping", "--address", elsewhere.grpc, *flags(named)).returncode == 0
 
 
+def test_a_looked_up_name_is_that_of_the_certificate(start, ca) -> None:
+    server = start(ca.issue("named", hosts="DNS:localhost"))
+    port = server.grpc.rpartition(":")[2]
+    address = f"dns:///localhost:{port}"
+    with client(address, Tls(ca=ca.cert)) as connected:
+        score(connected)
+    assert "does not contain the host" in refusal(f"127.0.0.1:{port}", Tls(ca=ca.cert))
+    with client(address, Tls(ca=ca.cert, server_name="elsewhere")) as connected:
+        with pytest.raises(logprobd.LogprobdError, match="does not contain the host"):
+            connected.list_heads()
+
+
 def test_tls_at_one_side_only_is_refused_with_a_reason(
     binaries, start, start_server, model, ca, pair
 ) -> None:

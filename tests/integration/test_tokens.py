@@ -1,10 +1,7 @@
 """Tests tokens: who may call what, before a message is read, and how tokens change."""
 
 import concurrent.futures
-import hashlib
 import os
-import pathlib
-import secrets
 import subprocess
 
 import grpc
@@ -14,6 +11,7 @@ import pytest
 from logprobd.errors import LogprobdError
 from model_folder import ModelFolder
 from scoring_rpc import Scoring, messages, request
+from token_file import TokenFile
 
 Code = grpc.StatusCode
 SCORE, STREAM, LIST, VERIFY = (
@@ -21,26 +19,6 @@ SCORE, STREAM, LIST, VERIFY = (
 )
 WEIGHTS = "/logprobd.v1.Weights/List"
 HEALTH = "/grpc.health.v1.Health/Check"
-
-
-class TokenFile:
-    """A file of tokens, and the tokens by their ids."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self.tokens: dict[str, str] = {}
-        self.text = ""
-
-    def add(self, name: str, *scopes: str, **keys: str) -> str:
-        token = self.tokens[name] = secrets.token_urlsafe(32)
-        self.text += f'[[token]]\nid = "{name}"\nscopes = {list(scopes)}\n'
-        self.text += f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
-        self.text += "".join(f"{key} = {value}\n" for key, value in keys.items())
-        self.path.write_text(self.text)
-        return token
-
-    def metadata(self, name: str | None) -> tuple[tuple[str, str], ...]:
-        return () if name is None else (("authorization", f"Bearer {self.tokens[name]}"),)
 
 
 @pytest.fixture

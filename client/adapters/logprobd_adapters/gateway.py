@@ -23,12 +23,12 @@ from typing import Any
 import orjson
 import torch
 from aiohttp import web
-from logprobd import Client
 from logprobd.errors import InvalidArgument, LogprobdError, NotFound, Overloaded
 from transformers import AutoModelForCausalLM
 
 from logprobd_adapters.completions import answer, parse_completion
-from logprobd_adapters.scorer import RemoteScorer
+from logprobd_adapters.http_access import AccessError, Certificate, Tokens, check_reachable
+from logprobd_adapters.scorer import SERVER_OPTIONS, RemoteScorer, connect
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
 from logprobd_adapters.vllm import VllmBackbone
 
@@ -170,6 +170,9 @@ async def _answer_errors(
         response = _error(
             error.status, error.text or error.reason, error.headers.get("Retry-After")
         )
+    except AccessError as error:
+        response = _error(error.status, str(error))
+        response.headers["WWW-Authenticate"] = "Bearer"
     except InvalidArgument as error:
         response = _error(400, str(error))
     except NotFound as error:
@@ -190,22 +193,39 @@ async def _answer_errors(
     return response
 
 
+def _demand_token(tokens: Tokens) -> Any:
+    """Returns a middleware that lets callers with a token pass, before it reads a body."""
+
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path != "/health":
+            tokens.check(request.headers.get("Authorization"))
+        return await handler(request)
+
+    return web.middleware(check)
+
+
 class Gateway:
     """The HTTP application. Until `start` is called it answers 503, so that clients wait.
 
     Args:
         model: name of the model in requests and answers.
         queue_tokens: see Batcher.
+        tokens: callers need one of them, except for /health. None: everybody may call.
     """
 
-    def __init__(self, model: str, queue_tokens: int = QUEUE_TOKENS) -> None:
+    def __init__(
+        self, model: str, queue_tokens: int = QUEUE_TOKENS, tokens: Tokens | None = None
+    ) -> None:
         self._model = model
         self._queue_tokens = queue_tokens
         self._batcher: Batcher | None = None
         self._models: list[dict[str, Any]] = []
-        app = web.Application(
-            middlewares=[web.middleware(_answer_errors)], client_max_size=_BODY_BYTES_MAX
-        )
+        middlewares = [web.middleware(_answer_errors)]
+        if tokens:
+            middlewares.append(_demand_token(tokens))
+        app = web.Application(middlewares=middlewares, client_max_size=_BODY_BYTES_MAX)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)
@@ -225,9 +245,11 @@ class Gateway:
         ]
         self._batcher = Batcher(teacher, self._queue_tokens)
 
-    async def listen(self, host: str, port: int) -> tuple[web.AppRunner, str]:
-        """Serves HTTP until the runner that it returns, with the URL, is cleaned up. That waits for
-        requests in progress.
+    async def listen(
+        self, host: str, port: int, certificate: Certificate | None = None
+    ) -> tuple[web.AppRunner, str]:
+        """Serves HTTP, or HTTPS with a certificate, until the runner that it returns, with the URL,
+        is cleaned up. That waits for requests in progress.
 
         Raises OSError if the address cannot be used.
         """
@@ -235,9 +257,11 @@ class Gateway:
             self._app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS
         )
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
+        context = certificate.context if certificate else None
+        await web.TCPSite(runner, host, port, ssl_context=context).start()
         host, port = runner.addresses[0][:2]
-        return runner, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if certificate else "http"
+        return runner, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def _close(self, _: web.Application) -> None:
         if self._batcher:
@@ -271,7 +295,7 @@ def _load(options: argparse.Namespace) -> Teacher:
     started = time.monotonic()
     scorer = None
     if not options.local:
-        client = Client(options.address)
+        client = connect(**{name: getattr(options, name) for name in SERVER_OPTIONS})
         _log.info("waiting for the server at %s", client.address)
         client.wait_ready(_SERVER_WAIT_SECONDS)
         scorer = RemoteScorer(client, options.head)
@@ -305,12 +329,26 @@ def _load(options: argparse.Namespace) -> Teacher:
     return teacher
 
 
-async def _serve(options: argparse.Namespace) -> None:
-    gateway = Gateway(options.served_model_name or options.model, options.queue_tokens)
-    runner, url = await gateway.listen(*options.listen)
+def _reload(parts: Sequence[Certificate | Tokens]) -> None:
+    for part in parts:
+        try:
+            part.reload()
+        except InvalidArgument as error:
+            _log.error("%s; what was read before stays in use", error)
+    _log.info("read certificate and tokens again")
+
+
+async def _serve(
+    options: argparse.Namespace, certificate: Certificate | None, tokens: Tokens | None
+) -> None:
+    loop = asyncio.get_running_loop()
+    if parts := [part for part in (certificate, tokens) if part]:
+        loop.add_signal_handler(signal.SIGHUP, _reload, parts)
+    gateway = Gateway(options.served_model_name or options.model, options.queue_tokens, tokens)
+    host, port = options.listen
+    runner, url = await gateway.listen(host, port, certificate)
     try:
         _log.info("listening on %s; /health is 503 until the model is loaded", url)
-        loop = asyncio.get_running_loop()
         gateway.start(await loop.run_in_executor(None, _load, options))
         _log.info("ready: %s", url)
         stop = asyncio.Event()
@@ -365,9 +403,22 @@ requests:
 errors are JSON: 400 for a request to change, 404 for another model, 429 with Retry-After while too
 many tokens wait, 503 with Retry-After when the logprobd server cannot be reached.
 
-The gateway has no TLS and no authentication: with --listen on another address than loopback,
-everybody who reaches the port can use the model.
+On another address than loopback, --listen needs --https-cert, --https-key and --tokens, or
+--insecure. A request is sent with "Authorization: Bearer TOKEN", or with the token as the password
+of HTTP Basic (https://:TOKEN@HOST:PORT); /health needs none. On SIGHUP these files are read again.
+--tls-* and --token-file are for the logprobd server; without them LOGPROBD_TLS_CA,
+LOGPROBD_TLS_CERT, LOGPROBD_TLS_KEY, LOGPROBD_TLS_SERVER_NAME and LOGPROBD_TOKEN are used.
 """
+
+
+# What the gateway presents to the logprobd server, see connect.
+_CREDENTIALS = {
+    "--tls-ca": ("FILE", "PEM file with the CAs that may have issued the server's certificate"),
+    "--tls-cert": ("FILE", "PEM file with a certificate for servers with --tls-client-ca"),
+    "--tls-key": ("FILE", "PEM file with the private key of --tls-cert"),
+    "--tls-server-name": ("NAME", "name in the server's certificate. Default: that of --address"),
+    "--token-file": ("FILE", "file with the token for servers with --tokens"),
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -425,6 +476,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="score in this process by logprobd_ops, without a server",
     )
+    for name, (metavar, text) in _CREDENTIALS.items():
+        head.add_argument(name, metavar=metavar, help=text)
     http = parser.add_argument_group("serving")
     http.add_argument(
         "--listen",
@@ -432,6 +485,23 @@ def _parser() -> argparse.ArgumentParser:
         default=LISTEN,
         metavar="HOST:PORT",
         help=f"address of HTTP; port 0 takes a free port. Default: {LISTEN}",
+    )
+    http.add_argument(
+        "--https-cert",
+        metavar="FILE",
+        help="PEM file with the certificate of HTTPS and its chain. Default: HTTP",
+    )
+    http.add_argument("--https-key", metavar="FILE", help="its private key, without a passphrase")
+    http.add_argument(
+        "--tokens",
+        metavar="FILE",
+        help="file of the tokens that callers need, with the scope score; as of logprobd --tokens, "
+        "and written by `logprobctl token new`",
+    )
+    http.add_argument(
+        "--insecure",
+        action="store_true",
+        help="allow another address than loopback without HTTPS and tokens",
     )
     http.add_argument(
         "--batch-tokens",
@@ -456,16 +526,31 @@ def main() -> None:
     """Runs the command logprobd-gateway."""
     parser = _parser()
     options = parser.parse_args()
-    if options.local and options.address:
-        parser.error("--local needs no server: leave out --address")
+    if options.local and any(getattr(options, name) for name in SERVER_OPTIONS):
+        parser.error("--local needs no server: leave out --address, --tls-* and --token-file")
     if options.local and options.backbone == "vllm":
         parser.error("--backbone vllm loads no head: leave out --local and give --address")
+    if (options.https_cert is None) != (options.https_key is None):
+        parser.error("--https-cert and --https-key belong together: give both")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     _log.setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    try:
+        check_reachable(
+            options.listen[0],
+            has_tls=options.https_cert is not None,
+            has_tokens=options.tokens is not None,
+            insecure=options.insecure,
+        )
+        certificate = options.https_cert and Certificate(options.https_cert, options.https_key)
+        tokens = options.tokens and Tokens(options.tokens)
+    except InvalidArgument as error:
+        parser.error(str(error))
+    if options.insecure:
+        _log.warning("--insecure: whoever reaches the port can use the model, in the clear")
     # While the model is being loaded, in a thread, Ctrl-C ends the process at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        asyncio.run(_serve(options))
+        asyncio.run(_serve(options, certificate, tokens))
     except (LogprobdError, OSError, ValueError, ImportError) as error:
         _log.error("%s", error)
         sys.exit(1)

@@ -22,7 +22,6 @@ from lighteval.models.transformers.transformers_model import (
 from lighteval.tasks.requests import Doc
 from lighteval.utils.cache_management import SampleCache
 from lighteval.utils.parallelism import find_executable_batch_size
-from logprobd import Client
 from logprobd.errors import InvalidArgument
 from torch import Tensor
 from tqdm import tqdm
@@ -30,10 +29,12 @@ from tqdm import tqdm
 from logprobd_adapters.answers import Answer, Request, body_of, group_requests, score_answers
 from logprobd_adapters.scorer import (
     CHECKED_TOKENS,
+    SERVER_OPTIONS,
     LocalScorer,
     RemoteScorer,
     Scorer,
     check_head,
+    connect,
 )
 
 
@@ -42,6 +43,12 @@ class LogprobdModelConfig(TransformersModelConfig):
 
     address: str | None = None
     """The server's address. None means LOGPROBD_ADDRESS, else 127.0.0.1:8470."""
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_server_name: str | None = None
+    token_file: str | None = None
+    """TLS and the token; see connect. None means the variables of logprobd.Client."""
     head: str = ""
     """Name of the server's head; "" means the only head."""
     local: bool = False
@@ -73,7 +80,9 @@ class LogprobdModel(TransformersModel):
         self.scorer: Scorer = (
             LocalScorer.from_model(self.model)
             if config.local
-            else RemoteScorer(Client(config.address), config.head)
+            else RemoteScorer(
+                connect(**{name: getattr(config, name) for name in SERVER_OPTIONS}), config.head
+            )
         )
         tokens = torch.arange(CHECKED_TOKENS)[None]
         with torch.no_grad():

@@ -18,7 +18,6 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import Collator
-from logprobd import Client
 from logprobd.errors import InvalidArgument
 from torch import Tensor
 from tqdm import tqdm
@@ -26,10 +25,12 @@ from tqdm import tqdm
 from logprobd_adapters.answers import Answer, body_of, group_requests, score_answers, unwrapped
 from logprobd_adapters.scorer import (
     CHECKED_TOKENS,
+    SERVER_OPTIONS,
     LocalScorer,
     RemoteScorer,
     Scorer,
     check_head,
+    connect,
 )
 
 
@@ -124,20 +125,18 @@ class LogprobdLM(ScorerLM):
     """A model that is scored by a server.
 
     Args:
-        address: the server's address. None means LOGPROBD_ADDRESS, else 127.0.0.1:8470.
         head: name of the head; "" means the only head.
-        arguments, keywords: those of lm-eval's HFLM.
+        arguments, keywords: those of lm-eval's HFLM, and SERVER_OPTIONS: address, tls_ca, tls_cert,
+            tls_key, tls_server_name and token_file.
     """
 
-    def __init__(
-        self, *arguments: Any, address: str | None = None, head: str = "", **keywords: Any
-    ) -> None:
-        self._server = (address, head)
+    def __init__(self, *arguments: Any, head: str = "", **keywords: Any) -> None:
+        self._head = head
+        self._server = {name: keywords.pop(name) for name in SERVER_OPTIONS if name in keywords}
         super().__init__(*arguments, **keywords)
 
     def _make_scorer(self) -> Scorer:
-        address, head = self._server
-        return RemoteScorer(Client(address), head)
+        return RemoteScorer(connect(**self._server), self._head)
 
 
 @register_model("logprobd-local")

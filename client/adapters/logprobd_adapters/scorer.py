@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from logprobd import Client
+from logprobd import Client, Tls
 from logprobd.errors import InvalidArgument
 from logprobd.logit_shape import logit_shape
 from logprobd.score_args import DEFAULT_IGNORE_INDEX
@@ -109,6 +112,42 @@ class Scorer(Protocol):
         ValueError for an id outside the vocabulary. RemoteScorer also raises the errors of
         logprobd.Client.score.
         """
+
+
+def connect(
+    address: str | None = None,
+    *,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    tls_server_name: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> Client:
+    """Returns a client of one or several servers from the options of commands and of frameworks'
+    settings, SERVER_OPTIONS. None stands for a variable of logprobd.Client.
+
+    Args:
+        address: default: LOGPROBD_ADDRESS, else 127.0.0.1:8470.
+        tls_ca, tls_cert, tls_key, tls_server_name: see logprobd.Tls. LOGPROBD_TLS_* are used if all
+            are None.
+        token_file: file that holds the token alone. Default: the token in LOGPROBD_TOKEN.
+
+    Raises InvalidArgument if an option is invalid or a file cannot be read.
+    """
+    token = None
+    if token_file is not None:
+        try:
+            token = pathlib.Path(token_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"token_file: {token_file} cannot be read: {error}") from error
+        if not token:
+            raise InvalidArgument(f"token_file: {token_file} has no token")
+    tls = Tls(tls_ca, tls_cert, tls_key, tls_server_name)
+    return Client(address, tls=None if tls == Tls() else tls, token=token)
+
+
+SERVER_OPTIONS = tuple(inspect.signature(connect).parameters)
+"""Names of the arguments of connect."""
 
 
 class RemoteScorer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from logprobd import _wire, settings
 from logprobd._local_transport import LocalTransport
@@ -88,7 +88,9 @@ class ClientCore:
             inside the request if neither is available. "tcp" sends them inside the request. "shm"
             and "cuda-ipc" use only this transport; calls raise Unavailable, which says why, if it
             is not available. Default: LOGPROBD_TRANSPORT, else "auto".
-        tls: files for TLS to servers that run with --tls-cert; see Tls. Default: plaintext.
+        tls: files for TLS to servers that run with --tls-cert; see Tls. False means plaintext.
+            Default: LOGPROBD_TLS_CA, LOGPROBD_TLS_CERT, LOGPROBD_TLS_KEY and
+            LOGPROBD_TLS_SERVER_NAME if one of them is set, else plaintext.
         token: token for servers that run with --tokens, sent with each call. Default:
             LOGPROBD_TOKEN, else none.
 
@@ -108,7 +110,7 @@ class ClientCore:
         client_id: str | None = None,
         mix_versions: bool = False,
         transport: str | None = None,
-        tls: Tls | None = None,
+        tls: Tls | Literal[False] | None = None,
         token: str | None = None,
     ) -> None:
         self._start(

@@ -53,7 +53,7 @@ def serve(
         command = [program, "--model", os.fspath(model), "--device", device]
         command += ["--listen", "127.0.0.1:0", "--http", "none", *flags]
         server = stack.enter_context(ServerProcess(command))
-        yield stack.enter_context(Client(server.await_ready(timeout)))
+        yield stack.enter_context(Client(server.await_ready(timeout), tls=False))
 
 
 def server_program() -> str:
@@ -75,6 +75,19 @@ def server_program() -> str:
     return program
 
 
+def _server_environment() -> dict[str, str]:
+    """Returns the variables of a server that this process starts.
+
+    LOGPROBD_TLS_* and LOGPROBD_TOKEN are those of this process's clients, so a server has TLS and
+    tokens by its flags alone.
+    """
+    names = [
+        name for name in os.environ if name != "LOGPROBD_TOKEN" and "LOGPROBD_TLS_" not in name
+    ]
+    # The line that says that the server is ready has the level info.
+    return {name: os.environ[name] for name in names} | {"LOGPROBD_LOG_LEVEL": "info"}
+
+
 class ServerProcess:
     """A process of the server, which is stopped at the end of its `with` block.
 
@@ -85,8 +98,7 @@ class ServerProcess:
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
             command,
-            # The line that says that the server is ready has this level.
-            env=os.environ | {"LOGPROBD_LOG_LEVEL": "info"},
+            env=_server_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from logprobd import addresses
 from logprobd.addresses import FindServers
 from logprobd.errors import InvalidArgument
 from logprobd.retry import RetryPolicy
-from logprobd.tls import Tls
+from logprobd.tls import Tls, tls_from_environment
 
 DEFAULT_ADDRESS = f"127.0.0.1:{addresses.DEFAULT_PORT}"
 DEFAULT_TIMEOUT_S = 300.0
@@ -89,9 +89,16 @@ class Settings:
         ]
         if addresses.is_loopback(address):
             options.append(("grpc.enable_http_proxy", 0))
-        if self.tls is not None and self.tls.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
+        if self.tls is not None and (name := self.tls.server_name or self._looked_up_name):
+            options.append(("grpc.ssl_target_name_override", name))
         return options
+
+    @property
+    def _looked_up_name(self) -> str | None:
+        """The name of which all addresses are records, if there is one. Certificates contain it."""
+        if len(self.addresses) > 1 or (name := addresses.dns_name(self.addresses[0])) is None:
+            return None
+        return name[0]
 
 
 def make_settings(
@@ -106,7 +113,7 @@ def make_settings(
     client_id: str | None,
     mix_versions: bool = False,
     transport: str | None = None,
-    tls: Tls | None = None,
+    tls: Tls | Literal[False] | None = None,
     token: str | None = None,
 ) -> Settings:
     """Makes settings from arguments and LOGPROBD_* variables.
@@ -155,13 +162,16 @@ def _transport(given: str | None) -> str:
     return chosen
 
 
-def _tls(tls: Tls | None) -> Tls | None:
-    if tls is not None and not isinstance(tls, Tls):
+def _tls(given: Tls | Literal[False] | None) -> Tls | None:
+    if given is None:
+        return tls_from_environment()
+    if given is not False and not isinstance(given, Tls):
         raise InvalidArgument(
-            f"tls is {type(tls).__name__}: pass logprobd.Tls(ca=..., cert=..., key=...)",
+            f"tls is {given!r}: pass logprobd.Tls(ca=..., cert=..., key=...), or False for "
+            "plaintext",
             field="tls",
         )
-    return tls
+    return given or None
 
 
 def _token(given: str | None) -> str | None:

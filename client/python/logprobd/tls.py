@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import ssl
-from dataclasses import dataclass
 
 import grpc
 
 from logprobd.errors import InvalidArgument
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Tls:
     """TLS for all TCP connections of a client; a Unix socket stays plaintext.
 
@@ -26,7 +26,8 @@ class Tls:
             (--tls-client-ca). Needs `key`.
         key: private key of `cert`, without a passphrase.
         server_name: name that the server's certificate must contain. Default: the host of the
-            address.
+            address, also that of one dns:/// address; the servers of several are checked by their
+            IP addresses.
     """
 
     ca: str | os.PathLike[str] | None = None
@@ -35,13 +36,26 @@ class Tls:
     server_name: str | None = None
 
 
+def tls_from_environment() -> Tls | None:
+    """Returns what the variables LOGPROBD_TLS_CA, _CERT, _KEY and _SERVER_NAME say, or None if all
+    are unset or empty."""
+    values = {
+        field.name: os.environ.get(f"LOGPROBD_TLS_{field.name.upper()}") or None
+        for field in dataclasses.fields(Tls)
+    }
+    return Tls(**values) if any(values.values()) else None
+
+
 class TlsFiles:
     """The checked content of the files of a Tls. Raises InvalidArgument, which names the file."""
 
     def __init__(self, tls: Tls) -> None:
         if (tls.cert is None) != (tls.key is None):
             given, missing = ("cert", "key") if tls.key is None else ("key", "cert")
-            raise InvalidArgument(f"tls.{given} needs tls.{missing}, too", field=f"tls.{missing}")
+            raise InvalidArgument(
+                f"tls.{given} needs tls.{missing} (LOGPROBD_TLS_{missing.upper()}), too",
+                field=f"tls.{missing}",
+            )
         self._ca = self._cert = self._key = None
         if tls.ca is not None:
             self._ca = _read("ca", tls.ca)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import grpc
 
@@ -93,7 +93,7 @@ class LoadProgress:
     """0 if it is unknown."""
 
 
-_Arguments = tuple[str, float, float | None, str | None, Tls | None, str | None]
+_Arguments = tuple[str, float, float | None, str | None, Tls | Literal[False] | None, str | None]
 
 
 def _auto_address() -> str:
@@ -139,7 +139,7 @@ class WeightsClient:
             `push` then sends rows through shared memory, and rows of CUDA tensors as handles of
             their memory, as far as the server allows it and LOGPROBD_TRANSPORT does not forbid it.
             None: rows are sent in messages.
-        tls: files for TLS; see Tls. Default: plaintext.
+        tls: files for TLS, or False for plaintext. Default: LOGPROBD_TLS_*, as for Client.
         token: token with the scope admin, and score for scoring_address. Default: LOGPROBD_TOKEN,
             else none.
 
@@ -157,7 +157,7 @@ class WeightsClient:
         timeout: float = 60.0,
         load_timeout: float | None = None,
         scoring_address: str | None = None,
-        tls: Tls | None = None,
+        tls: Tls | Literal[False] | None = None,
         token: str | None = None,
     ) -> None:
         self._start((address, timeout, load_timeout, scoring_address, tls, token))

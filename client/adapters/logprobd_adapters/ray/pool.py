@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from logprobd import Client, RetryPolicy
+from logprobd import Client, RetryPolicy, Tls
 from logprobd.errors import InvalidArgument
 from logprobd.serve import ServerProcess, server_program
 from ray.exceptions import RayActorError
@@ -24,6 +25,8 @@ BACKOFF_MAX_SECONDS = 30.0
 and is the first again for a server that ran for longer than the maximum."""
 
 _ASK_SECONDS = 5.0
+
+_log = logging.getLogger("logprobd")
 
 # A client waits for servers that load their heads again: 40 pauses, mostly of 2.5 s on average.
 _PATIENCE = RetryPolicy(attempts_max=40)
@@ -51,7 +54,7 @@ class _Supervisor:
         """
         host = listen or ray.util.get_node_ip_address()
         host = f"[{host}]" if ":" in host else host
-        self._flags = ["--listen", f"{host}:0", *([] if listen else ["--insecure"]), *flags]
+        self._flags = ["--listen", f"{host}:0", *flags]
         self._timeout = timeout
         self._changed = threading.Condition()
         self._address = ""
@@ -80,8 +83,9 @@ class _Supervisor:
                 with ServerProcess([*launcher, server_program(), *self._flags]) as server:
                     self._note(server.await_ready(self._timeout))
                     raise server.wait()
-            except (OSError, ImportError, RuntimeError) as error:
-                print(f"logprobd: {error}\nlogprobd: starting it again", file=sys.stderr)
+            except Exception as error:  # without this thread no server would be started again
+                is_known = isinstance(error, (OSError, ImportError, RuntimeError))
+                _log.error("%s\nstarting it again", error, exc_info=not is_known)
                 self._note(error)
             if time.monotonic() - began > BACKOFF_MAX_SECONDS:
                 pause = BACKOFF_FIRST_SECONDS
@@ -115,15 +119,24 @@ class ScorerPool:
         gpus_per_server: None: all GPUs of the node, on nodes with GPUs. Without any GPU in the
             cluster, and with 0, the servers score on the CPU.
         cpus_per_server: CPUs that Ray reserves for a server, also the threads that score on a CPU.
-        insecure: listen on the addresses of the nodes, where everybody who reaches them can use the
-            servers: the pool sets up no TLS. A cluster of several hosts needs it, and a private
-            network. Otherwise servers listen on loopback.
+        tls_cert, tls_key: PEM files, on each node, of the servers' certificate and key. With them
+            servers listen on the addresses of the nodes, and tls_client_ca or tokens must say who
+            may use them. The certificate must contain these addresses, or clients set
+            tls.server_name.
+        tls_client_ca: PEM file, on each node, of the CAs of the clients' certificates.
+        tokens: file, on each node, of the tokens that callers need; see the server's --tokens.
+        insecure: listen on the addresses of the nodes without TLS, where everybody who reaches them
+            can use the servers: for private networks. Without it and tls_cert, servers listen on
+            loopback, which serves clusters of one host.
+        tls, token: of the clients that the pool makes; see logprobd.Client. The files must be where
+            clients are. Default: the variables of the process that makes a client.
         http: HOST:PORT of metrics and status page on each node, as the server's flag, or "none".
         flags: further flags of the servers, such as ["--shards", "2"].
         timeout: seconds until all servers must be placed, and then until each must be ready.
 
-    Raises InvalidArgument if the cluster has too few nodes, or several hosts without `insecure`,
-    TimeoutError, and RuntimeError with the end of a server's log if it does not start.
+    Raises InvalidArgument if the cluster has too few nodes, or several hosts whose servers would
+    listen on loopback, or if the arguments of TLS do not fit each other; TimeoutError; and
+    RuntimeError with the end of a server's log if it does not start.
     """
 
     def __init__(
@@ -133,18 +146,38 @@ class ScorerPool:
         num_servers: int | None = None,
         gpus_per_server: int | None = None,
         cpus_per_server: int = 1,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_client_ca: str | os.PathLike[str] | None = None,
+        tokens: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        tls: Tls | None = None,
+        token: str | None = None,
         http: str = "none",
         flags: Sequence[str] = (),
         timeout: float = 600.0,
     ) -> None:
         bundles = _bundles(ray.nodes(), num_servers, gpus_per_server, cpus_per_server)
+        files = (
+            ("--tls-cert", tls_cert),
+            ("--tls-key", tls_key),
+            ("--tls-client-ca", tls_client_ca),
+            ("--tokens", tokens),
+        )
+        security = [text for flag, path in files if path for text in (flag, os.fspath(path))]
+        if insecure and security:
+            raise InvalidArgument(f"insecure=True excludes {', '.join(security[::2])}")
+        if security and not (tls_cert and tls_key and (tls_client_ca or tokens)):
+            raise InvalidArgument("tls_cert, tls_key, and tls_client_ca or tokens belong together")
         hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        if len(hosts) > 1 and not insecure:
+        if len(hosts) > 1 and not (insecure or security):
             raise InvalidArgument(
                 f"the cluster has {len(hosts)} hosts, and servers on loopback serve only their "
-                "own: pass insecure=True if only those reach its network who may use the servers"
+                "own: give tls_cert, tls_key and tokens, or pass insecure=True if only those reach "
+                "its network who may use the servers"
             )
+        # Servers without TLS are not asked for it, whatever the environment of a client says.
+        self._credentials: dict[str, Any] = {"tls": tls if security else False, "token": token}
         self._group: PlacementGroup | None = placement_group(bundles, strategy="STRICT_SPREAD")
         self.actors: list[Any] = []
         """The actors that run the servers, in the order of `addresses`."""
@@ -166,8 +199,10 @@ class ScorerPool:
                     max_concurrency=4,  # address is answered while await_address waits
                     scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
                 )
-                command = ["--model", os.fspath(model), *engine, "--http", http, *flags]
-                listen = None if insecure else "127.0.0.1"
+                command = ["--model", os.fspath(model), *engine, "--http", http, *security, *flags]
+                if insecure:
+                    command.append("--insecure")
+                listen = None if insecure or security else "127.0.0.1"
                 self.actors.append(options.remote(command, listen, timeout))
             starting = [actor.await_address.remote() for actor in self.actors]
             # The error of an actor, with the server's log, says more than that of a timeout here.
@@ -210,14 +245,14 @@ class ScorerPool:
     def client(self, **options: Any) -> Client:
         """Returns a client of all servers, which follows them when they are started again.
 
-        It can be passed to tasks and actors. `logprobd.AsyncClient(pool.addresses)` is the client
-        for asyncio.
+        It can be passed to tasks and actors. `logprobd.AsyncClient(pool.addresses)`, with tls= and
+        token=, is the client for asyncio.
 
         Args:
             options: settings of logprobd.Client. By default it waits longer for servers than others
                 do, while they load the head again.
         """
-        return Client(self.addresses, **({"retry": _PATIENCE} | options))
+        return Client(self.addresses, **({"retry": _PATIENCE} | self._credentials | options))
 
 
 def _bundles(

@@ -59,6 +59,23 @@ def test_the_block_gets_a_client_of_the_server_which_stops_after_it(program):
     assert "127.0.0.1:0" in arguments
 
 
+def test_the_server_takes_no_tls_and_no_token_from_the_variables_of_clients(program, monkeypatch):
+    for name in ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME", "TOKEN"):
+        monkeypatch.setenv(f"LOGPROBD_{name}", "of-a-client")
+    monkeypatch.setenv("LOGPROBD_BATCH_ROWS", "64")
+    note = 'pathlib.Path({!r}, "variables").write_text("\\n".join(os.environ))'
+    with FakeServer() as fake:
+        folder = program("")
+        ready = READY.format(address=fake.address) + "\nwhile True: time.sleep(60)"
+        program(note.format(str(folder)) + ready)
+        with logprobd.serve("model") as client:
+            assert client.info().hidden_size > 0  # over plaintext
+
+    ours = {name for name in (folder / "variables").read_text().split() if "LOGPROBD_" in name}
+    assert "LOGPROBD_BATCH_ROWS" in ours
+    assert not {name for name in ours if "TLS" in name or "TOKEN" in name}
+
+
 def test_the_log_may_be_json(program):
     with FakeServer() as fake:
         program(READY_AS_JSON.format(address=fake.address) + "\nwhile True: time.sleep(60)")

@@ -14,7 +14,7 @@ def ca(tmp_path_factory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"))
 
 
-def wrong(tls: Tls) -> InvalidArgument:
+def wrong(tls: Tls | None) -> InvalidArgument:
     with pytest.raises(InvalidArgument) as error:
         logprobd.Client("127.0.0.1:1", tls=tls)
     return error.value
@@ -48,6 +48,43 @@ def test_a_certificate_and_its_key_belong_together(ca) -> None:
     assert "tls.cert needs tls.key" in str(wrong(Tls(cert=cert)))
     assert "tls.key needs tls.cert" in str(wrong(Tls(key=key)))
     assert "is not the key of the certificate" in str(wrong(Tls(cert=cert, key=other_key)))
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Sets variables LOGPROBD_TLS_*, of which no others are set."""
+
+    def set_variables(**values: object) -> None:
+        for name in ("CA", "CERT", "KEY", "SERVER_NAME"):
+            monkeypatch.delenv(f"LOGPROBD_TLS_{name}", raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(f"LOGPROBD_TLS_{name}", str(value))
+
+    return set_variables
+
+
+def test_the_environment_sets_tls_and_an_argument_replaces_all_of_it(ca, variables) -> None:
+    cert, key = ca.issue("client")
+    variables(CA=ca.cert, CERT=cert, KEY=key, SERVER_NAME="scorer")
+    whole = Tls(ca=str(ca.cert), cert=str(cert), key=str(key), server_name="scorer")
+
+    for make in (logprobd.Client, logprobd.AsyncClient):
+        assert make("scorer:1")._settings.tls == whole
+        assert make("scorer:1", tls=Tls(ca=ca.cert))._settings.tls == Tls(ca=ca.cert)
+        assert make("scorer:1", tls=False)._settings.tls is None
+    variables(SERVER_NAME="scorer")
+    assert logprobd.Client("scorer:1")._settings.tls == Tls(server_name="scorer")
+    variables(CA="")
+    assert logprobd.Client("scorer:1")._settings.tls is None
+
+
+def test_a_wrong_file_of_the_environment_is_named(ca, variables, tmp_path) -> None:
+    variables(CA=tmp_path / "nothing.pem")
+    assert "nothing.pem cannot be read" in str(wrong(None))
+    with pytest.raises(InvalidArgument, match="nothing.pem cannot be read"):
+        logprobd.WeightsClient("127.0.0.1:1")
+    variables(CERT=ca.issue("client")[0])
+    assert "tls.cert needs tls.key (LOGPROBD_TLS_KEY), too" in str(wrong(None))
 
 
 def test_tls_must_be_a_tls() -> None:
