@@ -102,6 +102,8 @@ void Batcher::AwaitRetired() { impl_->AwaitRetired(); }
 
 void Batcher::Fail(const absl::Status& why) { impl_->Fail(why); }
 
+void Batcher::Abandon(const absl::Status& why) { impl_->Abandon(why); }
+
 bool Batcher::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 
 MemoryPlan Batcher::memory() const { return impl_->memory(); }
@@ -123,6 +125,7 @@ Batcher::Impl::Impl(const Options& options, VersionReplicas& first, const Clock&
       clock_(clock),
       metrics_(metrics),
       hidden_size_(first.hidden_size),
+      heartbeat_(AddHeartbeat(options.heartbeats, {.thread = "batch", .head = options.head})),
       copy_pool_("copy", options.copy_threads),
       gather_(copy_pool_),
       answer_pool_("answer", options.answer_threads),
@@ -383,6 +386,24 @@ void Batcher::Impl::Fail(const absl::Status& why) {
   failure_ = why;
   EndQueuedLocked(queue_, why);
   wake_ = true;
+}
+
+void Batcher::Impl::Abandon(const absl::Status& why) {
+  std::vector<Ending> endings;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_draining_ = true;
+    endings = std::exchange(endings_, {});  // Requests that the batch thread has not answered yet.
+    while (!requests_.empty()) {
+      const Pending pending = requests_.begin()->second;
+      EndLocked(pending, why, endings);
+    }
+    ++answering_;
+  }
+  AnswerAll(std::move(endings));
+  absl::MutexLock lock(&mutex_);
+  --answering_;
+  UpdateIdleLocked();
 }
 
 }  // namespace logprobd

@@ -44,6 +44,7 @@ struct Batcher::Impl {
   void Commit(VersionReplicas* next);
   void AwaitRetired();
   void Fail(const absl::Status& why);
+  void Abandon(const absl::Status& why);
   bool Drain(absl::Time deadline);
   MemoryPlan memory() const;
 
@@ -138,6 +139,7 @@ struct Batcher::Impl {
   const Clock& clock_;
   Metrics& metrics_;
   const int64_t hidden_size_;
+  const std::shared_ptr<Heartbeat> heartbeat_;  // Of the batch thread.
   TaskPool copy_pool_;
   PayloadGather gather_;  // Used by the batch thread only.
   TaskPool answer_pool_;  // Used by the thread that has set is_answer_pool_taken_.

@@ -30,9 +30,11 @@ void Batcher::Impl::Run() {
   absl::MutexLock lock(&mutex_);
   while (true) {
     wake_ = false;
+    heartbeat_->Begin();
     if (DoNextLocked()) {
       continue;
     }
+    heartbeat_->End();
     if (is_stopping_ && is_idle_) {
       return;
     }
