@@ -29,7 +29,8 @@ class Heartbeat {
   Heartbeat() = default;
   explicit Heartbeat(Owner owner) : owner_(std::move(owner)) {}
 
-  /// The thread has work in hand, from now on for `shard`, or for no shard in particular if -1.
+  /// The thread has work in hand, from now on for `shard`, or for no shard in particular if -1. May
+  /// also be called by the thread that hands over the work.
   void Begin(int32_t shard = -1) {
     shard_.store(shard, std::memory_order_relaxed);
     Beat();

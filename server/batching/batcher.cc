@@ -140,7 +140,7 @@ absl::Status Batcher::Impl::Start() {
   if (options_.turns != nullptr) {
     options_.turns->SetWake(options_.turns_head, [this] {
       const absl::MutexLock lock(&mutex_);
-      wake_ = true;
+      WakeLocked();
     });
   }
   absl::StatusOr<std::thread> thread = StartThread("batch", [this] { Run(); });
@@ -156,7 +156,7 @@ void Batcher::Impl::Stop() {
   {
     absl::MutexLock lock(&mutex_);
     is_stopping_ = true;
-    wake_ = true;
+    WakeLocked();
   }
   if (thread_.joinable()) {
     thread_.join();
@@ -243,7 +243,7 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   if (pending->rows_to_score == 0) {
     pending->result.weights_version = version_;
     EndLocked(pending, absl::OkStatus(), endings_);
-    wake_ = true;
+    WakeLocked();
     return absl::OkStatus();
   }
   if (request.deadline != absl::InfiniteFuture()) {
@@ -258,7 +258,9 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   const Slot* slot = FindFreeSlotLocked();
   const bool may_launch =
       slot != nullptr && !waits_for_turn_ && LaunchTimeLocked(*slot, now) <= now;
-  wake_ = wake_ || was_empty || may_launch || request.deadline < wake_time_;
+  if (was_empty || may_launch || request.deadline < wake_time_) {
+    WakeLocked();
+  }
   return absl::OkStatus();
 }
 
@@ -298,7 +300,7 @@ void Batcher::Impl::Cancel(RequestTicket ticket) {
       return;
     }
     const Pending pending = found->second;
-    wake_ = true;
+    WakeLocked();
     if (IsDue(pending->request.deadline, clock_.Now())) {
       EndLocked(pending, DeadlinePassed(*pending), endings_);
       return;  // Answer() records it as a passed deadline.
@@ -318,7 +320,7 @@ void Batcher::Impl::SetLimits(const Options& options) {
   if (live_ != nullptr) {
     live_->launch_rule.set_wait_max(wait_max_);
   }
-  wake_ = true;  // A waiting batch may be due with the new limits.
+  WakeLocked();  // A waiting batch may be due with the new limits.
 }
 
 bool Batcher::Impl::Drain(absl::Time deadline) {
@@ -364,7 +366,7 @@ void Batcher::Impl::Commit(VersionReplicas* next) {
       rate_ = DrainRate(std::max<int64_t>(options_.batch_rows_max / 4, 1));
     }
   }
-  wake_ = true;
+  WakeLocked();
 }
 
 void Batcher::Impl::AwaitRetired() {
@@ -372,7 +374,7 @@ void Batcher::Impl::AwaitRetired() {
   mutex_.Await(absl::Condition(this, &Impl::IsRetiredLocked));
   turn_ = turn_ == retiring_ ? nullptr : turn_;
   retiring_ = nullptr;
-  wake_ = true;  // The live version may have waited for the retired one's devices.
+  WakeLocked();  // The live version may have waited for the retired one's devices.
 }
 
 bool Batcher::Impl::IsRetiredLocked() const {
@@ -385,7 +387,7 @@ void Batcher::Impl::Fail(const absl::Status& why) {
   LOGPROBD_CHECK(live_ == nullptr && !why.ok(), why.message());
   failure_ = why;
   EndQueuedLocked(queue_, why);
-  wake_ = true;
+  WakeLocked();
 }
 
 void Batcher::Impl::Abandon(const absl::Status& why) {

@@ -76,6 +76,12 @@ struct Batcher::Impl {
   bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  /// Gives the batch thread something to do. If it does not come to it, its heartbeat shows that.
+  void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    wake_ = true;
+    heartbeat_->Begin();
+  }
+
   // Functions that run on callers' threads (batcher.cc).
   absl::Status CheckServingLocked(const ScoreRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -34,8 +34,11 @@ void Batcher::Impl::Run() {
     if (DoNextLocked()) {
       continue;
     }
-    heartbeat_->End();
-    if (is_stopping_ && is_idle_) {
+    const bool is_over = is_stopping_ && is_idle_;
+    if (is_over || !wake_) {
+      heartbeat_->End();
+    }
+    if (is_over) {
       return;
     }
     wake_time_ = NextWakeLocked(clock_.Now());

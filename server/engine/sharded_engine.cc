@@ -107,6 +107,7 @@ class ShardedEngine final : public ScoringEngine {
     jobs_.back()->deadline = clock_.Now() + options_.batch_time_max;
     next_slot_ = (next_slot_ + 1) % kBatchesInFlight;
     num_started_.fetch_add(1, std::memory_order_release);
+    finish_heartbeat_->Begin();
   }
 
  private:
@@ -218,7 +219,6 @@ absl::Status ShardedEngine::Enqueue(Job& job) {
 
 void ShardedEngine::RunFinishThread() {
   while (const JobPointer job = NextToFinish()) {
-    finish_heartbeat_->Begin();
     absl::Status status = Finish(*job);
     finish_heartbeat_->Begin();
     ScoreDone done = std::move(job->done);
@@ -227,7 +227,6 @@ void ShardedEngine::RunFinishThread() {
       jobs_.pop_front();
     }
     std::move(done)(std::move(status));
-    finish_heartbeat_->End();
   }
 }
 
@@ -240,7 +239,12 @@ ShardedEngine::JobPointer ShardedEngine::NextToFinish() {
     if (!jobs_.empty() && (jobs_.front()->is_enqueued || jobs_.front()->deadline <= now)) {
       return jobs_.front();
     }
-    if (jobs_.empty() && is_stopping_) return nullptr;
+    if (jobs_.empty()) {
+      finish_heartbeat_->End();
+      if (is_stopping_) return nullptr;
+    } else if (jobs_.front()->is_taken) {
+      finish_heartbeat_->Begin();  // whether the batch moves is shown by the heartbeats of the ranks
+    }
     clock_.AwaitUntil(mutex_, absl::Condition(this, &ShardedEngine::HasJobToFinish),
                       now + kWatchPeriod);
   }

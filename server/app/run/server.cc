@@ -39,7 +39,7 @@ constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 constexpr absl::Duration kExitTimeMax = absl::Seconds(30);
 /// Longest time for the last answers of a process that hangs, and the part of it in which the calls
 /// are given their answers. The rest is for the log and for locks that somebody holds.
-constexpr absl::Duration kHungTimeMax = absl::Seconds(3);
+constexpr absl::Duration kHungTimeMax = absl::Seconds(2);
 constexpr absl::Duration kHungAnswerTime = absl::Seconds(1);
 
 GrpcServer::Options GrpcOptionsOf(const ServerOptions& options, const SameHostMemory& same_host,
