@@ -14,7 +14,7 @@ std::vector<Standstill> StandstillMeter::Look(
   const absl::Duration step =
       std::clamp(now - last_look_, absl::ZeroDuration(), step_max_);  // zero at the first look
   last_look_ = now;
-  absl::flat_hash_map<std::shared_ptr<const Heartbeat>, Seen> seen;
+  SeenHeartbeats seen;
   std::vector<Standstill> still;
   for (const std::shared_ptr<const Heartbeat>& heartbeat : heartbeats) {
     if (!heartbeat->is_at_work()) {

@@ -1,13 +1,14 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -39,10 +40,12 @@ class StandstillMeter {
     int64_t beats;
     absl::Duration still;
   };
+  /// Does not keep a heartbeat in its table when its thread has ended.
+  using SeenHeartbeats = std::map<std::weak_ptr<const Heartbeat>, Seen, std::owner_less<>>;
 
   const absl::Duration step_max_;
   absl::Time last_look_ = absl::InfiniteFuture();
-  absl::flat_hash_map<std::shared_ptr<const Heartbeat>, Seen> seen_;
+  SeenHeartbeats seen_;
 };
 
 /// Looks at the heartbeats of a process on a thread of its own, which calls no driver and takes no

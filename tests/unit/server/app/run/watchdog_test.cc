@@ -118,11 +118,11 @@ TEST(DescribeStandstillTest, LeavesOutWhatDoesNotApply) {
 /// A watchdog on a fake clock, which waits after each look.
 class WatchdogTest : public ::testing::Test {
  protected:
-  static constexpr absl::Duration kStillMax = 4 * Watchdog::kInterval;
+  const absl::Duration still_max_ = 4 * Watchdog::kInterval;
 
   void Start(absl::Duration ping_interval = absl::InfiniteDuration()) {
     Watchdog::Options options;
-    options.still_max = kStillMax;
+    options.still_max = still_max_;
     options.on_standstill = [this](absl::Span<const Standstill> still) {
       const absl::MutexLock lock(&mutex_);
       ++num_calls_;
