@@ -7,8 +7,9 @@ namespace logprobd {
 std::shared_ptr<Heartbeat> Heartbeats::Add(Heartbeat::Owner owner) {
   auto heartbeat = std::make_shared<Heartbeat>(std::move(owner));
   const absl::MutexLock lock(&mutex_);
-  all_.erase(std::remove_if(all_.begin(), all_.end(), [](const auto& old) { return old.expired(); }),
-             all_.end());
+  all_.erase(
+      std::remove_if(all_.begin(), all_.end(), [](const auto& old) { return old.expired(); }),
+      all_.end());
   all_.push_back(heartbeat);
   return heartbeat;
 }

@@ -12,9 +12,9 @@
 
 namespace logprobd {
 
-/// The sign of life of one thread: whether it has work in hand, and a count that rises when the work
-/// moves. A thread that has work and whose count stays the same stands still; it may be in a call
-/// that never returns. Nothing here reads a clock, takes a lock or allocates.
+/// The sign of life of one thread: whether it has work in hand, and a count that rises when the
+/// work moves. A thread that has work and whose count stays the same stands still; it may be in a
+/// call that never returns. Nothing here reads a clock, takes a lock or allocates.
 ///
 /// Thread-safe. Threads that help the thread with its work may call Beat. Another thread may call
 /// End once nobody waits for the work any more.

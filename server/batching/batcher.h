@@ -138,9 +138,9 @@ class Batcher {
   /// after Commit(nullptr).
   void Fail(const absl::Status& why);
 
-  /// Ends all requests with `why`, on the calling thread, and refuses new ones. It needs neither the
-  /// batch thread nor an engine, either of which may hang; the Batcher stays usable for nothing but
-  /// the end of the process. Answers that another thread is giving are left to it.
+  /// Ends all requests with `why`, on the calling thread, and refuses new ones. It needs neither
+  /// the batch thread nor an engine, either of which may hang; the Batcher stays usable for nothing
+  /// but the end of the process. Answers that another thread is giving are left to it.
   void Abandon(const absl::Status& why);
 
   /// Refuses new requests from now on. Returns true once nothing is queued or in flight, or false

@@ -58,7 +58,7 @@ struct EngineOptions {
   const Clock* clock = &Clock::Steady();  ///< Measures batch_time_max.
   /// Table for the heartbeats of the engines' threads; may be null. Must outlive the engines.
   Heartbeats* heartbeats = nullptr;
-  FaultPoints faults = {};                ///< Used by tests only.
+  FaultPoints faults = {};  ///< Used by tests only.
   /// Folder for what the engine remembers across starts, or empty. See CheckUnlessKnown.
   std::string state_dir = {};
   /// Called while the weight is read, with the bytes read so far and in total. May be empty.

@@ -158,7 +158,7 @@ class ShardedEngine final : public ScoringEngine {
   const Clock& clock_;
   const std::vector<std::unique_ptr<EngineShard>> shards_;
   RankTeam team_;
-  kernels::ThreadPool rank_threads_;  ///< Used by the submit thread.
+  kernels::ThreadPool rank_threads_;                         ///< Used by the submit thread.
   std::vector<std::shared_ptr<Heartbeat>> rank_heartbeats_;  ///< One per shard.
   const std::shared_ptr<Heartbeat> finish_heartbeat_;
   std::atomic<bool> is_healthy_ = true;
@@ -243,7 +243,8 @@ ShardedEngine::JobPointer ShardedEngine::NextToFinish() {
       finish_heartbeat_->End();
       if (is_stopping_) return nullptr;
     } else if (jobs_.front()->is_taken) {
-      finish_heartbeat_->Begin();  // whether the batch moves is shown by the heartbeats of the ranks
+      finish_heartbeat_
+          ->Begin();  // whether the batch moves is shown by the heartbeats of the ranks
     }
     clock_.AwaitUntil(mutex_, absl::Condition(this, &ShardedEngine::HasJobToFinish),
                       now + kWatchPeriod);

@@ -30,8 +30,8 @@ namespace logprobd {
 /// after a timeout; later batches end with UNAVAILABLE.
 ///
 /// A call to a device may never return, so no thread of the engine can be relied on to notice. Each
-/// rank thread has a heartbeat for the watchdog, with which it is at work while it enqueues a batch,
-/// and so has the finish thread, which is at work from the start of a batch to its end.
+/// rank thread has a heartbeat for the watchdog, with which it is at work while it enqueues a
+/// batch, and so has the finish thread, which is at work from the start of a batch to its end.
 struct ShardedEngineOptions {
   HeadInfo info;
   MemoryPlan memory;

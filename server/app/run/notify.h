@@ -12,7 +12,8 @@ namespace logprobd {
 void NotifyServiceManager(absl::string_view message);
 
 /// Returns the time within which the service manager expects WATCHDOG=1 from this process
-/// ($WATCHDOG_USEC and $WATCHDOG_PID, as in sd_watchdog_enabled(3)), or infinity if it expects none.
+/// ($WATCHDOG_USEC and $WATCHDOG_PID, as in sd_watchdog_enabled(3)), or infinity if it expects
+/// none.
 absl::Duration ServiceWatchdogTime();
 
 }  // namespace logprobd

@@ -228,8 +228,7 @@ absl::Status Server::Impl::StartWatchdog() {
   watch.on_standstill = [this](absl::Span<const Standstill> still) { EndHung(still); };
   watch.ping_interval = parts.notify_interval;
   watch.ping = [this] { parts.notify("WATCHDOG=1"); };
-  LOGPROBD_ASSIGN_OR_RETURN(watchdog,
-                            Watchdog::Create(std::move(watch), *parts.heartbeats, clock));
+  LOGPROBD_ASSIGN_OR_RETURN(watchdog, Watchdog::Create(std::move(watch), *parts.heartbeats, clock));
   return absl::OkStatus();
 }
 

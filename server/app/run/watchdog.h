@@ -25,8 +25,8 @@ struct Standstill {
 };
 
 /// Measures how long threads stand still, from one look at their heartbeats to the next. Only the
-/// time between looks counts, and at most twice the interval at which the caller looks: if the whole
-/// process was stopped (SIGSTOP, a debugger, a frozen machine), no thread could have moved.
+/// time between looks counts, and at most twice the interval at which the caller looks: if the
+/// whole process was stopped (SIGSTOP, a debugger, a frozen machine), no thread could have moved.
 class StandstillMeter {
  public:
   explicit StandstillMeter(absl::Duration interval) : step_max_(2 * interval) {}

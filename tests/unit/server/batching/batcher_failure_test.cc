@@ -1,8 +1,8 @@
 #include <memory>
 #include <thread>
 
-#include "gmock/gmock.h"
 #include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
 #include "tests/unit/server/batching/batcher_fixture.h"

@@ -26,12 +26,12 @@ struct Devices {
   absl::Mutex mutex;
   std::vector<int32_t> enqueued;  ///< Slots that rank 0 has enqueued.
   std::vector<int32_t> collected;
-  bool is_held = false;   ///< If true, batches are enqueued but do not end.
-  absl::Status device;    ///< Error that IsDone of rank 1 returns.
-  absl::Status agreed;    ///< Status that rank 1 passes to Agree.
-  absl::Status copied;    ///< Error that Collect of rank 1 returns.
-  int held_polls = 0;     ///< Further calls for which IsDone of rank 0 returns false.
-  bool is_stuck = false;  ///< If true, Enqueue of rank 1 does not return.
+  bool is_held = false;           ///< If true, batches are enqueued but do not end.
+  absl::Status device;            ///< Error that IsDone of rank 1 returns.
+  absl::Status agreed;            ///< Status that rank 1 passes to Agree.
+  absl::Status copied;            ///< Error that Collect of rank 1 returns.
+  int held_polls = 0;             ///< Further calls for which IsDone of rank 0 returns false.
+  bool is_stuck = false;          ///< If true, Enqueue of rank 1 does not return.
   bool is_query_stuck = false;    ///< If true, IsDone of rank 1 does not return.
   bool is_in_stuck_call = false;  ///< Rank 1 is in a call that does not return.
   std::atomic<bool> is_idle = true;

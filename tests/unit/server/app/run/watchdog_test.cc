@@ -151,9 +151,8 @@ class WatchdogTest : public ::testing::Test {
   std::vector<Standstill> LookAndFind() {
     clock_.Advance(Watchdog::kInterval);
     const absl::MutexLock lock(&mutex_);
-    const auto is_called = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return num_calls_ > 0;
-    };
+    const auto is_called = [this]()
+                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return num_calls_ > 0; };
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&is_called), absl::Minutes(1)));
     return still_;
   }
