@@ -102,6 +102,8 @@ void Batcher::AwaitRetired() { impl_->AwaitRetired(); }
 
 void Batcher::Fail(const absl::Status& why) { impl_->Fail(why); }
 
+void Batcher::Abandon(const absl::Status& why) { impl_->Abandon(why); }
+
 bool Batcher::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 
 MemoryPlan Batcher::memory() const { return impl_->memory(); }
@@ -123,6 +125,7 @@ Batcher::Impl::Impl(const Options& options, VersionReplicas& first, const Clock&
       clock_(clock),
       metrics_(metrics),
       hidden_size_(first.hidden_size),
+      heartbeat_(AddHeartbeat(options.heartbeats, {.thread = "batch", .head = options.head})),
       copy_pool_("copy", options.copy_threads),
       gather_(copy_pool_),
       answer_pool_("answer", options.answer_threads),
@@ -137,7 +140,7 @@ absl::Status Batcher::Impl::Start() {
   if (options_.turns != nullptr) {
     options_.turns->SetWake(options_.turns_head, [this] {
       const absl::MutexLock lock(&mutex_);
-      wake_ = true;
+      WakeLocked();
     });
   }
   absl::StatusOr<std::thread> thread = StartThread("batch", [this] { Run(); });
@@ -153,7 +156,7 @@ void Batcher::Impl::Stop() {
   {
     absl::MutexLock lock(&mutex_);
     is_stopping_ = true;
-    wake_ = true;
+    WakeLocked();
   }
   if (thread_.joinable()) {
     thread_.join();
@@ -240,7 +243,7 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   if (pending->rows_to_score == 0) {
     pending->result.weights_version = version_;
     EndLocked(pending, absl::OkStatus(), endings_);
-    wake_ = true;
+    WakeLocked();
     return absl::OkStatus();
   }
   if (request.deadline != absl::InfiniteFuture()) {
@@ -255,7 +258,9 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   const Slot* slot = FindFreeSlotLocked();
   const bool may_launch =
       slot != nullptr && !waits_for_turn_ && LaunchTimeLocked(*slot, now) <= now;
-  wake_ = wake_ || was_empty || may_launch || request.deadline < wake_time_;
+  if (was_empty || may_launch || request.deadline < wake_time_) {
+    WakeLocked();
+  }
   return absl::OkStatus();
 }
 
@@ -295,7 +300,7 @@ void Batcher::Impl::Cancel(RequestTicket ticket) {
       return;
     }
     const Pending pending = found->second;
-    wake_ = true;
+    WakeLocked();
     if (IsDue(pending->request.deadline, clock_.Now())) {
       EndLocked(pending, DeadlinePassed(*pending), endings_);
       return;  // Answer() records it as a passed deadline.
@@ -315,7 +320,7 @@ void Batcher::Impl::SetLimits(const Options& options) {
   if (live_ != nullptr) {
     live_->launch_rule.set_wait_max(wait_max_);
   }
-  wake_ = true;  // A waiting batch may be due with the new limits.
+  WakeLocked();  // A waiting batch may be due with the new limits.
 }
 
 bool Batcher::Impl::Drain(absl::Time deadline) {
@@ -361,7 +366,7 @@ void Batcher::Impl::Commit(VersionReplicas* next) {
       rate_ = DrainRate(std::max<int64_t>(options_.batch_rows_max / 4, 1));
     }
   }
-  wake_ = true;
+  WakeLocked();
 }
 
 void Batcher::Impl::AwaitRetired() {
@@ -369,7 +374,7 @@ void Batcher::Impl::AwaitRetired() {
   mutex_.Await(absl::Condition(this, &Impl::IsRetiredLocked));
   turn_ = turn_ == retiring_ ? nullptr : turn_;
   retiring_ = nullptr;
-  wake_ = true;  // The live version may have waited for the retired one's devices.
+  WakeLocked();  // The live version may have waited for the retired one's devices.
 }
 
 bool Batcher::Impl::IsRetiredLocked() const {
@@ -382,7 +387,25 @@ void Batcher::Impl::Fail(const absl::Status& why) {
   LOGPROBD_CHECK(live_ == nullptr && !why.ok(), why.message());
   failure_ = why;
   EndQueuedLocked(queue_, why);
-  wake_ = true;
+  WakeLocked();
+}
+
+void Batcher::Impl::Abandon(const absl::Status& why) {
+  std::vector<Ending> endings;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_draining_ = true;
+    endings = std::exchange(endings_, {});  // Requests that the batch thread has not answered yet.
+    while (!requests_.empty()) {
+      const Pending pending = requests_.begin()->second;
+      EndLocked(pending, why, endings);
+    }
+    ++answering_;
+  }
+  AnswerAll(std::move(endings));
+  absl::MutexLock lock(&mutex_);
+  --answering_;
+  UpdateIdleLocked();
 }
 
 }  // namespace logprobd

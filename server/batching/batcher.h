@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/base/clock.h"
+#include "server/base/heartbeat.h"
 #include "server/base/outputs.h"
 #include "server/base/score_request.h"
 #include "server/base/scoring_engine.h"
@@ -81,6 +82,8 @@ class Batcher {
     /// Store through which versions of this head pass on their staging buffers; it must outlive
     /// them. If it is null, each version allocates and frees its own buffers.
     StagingStore* staging = nullptr;
+    /// Table for the heartbeat of the batch thread, which must outlive the Batcher; may be null.
+    Heartbeats* heartbeats = nullptr;
   };
 
   /// Creates a Batcher for `replicas`: at least one, none null, all of the same head and
@@ -134,6 +137,11 @@ class Batcher {
   /// Ends all waiting requests with `why` and refuses new ones until the next Commit. Only allowed
   /// after Commit(nullptr).
   void Fail(const absl::Status& why);
+
+  /// Ends all requests with `why`, on the calling thread, and refuses new ones. It needs neither
+  /// the batch thread nor an engine, either of which may hang; the Batcher stays usable for nothing
+  /// but the end of the process. Answers that another thread is giving are left to it.
+  void Abandon(const absl::Status& why);
 
   /// Refuses new requests from now on. Returns true once nothing is queued or in flight, or false
   /// at `deadline` (on the Clock) if work is left.

@@ -25,7 +25,7 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
     // Only the batch thread may start batches: an engine takes one caller at a time.
     absl::MutexLock lock(&mutex_);
     slot.state = SlotState::kRelaunch;
-    wake_ = true;
+    WakeLocked();
     return;
   }
 
@@ -47,7 +47,9 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
     slot.state = SlotState::kFree;
     slot.replica.NoteEnd(now);
     ++answering_;
-    wake_ = wake_ || !IsQueueEmptyLocked();
+    if (!IsQueueEmptyLocked()) {
+      WakeLocked();
+    }
   }
   payloads.clear();
   AnswerAll(std::move(endings));
@@ -56,7 +58,7 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   --answering_;
   // The batch thread updates the gauges. It is woken only now because, with few cores, it would
   // otherwise delay the answers.
-  wake_ = true;
+  WakeLocked();
   UpdateIdleLocked();
 }
 
@@ -241,7 +243,9 @@ bool Batcher::Impl::IsIdleLocked() const {
 
 void Batcher::Impl::UpdateIdleLocked() {
   is_idle_ = IsIdleLocked();
-  wake_ = wake_ || is_stopping_;
+  if (is_stopping_) {
+    WakeLocked();
+  }
 }
 
 }  // namespace logprobd

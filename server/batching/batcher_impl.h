@@ -44,6 +44,7 @@ struct Batcher::Impl {
   void Commit(VersionReplicas* next);
   void AwaitRetired();
   void Fail(const absl::Status& why);
+  void Abandon(const absl::Status& why);
   bool Drain(absl::Time deadline);
   MemoryPlan memory() const;
 
@@ -74,6 +75,12 @@ struct Batcher::Impl {
   RowQueue& QueueOfLocked(const VersionReplicas& version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  /// Gives the batch thread something to do. If it does not come to it, its heartbeat shows that.
+  void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    wake_ = true;
+    heartbeat_->Begin();
+  }
 
   // Functions that run on callers' threads (batcher.cc).
   absl::Status CheckServingLocked(const ScoreRequest& request)
@@ -138,6 +145,7 @@ struct Batcher::Impl {
   const Clock& clock_;
   Metrics& metrics_;
   const int64_t hidden_size_;
+  const std::shared_ptr<Heartbeat> heartbeat_;  // Of the batch thread.
   TaskPool copy_pool_;
   PayloadGather gather_;  // Used by the batch thread only.
   TaskPool answer_pool_;  // Used by the thread that has set is_answer_pool_taken_.

@@ -30,10 +30,15 @@ void Batcher::Impl::Run() {
   absl::MutexLock lock(&mutex_);
   while (true) {
     wake_ = false;
+    heartbeat_->Begin();
     if (DoNextLocked()) {
       continue;
     }
-    if (is_stopping_ && is_idle_) {
+    const bool is_over = is_stopping_ && is_idle_;
+    if (is_over || !wake_) {
+      heartbeat_->End();
+    }
+    if (is_over) {
       return;
     }
     wake_time_ = NextWakeLocked(clock_.Now());

@@ -56,6 +56,15 @@ absl::Span<const Reduction> ToAbsl(std::span<const Reduction> items) {
 
 }  // namespace
 
+void CpuShard::ScorerThreads::ForEach(
+    int64_t num_units, const std::function<void(int64_t unit, int32_t worker)>& body) {
+  Heartbeat& heartbeat = shard_.heartbeat();
+  pool_.ForEach(num_units, [&](int64_t unit, int32_t worker) {
+    body(unit, worker);
+    heartbeat.Beat();
+  });
+}
+
 absl::StatusOr<std::unique_ptr<StagingBuffer>> CpuShard::AllocateStaging(int64_t size_bytes) {
   LOGPROBD_ASSIGN_OR_RETURN(HostMemory memory, HostMemory::Allocate(size_bytes));
   return std::make_unique<HostStaging>(std::move(memory), size_bytes);

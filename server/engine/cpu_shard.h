@@ -1,9 +1,13 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "kernels/cpu/row_scorer.h"
+#include "kernels/cpu/thread_pool.h"
 #include "server/engine/cpu_head.h"
 #include "server/engine/engine_shard.h"
 #include "server/engine/fault_points.h"
@@ -19,7 +23,8 @@ class CpuShard final : public EngineShard {
       : rank_(rank),
         head_(std::move(head)),
         faults_(std::move(faults)),
-        scorer_(head_.view(), options) {}
+        threads_(options.num_threads, *this),
+        scorer_(head_.view(), options, threads_) {}
 
   absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) override;
   absl::Status Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) override;
@@ -28,6 +33,19 @@ class CpuShard final : public EngineShard {
   bool IsIdle() override { return !is_scoring_.load(); }
 
  private:
+  /// The threads of the scorer. Each unit of a loop is a beat, since a batch may take minutes.
+  class ScorerThreads final : public kernels::LoopThreads {
+   public:
+    ScorerThreads(int32_t num_threads, const CpuShard& shard) : pool_(num_threads), shard_(shard) {}
+    int32_t num_threads() const override { return pool_.num_threads(); }
+    void ForEach(int64_t num_units,
+                 const std::function<void(int64_t unit, int32_t worker)>& body) override;
+
+   private:
+    kernels::ThreadPool pool_;
+    const CpuShard& shard_;
+  };
+
   absl::Status Score(ScoreBatch& batch, RankTeam& team);
   /// Scores the rows as one of several shards. For each step of rows, the shards reduce arrays
   /// twice.
@@ -36,6 +54,7 @@ class CpuShard final : public EngineShard {
   const int32_t rank_;
   const CpuHead head_;
   const FaultPoints faults_;
+  ScorerThreads threads_;
   kernels::RowScorer scorer_;
   std::atomic<bool> is_scoring_ = false;
   double seconds_[ScoringEngine::kBatchesInFlight] = {};

@@ -289,6 +289,7 @@ absl::Status CudaShard::AwaitPass(CudaSlot& slot, RankTeam& team) const {
     }
     LOGPROBD_RETURN_IF_ERROR(team.aborted());
     if (team.size() > 1) LOGPROBD_RETURN_IF_ERROR(team.collective().Check());
+    heartbeat().Beat();
     std::this_thread::yield();
   }
 }

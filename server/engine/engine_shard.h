@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/base/heartbeat.h"
 #include "server/base/scoring_engine.h"
 #include "server/engine/rank_team.h"
 
@@ -27,6 +29,11 @@ struct ShardTimes {
 class EngineShard {
  public:
   virtual ~EngineShard() = default;
+
+  /// Sets the heartbeat of the thread that calls Enqueue, which begins and ends work around the
+  /// call. A shard whose Enqueue takes long, or waits, beats it as the work moves. Must be called
+  /// before the first batch.
+  void SetHeartbeat(std::shared_ptr<Heartbeat> heartbeat) { heartbeat_ = std::move(heartbeat); }
 
   /// Allocates memory from which this shard and its team read hidden rows. See ScoringEngine.
   virtual absl::StatusOr<std::unique_ptr<StagingBuffer>> AllocateStaging(int64_t size_bytes) = 0;
@@ -51,6 +58,12 @@ class EngineShard {
 
   /// Returns true if no enqueued work of any slot can still access a batch.
   virtual bool IsIdle() = 0;
+
+ protected:
+  Heartbeat& heartbeat() const { return *heartbeat_; }
+
+ private:
+  std::shared_ptr<Heartbeat> heartbeat_ = std::make_shared<Heartbeat>();
 };
 
 }  // namespace logprobd

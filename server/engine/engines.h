@@ -13,6 +13,7 @@
 #include "server/base/client_memory.h"
 #include "server/base/clock.h"
 #include "server/base/head_info.h"
+#include "server/base/heartbeat.h"
 #include "server/base/scoring_engine.h"
 #include "server/engine/fault_points.h"
 #include "server/metrics/metrics.h"
@@ -55,7 +56,9 @@ struct EngineOptions {
   /// Longest time for a batch, after which its replica counts as hung; infinite means no limit.
   absl::Duration batch_time_max = absl::InfiniteDuration();
   const Clock* clock = &Clock::Steady();  ///< Measures batch_time_max.
-  FaultPoints faults = {};                ///< Used by tests only.
+  /// Table for the heartbeats of the engines' threads; may be null. Must outlive the engines.
+  Heartbeats* heartbeats = nullptr;
+  FaultPoints faults = {};  ///< Used by tests only.
   /// Folder for what the engine remembers across starts, or empty. See CheckUnlessKnown.
   std::string state_dir = {};
   /// Called while the weight is read, with the bytes read so far and in total. May be empty.

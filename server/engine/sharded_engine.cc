@@ -28,8 +28,8 @@ namespace {
 constexpr absl::Duration kBusyPoll = absl::Milliseconds(2);
 constexpr absl::Duration kPause = absl::Microseconds(50);
 
-/// How often the watchdog checks a batch that is still being enqueued.
-constexpr absl::Duration kWatchPeriod = absl::Seconds(1);
+/// How often the finish thread checks a batch that is still being enqueued.
+constexpr absl::Duration kWatchPeriod = absl::Milliseconds(250);
 
 /// Returns the time for polls and pauses. It is real time even when the engine's clock is a fake.
 absl::Time RealNow() { return Clock::Steady().Now(); }
@@ -59,7 +59,13 @@ class ShardedEngine final : public ScoringEngine {
         clock_(*options_.clock),
         shards_(std::move(shards)),
         team_(static_cast<int32_t>(shards_.size()), std::move(collective)),
-        rank_threads_(static_cast<int32_t>(shards_.size())) {}
+        rank_threads_(static_cast<int32_t>(shards_.size())),
+        finish_heartbeat_(MakeHeartbeat("engine-finish")) {
+    for (const std::unique_ptr<EngineShard>& shard : shards_) {
+      rank_heartbeats_.push_back(MakeHeartbeat("engine-rank"));
+      shard->SetHeartbeat(rank_heartbeats_.back());
+    }
+  }
 
   ~ShardedEngine() override {
     {
@@ -101,6 +107,7 @@ class ShardedEngine final : public ScoringEngine {
     jobs_.back()->deadline = clock_.Now() + options_.batch_time_max;
     next_slot_ = (next_slot_ + 1) % kBatchesInFlight;
     num_started_.fetch_add(1, std::memory_order_release);
+    finish_heartbeat_->Begin();
   }
 
  private:
@@ -116,6 +123,11 @@ class ShardedEngine final : public ScoringEngine {
     absl::Status status = {};  ///< Result of enqueuing.
   };
   using JobPointer = std::shared_ptr<Job>;
+
+  std::shared_ptr<Heartbeat> MakeHeartbeat(absl::string_view thread) const {
+    return AddHeartbeat(options_.heartbeats,
+                        {std::string(thread), options_.info.name, options_.replica});
+  }
 
   // The submit thread.
   void RunSubmitThread();
@@ -146,7 +158,9 @@ class ShardedEngine final : public ScoringEngine {
   const Clock& clock_;
   const std::vector<std::unique_ptr<EngineShard>> shards_;
   RankTeam team_;
-  kernels::ThreadPool rank_threads_;  ///< Used by the submit thread.
+  kernels::ThreadPool rank_threads_;                         ///< Used by the submit thread.
+  std::vector<std::shared_ptr<Heartbeat>> rank_heartbeats_;  ///< One per shard.
+  const std::shared_ptr<Heartbeat> finish_heartbeat_;
   std::atomic<bool> is_healthy_ = true;
   std::atomic<int64_t> num_started_ = 0;  ///< Number of batches; the submit thread polls it.
   int64_t num_taken_ = 0;                 ///< Used by the submit thread only.
@@ -195,7 +209,9 @@ absl::Status ShardedEngine::Enqueue(Job& job) {
   // There are as many threads as shards, so that all shards run while one waits for the others.
   rank_threads_.ForEach(team_.size(), [&](int64_t rank, int32_t /*thread*/) {
     const auto i = static_cast<size_t>(rank);
+    rank_heartbeats_[i]->Begin(static_cast<int32_t>(rank));
     statuses[i] = shards_[i]->Enqueue(*job.batch, job.slot, team_);
+    rank_heartbeats_[i]->End();
   });
   for (const absl::Status& status : statuses) LOGPROBD_RETURN_IF_ERROR(status);
   return absl::OkStatus();
@@ -204,6 +220,7 @@ absl::Status ShardedEngine::Enqueue(Job& job) {
 void ShardedEngine::RunFinishThread() {
   while (const JobPointer job = NextToFinish()) {
     absl::Status status = Finish(*job);
+    finish_heartbeat_->Begin();
     ScoreDone done = std::move(job->done);
     {
       const absl::MutexLock lock(&mutex_);
@@ -222,7 +239,13 @@ ShardedEngine::JobPointer ShardedEngine::NextToFinish() {
     if (!jobs_.empty() && (jobs_.front()->is_enqueued || jobs_.front()->deadline <= now)) {
       return jobs_.front();
     }
-    if (jobs_.empty() && is_stopping_) return nullptr;
+    if (jobs_.empty()) {
+      finish_heartbeat_->End();
+      if (is_stopping_) return nullptr;
+    } else if (jobs_.front()->is_taken) {
+      finish_heartbeat_
+          ->Begin();  // whether the batch moves is shown by the heartbeats of the ranks
+    }
     clock_.AwaitUntil(mutex_, absl::Condition(this, &ShardedEngine::HasJobToFinish),
                       now + kWatchPeriod);
   }
@@ -253,8 +276,9 @@ absl::Status ShardedEngine::AwaitShards(const Job& job) {
   const absl::Time sleep_from = RealNow() + kBusyPoll;
   while (true) {
     bool is_done = true;
-    for (const std::unique_ptr<EngineShard>& shard : shards_) {
-      LOGPROBD_ASSIGN_OR_RETURN(const bool is_shard_done, shard->IsDone(job.slot));
+    for (size_t rank = 0; rank < shards_.size(); ++rank) {
+      finish_heartbeat_->Begin(static_cast<int32_t>(rank));
+      LOGPROBD_ASSIGN_OR_RETURN(const bool is_shard_done, shards_[rank]->IsDone(job.slot));
       is_done = is_done && is_shard_done;
     }
     // Aborted work also ends, but without scores.
@@ -275,6 +299,7 @@ absl::Status ShardedEngine::Collect(Job& job) {
   batch.h2d_seconds = batch.kernel_seconds = batch.combine_seconds = batch.d2h_seconds = 0;
   batch.gather_seconds = 0;
   for (size_t rank = 0; rank < shards_.size(); ++rank) {
+    finish_heartbeat_->Begin(static_cast<int32_t>(rank));
     LOGPROBD_ASSIGN_OR_RETURN(const ShardTimes times, shards_[rank]->Collect(batch, job.slot));
     // The batch gets the times of the slowest shard. The times of combine and of the copy to the
     // host are those of the first shard, which writes the scores.
@@ -317,8 +342,13 @@ void ShardedEngine::Fail(const absl::Status& status) {
     }
     return AreShardsIdle();
   };
-  while (!is_idle() && RealNow() < until) absl::SleepFor(kPause);
-  // Batches that are stuck in a call that never returns are answered as well.
+  while (!is_idle() && RealNow() < until) {
+    finish_heartbeat_->Beat();
+    absl::SleepFor(kPause);
+  }
+  // Batches that are stuck in a call that never returns are answered as well. The engine gets no
+  // further work, so that a rank that is still stuck then holds up nobody.
+  for (const std::shared_ptr<Heartbeat>& rank : rank_heartbeats_) rank->End();
   const absl::MutexLock lock(&mutex_);
   for (const JobPointer& job : jobs_) {
     if (job->is_enqueued) continue;
@@ -327,18 +357,24 @@ void ShardedEngine::Fail(const absl::Status& status) {
   }
 }
 
+/// Runs on the finish thread or, once that has ended, in the destructor.
 bool ShardedEngine::AreShardsIdle() const {
-  return std::all_of(shards_.begin(), shards_.end(),
-                     [](const auto& shard) { return shard->IsIdle(); });
+  for (size_t rank = 0; rank < shards_.size(); ++rank) {
+    finish_heartbeat_->Begin(static_cast<int32_t>(rank));
+    if (!shards_[rank]->IsIdle()) return false;
+  }
+  return true;
 }
 
 /// Waits for work that still runs after a failure, because it writes to memory that is about to be
 /// freed. If a device never ends its work, the destructor blocks.
 void ShardedEngine::AwaitRest() const {
-  if (AreShardsIdle()) return;
-  LogWarning("the failed replica is released when its devices have ended their work",
-             {{"head", options_.info.name}, {"replica", options_.replica}});
-  while (!AreShardsIdle()) absl::SleepFor(kPause);
+  if (!AreShardsIdle()) {
+    LogWarning("the failed replica is released when its devices have ended their work",
+               {{"head", options_.info.name}, {"replica", options_.replica}});
+    while (!AreShardsIdle()) absl::SleepFor(kPause);
+  }
+  finish_heartbeat_->End();  // also where the finish thread has waited for the shards
 }
 
 /// Counts the failure for every GPU, since not all shards know which one failed.
@@ -377,6 +413,7 @@ ShardedEngineOptions ReplicaOptions(const HeadInfo& info, const EnginePlan& plan
   engine.batch_time_max = options.batch_time_max;
   engine.replica = replica;
   engine.clock = options.clock;
+  engine.heartbeats = options.heartbeats;
   engine.metrics = options.metrics;
   return engine;
 }

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
+#include "server/base/heartbeat.h"
 #include "server/base/scoring_engine.h"
 #include "server/engine/collective.h"
 #include "server/engine/engine_shard.h"
@@ -27,6 +28,10 @@ namespace logprobd {
 /// takes longer than `batch_time_max`, the batches in flight fail and the engine stays unhealthy.
 /// Batches then end with INTERNAL if a device or its exchange has failed, and with UNAVAILABLE
 /// after a timeout; later batches end with UNAVAILABLE.
+///
+/// A call to a device may never return, so no thread of the engine can be relied on to notice. Each
+/// rank thread has a heartbeat for the watchdog, with which it is at work while it enqueues a
+/// batch, and so has the finish thread, which is at work from the start of a batch to its end.
 struct ShardedEngineOptions {
   HeadInfo info;
   MemoryPlan memory;
@@ -44,7 +49,8 @@ struct ShardedEngineOptions {
   std::vector<int32_t> gpus;     ///< CUDA ordinal of each shard, for the metrics; empty on a CPU.
   int32_t replica = 0;
   const Clock* clock = &Clock::Steady();
-  Metrics* metrics = nullptr;  ///< May be null.
+  Metrics* metrics = nullptr;        ///< May be null.
+  Heartbeats* heartbeats = nullptr;  ///< Table for the heartbeats of the threads; may be null.
 };
 
 /// Returns the options of the engine of replica `replica` that follow from a plan and from

@@ -307,6 +307,7 @@ GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 GrpcServer::~GrpcServer() {
   Shutdown(absl::ZeroDuration());
+  impl_->admin.Shutdown(std::chrono::system_clock::now());  // cancels loads that still run
   if (impl_->weights != nullptr) {
     impl_->weights->work().AwaitNone(impl_->clock, absl::InfiniteFuture());
   }
@@ -425,13 +426,16 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     // service, which never end by themselves.
     const absl::Time until = impl_->clock.Now() + grace;
     handler.work().AwaitNone(impl_->clock, until);
+    bool is_loading = false;
     if (impl_->weights != nullptr) {
       impl_->weights->RefuseNew();
-      impl_->weights->work().AwaitNone(impl_->clock, until);
+      is_loading = !impl_->weights->work().AwaitNone(impl_->clock, until);
     }
     const auto now = std::chrono::system_clock::now();
     impl_->data.Shutdown(now);
-    impl_->admin.Shutdown(now);
+    if (!is_loading) {  // gRPC would wait for the load, which may hang in a read.
+      impl_->admin.Shutdown(now);
+    }
     if (impl_->same_host != nullptr) {
       impl_->same_host->Stop();
     }

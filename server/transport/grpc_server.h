@@ -89,7 +89,7 @@ class GrpcServer {
   int CancelUnreadAnswers();
 
   /// Refuses new calls, waits at most `grace` for the calls in flight, including Verify, and
-  /// cancels the rest. Idempotent.
+  /// cancels the rest, except loads of weights, which the destructor cancels. Idempotent.
   void Shutdown(absl::Duration grace);
 
  private:

@@ -6,11 +6,11 @@
       python3 tests/gpu/gate.py --bin-dir @BIN@       on a GPU machine without a build, after pack.sh
 
 Steps: every *_gpu_test that a CMakeLists.txt names, the example of the fused kernel, the operator's Python tests on
-CUDA, the same-host client check, the bits of the operator and the server, compute-sanitizer on the small cases of the
-kernels' unit tests, and the digest of the result bits. Prints what passed, failed and was skipped per step. A skipped
-test fails the gate unless it needs two GPUs, tests CPUs or, with --without-originals, needs another package. Exits with
-1 unless all passed. `--jobs N` runs N steps at once; the GPU is shared, so no step may measure time. Needs pytest,
-torch, grpcio and ml_dtypes for the Python steps.
+CUDA, the same-host client check, a driver that hangs, the bits of the operator and the server, compute-sanitizer on the
+small cases of the kernels' unit tests, and the digest of the result bits. Prints what passed, failed and was skipped
+per step. A skipped test fails the gate unless it needs two GPUs, tests CPUs or, with --without-originals, needs another
+package. Exits with 1 unless all passed. `--jobs N` runs N steps at once; the GPU is shared, so no step may measure
+time. Needs pytest, torch, grpcio and ml_dtypes for the Python steps.
 """
 
 import argparse
@@ -249,6 +249,7 @@ def steps_of(bin_dir: pathlib.Path, baseline: dict[str, str], is_partial: bool) 
     steps.append(Step("fused kernel's example", partial(program, found[example])))
     server = found["logprobd"]
     steps.append(Step("same-host client", partial(check, "cuda_ipc_client_check.py", server)))
+    steps.append(Step("hung driver", partial(check, "hung_driver_check.py", server)))
     bits = partial(check, "operator_bits_check.py", server)
     steps.append(
         Step(

@@ -64,8 +64,10 @@ ldd "${binaries[@]}" | awk '$3 ~ /^\// {print $3}' | sort -u |
 for library in "$build"/lib/liblogprobd_torch_ops.so "$build"/lib/liblogprobd_kernels.so.*; do
   strip -o "$staging/bin/$(basename "$library")" "$library"
 done
-# The memory leak that the soak test must find; the other machine may have no compiler.
-"${CC:-cc}" -O1 -shared -fPIC -o "$staging/bin/leak.so" tests/soak/leak.c -ldl
+# The memory leak that the soak test must find, and the driver that hangs; the other machine may have no compiler.
+for source in tests/soak/leak.c tests/support/faulty_calls.c; do
+  "${CC:-cc}" -O1 -shared -fPIC -o "$staging/bin/$(basename "$source" .c).so" "$source" -ldl
+done
 git describe --always --dirty --abbrev=12 --match= >"$staging/bin/COMMIT"
 # The binaries share most of their GPU code, which a dictionary as large as the archive finds.
 tar -C "$staging" -c bin lib | xz -T1 --lzma2=preset=6,dict=512MiB >"$archive"

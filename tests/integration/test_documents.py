@@ -202,6 +202,7 @@ REQUIRED_FAULTS = {
     "C109",  # several heads
     "F110",  # the control socket
     "E111",  # equal sums
+    *(f"E{i}" for i in range(112, 116)),  # hung threads, stopped processes, failing files
 }
 FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 

@@ -112,6 +112,13 @@ def test_systemd_waits_longer_than_the_server_drains(help_text) -> None:
     assert int(settings("TimeoutStopSec")[0].removesuffix("s")) > int(grace)
 
 
+def test_systemd_leaves_the_server_time_to_end_by_itself_when_a_thread_hangs(help_text) -> None:
+    default = re.search(r"--watchdog-s .*?0\s+means\s+(\d+)\s+s;", help_text, re.DOTALL)[1]
+    minutes = re.fullmatch(r"(\d+)min", settings("WatchdogSec")[0])[1]
+    assert int(minutes) * 60 > int(default) + 10
+    assert "4" not in settings("RestartPreventExitStatus")[0].split()
+
+
 class Package:
     """The Debian package, built from the tests' binaries and unpacked."""
 

@@ -58,6 +58,7 @@ absl::Status HeadManager::Load(const std::atomic<bool>& stop,
   EngineOptions engine_options = EngineOptionsOf(options_);
   engine_options.metrics = &metrics_;
   engine_options.batch_time_max = BatchTimeMaxOf(options_, plan.engine.device);
+  engine_options.heartbeats = parts_.heartbeats.get();
   engine_options.progress = progress;
   LOGPROBD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<ScoringEngine>> engines,
                             parts_.create_engines(weights, plan.engine, engine_options));
@@ -152,6 +153,7 @@ Batcher::Options HeadManager::BatcherOptions(const ServerOptions& options) {
   result.turns = turns_.devices;
   result.turns_head = turns_.head;
   result.staging = &staging_;
+  result.heartbeats = parts_.heartbeats.get();
   if (plan().engine.device == Device::kCuda) {  // a CPU engine needs all cores itself
     result.busy_poll = kBusyPollRequest;
   }
@@ -261,6 +263,12 @@ absl::Status HeadManager::SetLimits(const ServerOptions& options) {
 bool HeadManager::Drain(absl::Time deadline) {
   const std::shared_ptr<InProcessHead> head = this->head();
   return head == nullptr || head->Drain(deadline);
+}
+
+void HeadManager::Abandon(const absl::Status& why) {
+  if (const std::shared_ptr<InProcessHead> head = this->head(); head != nullptr) {
+    head->Abandon(why);
+  }
 }
 
 }  // namespace logprobd

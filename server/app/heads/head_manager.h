@@ -84,6 +84,9 @@ class HeadManager {
   /// is not loaded.
   bool Drain(absl::Time deadline);
 
+  /// Answers all requests with `why`, if the head is loaded; see Batcher::Abandon.
+  void Abandon(const absl::Status& why);
+
  private:
   Batcher::Options BatcherOptions(const ServerOptions& options);
   std::shared_ptr<HeadVersions> MakeVersions(InProcessHead& head,

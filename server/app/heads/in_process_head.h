@@ -56,6 +56,8 @@ class InProcessHead final : public ServedHead {
   /// Reports, after Commit(nullptr), that no version is available. Until the next Commit the head
   /// is not ready, and waiting and new requests get UNAVAILABLE with `reason`.
   void Fail(const std::string& reason);
+  /// Answers all requests with `why`; see Batcher::Abandon.
+  void Abandon(const absl::Status& why) { batcher_->Abandon(why); }
   /// Returns the reason given to Fail; empty while a version is live or about to become live.
   std::string failure() const;
 

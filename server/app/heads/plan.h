@@ -10,9 +10,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/app/options/server_options.h"
 #include "server/base/clock.h"
 #include "server/base/head_info.h"
+#include "server/base/heartbeat.h"
 #include "server/base/host.h"
 #include "server/base/scoring_engine.h"
 #include "server/batching/device_turns.h"
@@ -58,8 +60,15 @@ struct ServerParts {
     return absl::StatusOr<ServerOptions>(absl::UnimplementedError("settings cannot be read again"));
   };
   /// Tells the service manager about the server's state; see NotifyServiceManager. Called from
-  /// several threads, one at a time.
+  /// several threads.
   std::function<void(absl::string_view message)> notify = [](absl::string_view) {};
+  /// Interval at which the service manager gets WATCHDOG=1, as long as the threads move.
+  absl::Duration notify_interval = absl::InfiniteDuration();
+  /// The heartbeats of the server's threads.
+  std::shared_ptr<Heartbeats> heartbeats = std::make_shared<Heartbeats>();
+  /// Ends the process with kExitHung after `delay`, without help of any other thread; see
+  /// ExitHungAfter.
+  std::function<void(absl::Duration delay)> exit_hung_after = [](absl::Duration) {};
   const Clock* clock = &Clock::Steady();
   /// Whether to draw the progress of loading on standard error.
   bool progress_on_terminal = false;

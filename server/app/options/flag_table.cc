@@ -83,8 +83,9 @@ std::vector<Flag> MakeFlags() {
            "fit.",
            1, kShardsMax}),
       {"watchdog-s", "Engine", Kind::kNumber, &O::watchdog_s, "SECONDS",
-       "Longest time that a batch may take before its replica counts as hung. 0 means 120 s on "
-       "GPUs and no limit on a CPU.",
+       "Longest time for which work may stand still. After it, the replica of a batch counts as "
+       "hung; if a thread hangs, so that this does not help, the process ends 6 s later. 0 means "
+       "120 s; a batch on a CPU then has no limit while it moves.",
        0, 86'400},
       Choice(
           {"exchange", "Engine", Kind::kChoice, &O::exchange, "MEANS",

@@ -87,12 +87,21 @@ int NumStagingBuffers(const ServerOptions& options) {
   return ScoringEngine::kBatchesInFlight * (is_swappable ? 2 : 1);
 }
 
+constexpr absl::Duration kDefaultWatchdog = absl::Seconds(120);
+
 absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
   if (options.watchdog_s > 0) {
     return absl::Seconds(options.watchdog_s);
   }
-  constexpr absl::Duration kGpuBatchTimeMax = absl::Seconds(120);
-  return device == Device::kCuda ? kGpuBatchTimeMax : absl::InfiniteDuration();
+  return device == Device::kCuda ? kDefaultWatchdog : absl::InfiniteDuration();
+}
+
+absl::Duration StandstillMaxOf(const ServerOptions& options) {
+  // An engine needs up to 0.25 s to notice that a batch is late, and up to 5 s until the batch's
+  // memory is at rest.
+  constexpr absl::Duration kEngineFirst = absl::Seconds(6);
+  return (options.watchdog_s > 0 ? absl::Seconds(options.watchdog_s) : kDefaultWatchdog) +
+         kEngineFirst;
 }
 
 /// Number of additional threads that send answers. Sending one answer takes about 25 us and a batch

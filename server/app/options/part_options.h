@@ -33,6 +33,11 @@ int NumStagingBuffers(const ServerOptions& options);
 /// on a CPU, whose speed is not known.
 absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device);
 
+/// Returns the time for which a thread of the server may stand still with work in hand before the
+/// process ends. It is long enough for an engine to give up a batch after BatchTimeMaxOf and to
+/// answer it, since that costs only a replica.
+absl::Duration StandstillMaxOf(const ServerOptions& options);
+
 /// Returns the limits that are published to clients and enforced. Rows and message bytes never
 /// exceed one client's share of the queue. Answers count towards that share too. A request within
 /// the limits can therefore be served, unless its lists (top_k, candidates) are too large for the

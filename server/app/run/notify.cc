@@ -1,13 +1,17 @@
 #include "server/app/run/notify.h"
 
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
+#include "absl/strings/numbers.h"
 #include "server/base/log.h"
 #include "server/transport/sockets.h"
 
@@ -31,11 +35,25 @@ void NotifyServiceManager(absl::string_view message) {
   }
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
   const FileDescriptor fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const timeval wait_max = {.tv_sec = 1, .tv_usec = 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &wait_max, sizeof(wait_max));
   if (sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL,
              reinterpret_cast<const sockaddr*>(&address), length) < 0) {
     LogWarning("cannot reach the service manager",
                {{"socket", path}, {"reason", std::strerror(errno)}});
   }
+}
+
+absl::Duration ServiceWatchdogTime() {
+  const char* const time = std::getenv("WATCHDOG_USEC");
+  const char* const pid = std::getenv("WATCHDOG_PID");
+  int64_t microseconds = 0;
+  int64_t expected_pid = getpid();
+  if (time == nullptr || !absl::SimpleAtoi(time, &microseconds) || microseconds <= 0 ||
+      (pid != nullptr && !absl::SimpleAtoi(pid, &expected_pid)) || expected_pid != getpid()) {
+    return absl::InfiniteDuration();
+  }
+  return absl::Microseconds(microseconds);
 }
 
 }  // namespace logprobd

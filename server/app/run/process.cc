@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "server/app/run/run.h"
 #include "server/base/errors.h"
 #include "server/base/host.h"
 
@@ -95,6 +96,15 @@ BuildInfo Build() { return {LOGPROBD_VERSION, LOGPROBD_COMMIT}; }
 absl::Status PrepareProcessLimits() {
   absl::Status status = CheckOpenFiles();
   return status.ok() ? CheckThreads() : status;
+}
+
+void ExitHungAfter(absl::Duration delay) {
+  if (delay <= absl::ZeroDuration()) {
+    _exit(kExitHung);
+  }
+  // The default action would not do: the first process of a container ignores it.
+  std::signal(SIGALRM, [](int) { _exit(kExitHung); });
+  alarm(static_cast<unsigned>(absl::ToInt64Seconds(absl::Ceil(delay, absl::Seconds(1)))));
 }
 
 StopSignals::StopSignals(std::function<void(int, int)> on_stop, std::function<void()> on_reload)

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace logprobd {
 
@@ -26,6 +27,11 @@ inline constexpr int kThreadsMin = 64;
 /// files and threads. Returns RESOURCE_EXHAUSTED that names the limit, its value and the required
 /// minimum.
 absl::Status PrepareProcessLimits();
+
+/// Ends the process with kExitHung after `delay`, rounded up to seconds, or at once if it is zero.
+/// The kernel's timer does it (SIGALRM), so that nothing in the process can prevent it. Neither
+/// destructors nor functions of atexit run.
+void ExitHungAfter(absl::Duration delay);
 
 /// Turns SIGTERM, SIGINT and SIGHUP into calls on a separate thread, where any function may be
 /// called.

@@ -131,6 +131,8 @@ int Serve(const ServerOptions& options,
   ServerParts parts;
   parts.read_options = std::move(read_options);
   parts.notify = NotifyServiceManager;
+  parts.notify_interval = ServiceWatchdogTime() / 2;
+  parts.exit_hung_after = ExitHungAfter;
   parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == "text";
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options, parts);
   if (!server.ok()) {

@@ -14,10 +14,12 @@
 #include "server/app/heads/head_manager.h"
 #include "server/app/heads/head_table.h"
 #include "server/app/heads/load_control.h"
+#include "server/app/options/part_options.h"
 #include "server/app/options/token_file.h"
 #include "server/app/run/process.h"
 #include "server/app/run/same_host.h"
 #include "server/app/run/status.h"
+#include "server/app/run/watchdog.h"
 #include "server/base/errors.h"
 #include "server/base/listen_address.h"
 #include "server/base/log.h"
@@ -35,6 +37,10 @@ constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 /// Longest time that the process may take to end after the grace time, which is mostly the time to
 /// free memory.
 constexpr absl::Duration kExitTimeMax = absl::Seconds(30);
+/// Longest time for the last answers of a process that hangs, and the part of it in which the calls
+/// are given their answers. The rest is for the log and for locks that somebody holds.
+constexpr absl::Duration kHungTimeMax = absl::Seconds(2);
+constexpr absl::Duration kHungAnswerTime = absl::Seconds(1);
 
 absl::StatusOr<GrpcServer::Options> GrpcOptionsOf(const ServerOptions& options,
                                                   const SameHostMemory& same_host,
@@ -121,6 +127,8 @@ struct Server::Impl {
   void Reload();
   void Apply(const ServerOptions& reloaded);
   bool Drain();
+  absl::Status StartWatchdog();
+  void EndHung(absl::Span<const Standstill> still);
   void PublishMemory();
 
   State GetState() {
@@ -147,6 +155,7 @@ struct Server::Impl {
   bool stop_requested ABSL_GUARDED_BY(mutex) = false;
   bool reload_requested ABSL_GUARDED_BY(mutex) = false;
   State state ABSL_GUARDED_BY(mutex) = State::kLoading;
+  std::string standstill ABSL_GUARDED_BY(mutex);  // Set when the process is about to end.
   ServerPlan plan ABSL_GUARDED_BY(mutex);  // The initial plan; Plan() returns the current one.
   absl::Mutex memory_mutex;                // Used by PublishMemory; locked before `mutex`.
   absl::Mutex notify_mutex;                // Locked before `mutex`.
@@ -163,6 +172,8 @@ struct Server::Impl {
   std::vector<std::unique_ptr<HeadManager>> heads;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<GrpcServer> grpc;
+  const std::shared_ptr<Heartbeat> main_heartbeat;
+  std::unique_ptr<Watchdog> watchdog;
 };
 
 Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& server_parts,
@@ -179,7 +190,8 @@ Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& serve
       status_board(metrics, clock),
       progress(server_parts.progress_on_terminal, clock),
       plan(planned.plan),
-      head_table(InfosOf(planned.plan)) {
+      head_table(InfosOf(planned.plan)),
+      main_heartbeat(parts.heartbeats->Add({.thread = "main", .head = ""})) {
   if (const std::vector<DeviceTurns::Head> in_turn = TurnHeadsOf(plan); !in_turn.empty()) {
     serves_while_loading = !AnyWaitsForPeers(in_turn);
     turns = std::make_unique<DeviceTurns>(in_turn);
@@ -218,7 +230,38 @@ absl::Status Server::Impl::Listen() {
     metrics.SetInsecureListener(flag);
     LogWarning(InsecureText(flag));
   }
+  return StartWatchdog();
+}
+
+absl::Status Server::Impl::StartWatchdog() {
+  Watchdog::Options watch;
+  watch.still_max = StandstillMaxOf(options);
+  watch.on_standstill = [this](absl::Span<const Standstill> still) { EndHung(still); };
+  watch.ping_interval = parts.notify_interval;
+  watch.ping = [this] { parts.notify("WATCHDOG=1"); };
+  LOGPROBD_ASSIGN_OR_RETURN(watchdog, Watchdog::Create(std::move(watch), *parts.heartbeats, clock));
   return absl::OkStatus();
+}
+
+/// Answers all calls and ends the process, on the watchdog's thread. Whatever blocks here, because
+/// a thread that hangs holds it, is cut short by the timer; the clients then get UNAVAILABLE from
+/// their closed connections.
+void Server::Impl::EndHung(absl::Span<const Standstill> still) {
+  parts.exit_hung_after(kHungTimeMax);
+  const std::string text = DescribeStandstill(still.front());
+  {
+    const absl::MutexLock lock(&mutex);
+    standstill = text;
+  }
+  for (const Standstill& each : still) {
+    LogError(absl::StrCat("the process ends: ", DescribeStandstill(each)));
+  }
+  grpc->SetServing(false);
+  for (const std::unique_ptr<HeadManager>& head : heads) {
+    head->Abandon(absl::UnavailableError(absl::StrCat("the server hangs and restarts: ", text)));
+  }
+  grpc->Shutdown(kHungAnswerTime);
+  parts.exit_hung_after(absl::ZeroDuration());
 }
 
 /// Returns the plan with the memory that loaded heads use and the limits in force.
@@ -239,6 +282,12 @@ void Server::Impl::PublishMemory() {
 }
 
 std::string Server::Impl::NotReadyReason() {
+  {
+    const absl::MutexLock lock(&mutex);
+    if (!standstill.empty()) {
+      return standstill;
+    }
+  }
   switch (GetState()) {
     case State::kLoading:
       return LoadingText();
@@ -470,6 +519,7 @@ void Server::Impl::UpdateServing() {
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Server::~Server() {
+  impl_->watchdog.reset();
   impl_->head_table.StopChanges();
   impl_->grpc.reset();
   impl_->head_table.Clear();
@@ -517,7 +567,10 @@ Server::End Server::Run() {
   bool stop = false;
   bool any_left = impl.WatchHeads();
   while (!stop && any_left) {
-    stop = impl.AwaitStop(impl.clock.Now() + kHealthInterval);
+    const absl::Time next_check = impl.clock.Now() + kHealthInterval;
+    impl.main_heartbeat->End();
+    stop = impl.AwaitStop(next_check);
+    impl.main_heartbeat->Begin();
     if (!stop && impl.TakeReload()) {
       impl.Notify(
           absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(impl.clock.Now()), "\n"));
@@ -532,6 +585,7 @@ Server::End Server::Run() {
     impl.Notify();
     impl.status_board.Sample();
   }
+  impl.main_heartbeat->End();  // The drain has its own limit.
   if (!stop) {
     LogError(absl::StrCat(impl.FailureText(), ": stopping"));
   } else {

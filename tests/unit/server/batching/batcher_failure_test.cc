@@ -1,6 +1,7 @@
 #include <memory>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
@@ -60,6 +61,50 @@ TEST_F(BatcherFailureTest, EndsWaitingRequestsWhenTheEngineHasFailedForGood) {
 
   EXPECT_EQ(waiting.WaitForCode(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kUnavailable);
+}
+
+// E112
+TEST_F(BatcherFailureTest, AnswersAllRequestsWithoutItsThreadsWhenItIsAbandoned) {
+  MakeBatcher({.batch_rows_max = 4, .batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();  // an engine that hangs
+  Answer& queued = SubmitRows(3);
+  Answer& cut = Submit({.rows = 7, .client_id = "other"});
+
+  batcher_->Abandon(absl::UnavailableError("the server hangs"));
+
+  for (const std::unique_ptr<Answer>& answer : answers_) {
+    ASSERT_TRUE(answer->is_called());  // on this thread
+    EXPECT_EQ(answer->Wait().status(), absl::UnavailableError("the server hangs"));
+  }
+  EXPECT_TRUE(queued.is_called() && cut.is_called());
+  EXPECT_EQ(Refusal({.rows = 1}).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(BatcherFailureTest, ItsHeartbeatIsAtWorkWhileACallbackDoesNotReturn) {
+  Heartbeats heartbeats;
+  MakeBatcher({.heartbeats = &heartbeats});
+  clock_.WaitUntilAsleep();
+  const std::shared_ptr<const Heartbeat> heartbeat = heartbeats.All().front();
+  EXPECT_FALSE(heartbeat->is_at_work());
+  absl::Notification is_stuck;
+  absl::Notification go_on;
+
+  // A request without rows to score is answered on the batch thread.
+  const auto ticket = batcher_->Submit(MakeRequest({.rows = 1, .ignored_rows = {0}}),
+                                       [&](const absl::StatusOr<ScoreResult>& /*result*/) {
+                                         is_stuck.Notify();
+                                         go_on.WaitForNotification();
+                                       });
+  is_stuck.WaitForNotification();
+  EXPECT_TRUE(heartbeat->is_at_work());
+  EXPECT_EQ(heartbeat->owner().thread, "batch");
+  EXPECT_EQ(heartbeat->owner().head, "default");
+
+  go_on.Notify();
+  clock_.WaitUntilAsleep();
+  EXPECT_FALSE(heartbeat->is_at_work());
+  EXPECT_TRUE(ticket.ok());
+  batcher_.reset();
 }
 
 TEST_F(BatcherFailureTest, RetriesABatchThatDoesNotFitInTwoHalves) {

@@ -272,6 +272,26 @@ TEST(CpuShardsTest, ARankThatHangsFailsTheBatchAfterItsTime) {
   EXPECT_FALSE((*engine)->healthy());
 }
 
+// E112: a batch that takes minutes on a slow CPU moves all the time.
+TEST(CpuShardsTest, EveryTileOfABatchMovesTheHeartbeatOfItsRank) {
+  const auto head = testing::MakeRandomHead({.vocab_size = 8 * 192, .hidden_size = 64});
+  const EngineCase inputs = testing::MakeRandomCase(*head, 7);
+  for (const int32_t num_shards : {1, 2}) {
+    Heartbeats heartbeats;
+    const auto engine =
+        Create(*head, {.batch_rows_max = 7, .shards = num_shards, .heartbeats = &heartbeats});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+
+    ASSERT_TRUE(RunCase(**engine, inputs).status.ok());
+
+    for (const std::shared_ptr<const Heartbeat>& heartbeat : heartbeats.All()) {
+      if (heartbeat->owner().thread == "engine-rank") {
+        EXPECT_GT(heartbeat->beats(), 8 / num_shards);
+      }
+    }
+  }
+}
+
 TEST(CpuShardsTest, ReplicasAreSeparateEnginesWithTheSameBits) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   const EngineCase inputs = MixedCase(*head, 11, Dtype::kBf16);

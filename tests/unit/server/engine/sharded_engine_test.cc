@@ -26,12 +26,14 @@ struct Devices {
   absl::Mutex mutex;
   std::vector<int32_t> enqueued;  ///< Slots that rank 0 has enqueued.
   std::vector<int32_t> collected;
-  bool is_held = false;   ///< If true, batches are enqueued but do not end.
-  absl::Status device;    ///< Error that IsDone of rank 1 returns.
-  absl::Status agreed;    ///< Status that rank 1 passes to Agree.
-  absl::Status copied;    ///< Error that Collect of rank 1 returns.
-  int held_polls = 0;     ///< Further calls for which IsDone of rank 0 returns false.
-  bool is_stuck = false;  ///< If true, Enqueue of rank 1 does not return.
+  bool is_held = false;           ///< If true, batches are enqueued but do not end.
+  absl::Status device;            ///< Error that IsDone of rank 1 returns.
+  absl::Status agreed;            ///< Status that rank 1 passes to Agree.
+  absl::Status copied;            ///< Error that Collect of rank 1 returns.
+  int held_polls = 0;             ///< Further calls for which IsDone of rank 0 returns false.
+  bool is_stuck = false;          ///< If true, Enqueue of rank 1 does not return.
+  bool is_query_stuck = false;    ///< If true, IsDone of rank 1 does not return.
+  bool is_in_stuck_call = false;  ///< Rank 1 is in a call that does not return.
   std::atomic<bool> is_idle = true;
   std::atomic<int> busy_polls = 0;  ///< Further calls for which IsIdle returns false.
 };
@@ -50,14 +52,14 @@ class FakeShard final : public EngineShard {
       const absl::MutexLock lock(&devices_.mutex);
       if (rank_ == 0) devices_.enqueued.push_back(slot);
       if (rank_ == 1) own = devices_.agreed;
-      const auto moves = [this] { return rank_ != 1 || !devices_.is_stuck; };
-      devices_.mutex.Await(absl::Condition(&moves));
+      AwaitMove(devices_.is_stuck);
     }
     return team.Agree(rank_, std::move(own));
   }
 
   absl::StatusOr<bool> IsDone(int32_t /*slot*/) override {
     const absl::MutexLock lock(&devices_.mutex);
+    AwaitMove(devices_.is_query_stuck);
     if (rank_ == 1 && !devices_.device.ok()) return devices_.device;
     if (rank_ == 0 && devices_.held_polls > 0) {
       --devices_.held_polls;
@@ -80,6 +82,15 @@ class FakeShard final : public EngineShard {
   bool IsIdle() override { return devices_.is_idle && devices_.busy_polls.fetch_sub(1) <= 0; }
 
  private:
+  /// Does not return on rank 1 while `is_stuck`.
+  void AwaitMove(const bool& is_stuck) {
+    if (rank_ != 1) return;
+    devices_.is_in_stuck_call = is_stuck;
+    const auto moves = [&is_stuck] { return !is_stuck; };
+    devices_.mutex.Await(absl::Condition(&moves));
+    devices_.is_in_stuck_call = false;
+  }
+
   const int32_t rank_;
   Devices& devices_;
 };
@@ -121,6 +132,7 @@ class ShardedEngineTest : public ::testing::Test {
  protected:
   std::unique_ptr<ScoringEngine> Create(int32_t num_shards) {
     ShardedEngineOptions options;
+    options.info.name = "chat";
     options.info.vocab_size = 192 * num_shards;
     options.info.hidden_size = 4;
     options.batch_rows_max = 8;
@@ -128,6 +140,7 @@ class ShardedEngineTest : public ::testing::Test {
     options.rest_time_max = absl::ZeroDuration();
     options.clock = &clock_;
     options.metrics = metrics_;
+    options.heartbeats = &heartbeats_;
     std::vector<std::unique_ptr<EngineShard>> shards;
     for (int32_t rank = 0; rank < num_shards; ++rank) {
       options.tiles.push_back({rank, rank + 1});
@@ -145,6 +158,27 @@ class ShardedEngineTest : public ::testing::Test {
     devices_.is_held = is_held;
   }
 
+  void SetStuck(bool Devices::*call, bool is_stuck) {
+    const absl::MutexLock lock(&devices_.mutex);
+    devices_.*call = is_stuck;
+  }
+
+  /// Waits until rank 1 is in a call that does not return.
+  void AwaitStuck() {
+    const absl::MutexLock lock(&devices_.mutex);
+    LOGPROBD_CHECK(devices_.mutex.AwaitWithTimeout(absl::Condition(&devices_.is_in_stuck_call),
+                                                   absl::Minutes(1)));
+  }
+
+  /// Returns the heartbeats of the threads with this name.
+  std::vector<std::shared_ptr<const Heartbeat>> HeartbeatsOf(const std::string& thread) const {
+    std::vector<std::shared_ptr<const Heartbeat>> found;
+    for (const std::shared_ptr<const Heartbeat>& each : heartbeats_.All()) {
+      if (each->owner().thread == thread) found.push_back(each);
+    }
+    return found;
+  }
+
   /// Returns for GPU 0 and GPU 1 whether the counter with these labels has the value `count`.
   std::vector<bool> AreCounted(const std::string& name, const std::string& labels, int count) {
     const std::string text = metrics_->Serialize();
@@ -158,6 +192,7 @@ class ShardedEngineTest : public ::testing::Test {
 
   testing::FakeClock clock_;
   Devices devices_;
+  Heartbeats heartbeats_;
   Metrics own_metrics_{{.heads = {"default"}, .version = "1", .commit = "a", .gpus = {0, 1}}};
   Metrics* metrics_ = &own_metrics_;
 };
@@ -381,11 +416,7 @@ TEST_F(ShardedEngineTest, CountsABrokenExchangeByItsName) {
 // Regression: a device call that never returned kept all later batches from being answered.
 TEST_F(ShardedEngineTest, AnswersAllBatchesWhenAShardIsStuckInEnqueue) {
   const auto engine = Create(2);
-  const auto set_stuck = [this](bool is_stuck) {
-    const absl::MutexLock lock(&devices_.mutex);
-    devices_.is_stuck = is_stuck;
-  };
-  set_stuck(true);
+  SetStuck(&Devices::is_stuck, true);
   FakeBatch first;
   FakeBatch second;
   first.Start(*engine);
@@ -396,7 +427,65 @@ TEST_F(ShardedEngineTest, AnswersAllBatchesWhenAShardIsStuckInEnqueue) {
   EXPECT_TRUE(absl::IsUnavailable(first.Wait())) << first.status;
   EXPECT_TRUE(absl::IsUnavailable(second.Wait())) << second.status;
   EXPECT_FALSE(engine->healthy());
-  set_stuck(false);
+  SetStuck(&Devices::is_stuck, false);
+}
+
+// E112: the finish thread cannot enforce the engine's own limit while a call to a driver does not
+// return. Its heartbeat tells the watchdog where it stands.
+TEST_F(ShardedEngineTest, AThreadInACallThatDoesNotReturnIsAtWorkAndDoesNotMove) {
+  const auto engine = Create(2);
+  SetStuck(&Devices::is_query_stuck, true);
+  FakeBatch batch;
+  batch.Start(*engine);
+  AwaitStuck();
+  const std::shared_ptr<const Heartbeat> finish = HeartbeatsOf("engine-finish").front();
+  const int64_t beats = finish->beats();
+
+  clock_.Advance(absl::Seconds(31));
+
+  EXPECT_TRUE(finish->is_at_work());
+  EXPECT_EQ(finish->beats(), beats);
+  EXPECT_EQ(finish->shard(), 1);
+  EXPECT_EQ(finish->owner().head, "chat");
+  EXPECT_EQ(finish->owner().replica, 0);
+  EXPECT_TRUE(engine->healthy());
+  SetStuck(&Devices::is_query_stuck, false);
+  batch.Wait();
+}
+
+TEST_F(ShardedEngineTest, ARankIsAtWorkUntilItsBatchIsAnswered) {
+  const auto engine = Create(2);
+  SetStuck(&Devices::is_stuck, true);
+  FakeBatch batch;
+  batch.Start(*engine);
+  AwaitStuck();
+  const auto ranks = HeartbeatsOf("engine-rank");
+  ASSERT_EQ(ranks.size(), 2U);
+  EXPECT_TRUE(ranks[1]->is_at_work());
+  EXPECT_EQ(ranks[1]->shard(), 1);
+
+  clock_.Advance(absl::Seconds(30));
+  batch.Wait();
+
+  EXPECT_FALSE(ranks[0]->is_at_work());
+  EXPECT_FALSE(ranks[1]->is_at_work());
+  SetStuck(&Devices::is_stuck, false);
+}
+
+TEST_F(ShardedEngineTest, IsAtWorkOnlyWhileItHasABatch) {
+  const auto engine = Create(2);
+  const auto heartbeats = heartbeats_.All();
+  ASSERT_EQ(heartbeats.size(), 3U);  // two ranks and the finish thread
+  FakeBatch batch;
+
+  batch.Start(*engine);
+  ASSERT_TRUE(batch.Wait().ok()) << batch.status;
+  clock_.WaitUntilAsleep();
+
+  for (const std::shared_ptr<const Heartbeat>& heartbeat : heartbeats) {
+    EXPECT_FALSE(heartbeat->is_at_work()) << heartbeat->owner().thread;
+    EXPECT_GT(heartbeat->beats(), 0) << heartbeat->owner().thread;
+  }
 }
 
 TEST_F(ShardedEngineTest, WaitsForABatchThatIsWithinItsTime) {

@@ -49,6 +49,8 @@ TEST(PartOptionsTest, TranslatesSettingsIntoTheOptionsOfTheParts) {
   EXPECT_EQ(EngineOptionsOf(options).replicas, 1);
   EXPECT_EQ(BatchTimeMaxOf(options, Device::kCpu), absl::Milliseconds(500));
   EXPECT_EQ(BatchTimeMaxOf(options, Device::kCuda), absl::Milliseconds(500));
+  EXPECT_EQ(StandstillMaxOf(options), absl::Milliseconds(6'500));
+  EXPECT_EQ(StandstillMaxOf(ServerOptions()), absl::Seconds(126));
   EXPECT_EQ(EngineOptionsOf(options).exchange, Exchange::kNccl);
   EXPECT_EQ(EngineOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_rows_max, 77);

@@ -80,6 +80,54 @@ TEST_F(NotifyTest, DoesNothingWithoutAServiceManager) {
   EXPECT_EQ(LogOf("READY=1"), "");
 }
 
+TEST_F(NotifyTest, WaitsAtMostASecondForAManagerThatDoesNotRead) {
+  const std::string name = absl::StrCat("@logprobd-notify-full-", getpid());
+  const FileDescriptor manager = Listen(name);
+  SetSocket(name);
+
+  ::testing::internal::CaptureStderr();
+  std::string log;
+  while (log.empty()) {
+    NotifyServiceManager("WATCHDOG=1");
+    log = ::testing::internal::GetCapturedStderr();
+    ::testing::internal::CaptureStderr();
+  }
+  (void)::testing::internal::GetCapturedStderr();
+
+  EXPECT_THAT(log, HasSubstr("cannot reach the service manager"));
+}
+
+/// Sets the variables of the service manager's watchdog until the end of the test.
+class ServiceWatchdogTimeTest : public ::testing::Test {
+ protected:
+  ~ServiceWatchdogTimeTest() override { Set(nullptr, nullptr); }
+
+  static void Set(const char* time, const char* pid) {
+    (void)(time == nullptr ? unsetenv("WATCHDOG_USEC") : setenv("WATCHDOG_USEC", time, 1));
+    (void)(pid == nullptr ? unsetenv("WATCHDOG_PID") : setenv("WATCHDOG_PID", pid, 1));
+  }
+};
+
+TEST_F(ServiceWatchdogTimeTest, IsInMicroseconds) {
+  Set("3000000", nullptr);
+  EXPECT_EQ(ServiceWatchdogTime(), absl::Seconds(3));
+  Set("3000000", absl::StrCat(getpid()).c_str());
+  EXPECT_EQ(ServiceWatchdogTime(), absl::Seconds(3));
+}
+
+TEST_F(ServiceWatchdogTimeTest, IsInfiniteIfNothingOrAnotherProcessIsMeant) {
+  Set(nullptr, nullptr);
+  EXPECT_EQ(ServiceWatchdogTime(), absl::InfiniteDuration());
+  for (const char* time : {"0", "-5", "soon", ""}) {
+    Set(time, nullptr);
+    EXPECT_EQ(ServiceWatchdogTime(), absl::InfiniteDuration()) << time;
+  }
+  Set("3000000", absl::StrCat(getpid() + 1).c_str());
+  EXPECT_EQ(ServiceWatchdogTime(), absl::InfiniteDuration());
+  Set("3000000", "nobody");
+  EXPECT_EQ(ServiceWatchdogTime(), absl::InfiniteDuration());
+}
+
 TEST_F(NotifyTest, LogsWhyTheServiceManagerCannotBeReached) {
   SetSocket("/nowhere/notify");
   EXPECT_THAT(LogOf("READY=1"), HasSubstr("warning cannot reach the service manager "

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "server/app/run/run.h"
 
 namespace logprobd {
 namespace {
@@ -51,6 +53,20 @@ TEST(StopSignalsTest, CallsForEachSignalWithItsNumber) {
 TEST(StopSignalsTest, JoinsItsThreadWithoutASignal) {
   const StopSignals signals([](int, int) { FAIL() << "nothing was sent"; },
                             [] { FAIL() << "nothing was sent"; });
+}
+
+TEST(ExitHungAfterTest, EndsTheProcessAtOnceWithoutADelay) {
+  EXPECT_EXIT(ExitHungAfter(absl::ZeroDuration()), ::testing::ExitedWithCode(kExitHung), "");
+}
+
+TEST(ExitHungAfterTest, EndsTheProcessThoughAllItsThreadsHang) {
+  EXPECT_EXIT(
+      {
+        ExitHungAfter(absl::Milliseconds(1));
+        absl::Notification never;
+        never.WaitForNotification();
+      },
+      ::testing::ExitedWithCode(kExitHung), "");
 }
 
 /// Prints the message of the check and exits with 0 if the check passes, otherwise with 1.

@@ -12,12 +12,14 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "tests/support/fake_clock.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
 namespace logprobd::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -205,6 +207,43 @@ TEST_F(ServerTest, StopsWhenItHasLostAllOfItsReplicas) {
   EXPECT_THAT(HttpGet(server->http_port(), "/readyz"), HasSubstr("2 of 2 replicas have failed"));
   EXPECT_EQ(ScoreSoon(*server).get().error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(server->Run(), Server::End::kEngineFailed);
+}
+
+// E112
+TEST_F(ServerTest, AnswersItsCallsAndEndsTheProcessWhenAThreadStandsStill) {
+  FakeClock clock;
+  std::vector<absl::Duration> exits;
+  absl::Notification has_ended;
+  parts_.clock = &clock;
+  parts_.exit_hung_after = [&](absl::Duration delay) {
+    exits.push_back(delay);
+    if (delay == absl::ZeroDuration()) {
+      has_ended.Notify();
+    }
+  };
+  options_.watchdog_s = 0.5;
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+  engine_->Hold();
+  std::future<grpc::Status> call = ScoreSoon(*server);
+  engine_->WaitUntilInFlight(1);
+  const auto heartbeat = parts_.heartbeats->Add({"engine-finish", "default", /*replica=*/0});
+
+  heartbeat->Begin(/*shard=*/1);
+  for (int i = 0; i < 10'000 && !has_ended.HasBeenNotified(); ++i) {
+    clock.Advance(absl::Milliseconds(250));
+    has_ended.WaitForNotificationWithTimeout(absl::Milliseconds(1));
+  }
+
+  ASSERT_TRUE(has_ended.HasBeenNotified());
+  const grpc::Status status = call.get();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("thread engine-finish, head default, replica 0, shard 1 has not moved"));
+  EXPECT_THAT(HttpGet(server->http_port(), "/readyz"),
+              AllOf(StartsWith("HTTP/1.1 503"), HasSubstr("thread engine-finish")));
+  EXPECT_THAT(exits, ElementsAre(absl::Seconds(2), absl::ZeroDuration()));
+  engine_->Release();
 }
 
 TEST_F(ServerTest, LogsTheLossOfEachReplicaOnce) {
