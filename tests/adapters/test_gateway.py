@@ -32,13 +32,13 @@ class Backbone:
         self.release = threading.Event()
         self.release.set()
 
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.shapes.append(tuple(tokens.shape))
+    def __call__(self, prompts: list[list[int]]) -> list[torch.Tensor]:
+        self.shapes.append((len(prompts), max(map(len, prompts))))
         self.entered.release()
         assert self.release.wait(60)
-        if (tokens == POISON).any():
+        if any(POISON in prompt for prompt in prompts):
             raise RuntimeError("poisoned")
-        return self.table[tokens]
+        return [self.table[prompt] for prompt in prompts]
 
 
 @pytest.fixture
