@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -261,13 +262,17 @@ class Gateway:
         self._started()
         return web.json_response({"object": "list", "data": self._models})
 
-    async def _complete(self, request: web.Request) -> web.Response:
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
         batcher = self._started()
         completion = parse_completion(await request.read(), self._model)
         request[_TOKENS] = sum(len(prompt.tokens) for prompt in completion.prompts)
         scores = await batcher.score(completion.prompts)
-        body = answer(self._model, completion, scores)
-        return web.Response(body=body, content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        with contextlib.suppress(ConnectionError):  # the client has left
+            await response.prepare(request)
+            for piece in answer(self._model, completion, scores):
+                await response.write(piece)
+        return response
 
 
 def _load(options: argparse.Namespace) -> Teacher:
