@@ -389,7 +389,7 @@ GATEWAY = (
         "",
         r"(?P<tokens>\d+) tokens, top (?P<top_k>\d+): (?P<column>.+)",
         ("figure",),
-        columns=("answer", "body", "head", "added by the gateway"),
+        columns=("answer", "body", "head", "added by the gateway", "CPU time added"),
     ),
 )
 

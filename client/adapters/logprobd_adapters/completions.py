@@ -149,12 +149,18 @@ def _texts(numbers: NDArray[Any]) -> NDArray[np.bytes_]:
     return texts.view("S16").reshape(numbers.shape).astype(f"S{lengths.max()}")
 
 
+def _around(before: bytes, integers: NDArray[np.int64], after: bytes) -> NDArray[np.bytes_]:
+    """Returns the JSON of each integer, at least -1, between two texts, padded with spaces to equal
+    lengths. That of -1 is any."""
+    # The size is a power of two, so that few tables are made.
+    return _table(1 << int(integers.max()).bit_length(), before, after)[integers]
+
+
 @functools.cache
-def _keys(count: int) -> NDArray[np.bytes_]:
-    """Returns the beginnings of the entries of ids below `count`, with equal lengths."""
-    keys = np.char.add(np.char.add(b',"', np.arange(count).astype("S")), b'":{"logprob":')
-    longest = len(keys[-1])
-    return np.char.ljust(keys, longest).astype(f"S{longest}")
+def _table(count: int, before: bytes, after: bytes) -> NDArray[np.bytes_]:
+    texts = np.char.add(np.char.add(before, np.arange(count).astype("S")), after)
+    longest = len(texts[-1])
+    return np.char.ljust(texts, longest).astype(f"S{longest}")
 
 
 def _rows(tokens: NDArray[np.int64], scores: PromptScores) -> bytes:
@@ -165,21 +171,20 @@ def _rows(tokens: NDArray[np.int64], scores: PromptScores) -> bytes:
     """
     count, top_k = scores.top_ids.shape
     ids = np.column_stack([scores.top_ids, tokens])
-    keys = _keys(1 << int(ids.max()).bit_length())  # powers of two, so that there are few tables
     logprobs = np.column_stack([scores.top_logprobs, scores.logprobs])
-    texts = _texts(np.maximum(logprobs, np.finfo(np.float32).min))  # JSON has no infinity
-    digits = len(str(max(top_k, scores.ranks.max())))
-    ends = [
-        np.array([b',"rank":%*d}' % (digits, rank) for rank in ranks])
-        for ranks in (range(1, top_k + 1), scores.ranks.tolist())
-    ]
-    entry = np.dtype([("key", keys.dtype), ("logprob", texts.dtype), ("end", ends[1].dtype)])
+    ranks = np.empty_like(ids)
+    ranks[:, :top_k], ranks[:, top_k] = range(1, top_k + 1), scores.ranks
+    fields = {
+        "id": _around(b',"', ids, b'":{"logprob":'),
+        # JSON has no infinity.
+        "logprob": _texts(np.maximum(logprobs, np.finfo(np.float32).min)),
+        "rank": _around(b',"rank":', ranks, b"}"),
+    }
+    entry = np.dtype([(name, texts.dtype) for name, texts in fields.items()])
     rows = np.empty(count, [("comma", "S1"), ("entries", entry, (top_k + 1,)), ("end", "S1")])
     rows["comma"], rows["end"] = b",", b"}"
-    entries = rows["entries"]
-    entries["key"] = keys[ids]
-    entries["logprob"] = texts
-    entries["end"][:, :top_k], entries["end"][:, top_k] = ends
+    for name, texts in fields.items():
+        rows["entries"][name] = texts
     characters = rows.view(np.uint8).reshape(count, -1)
     characters[:, 1] = ord("{")
     characters[scores.ranks <= top_k, -1 - entry.itemsize : -1] = ord(" ")
