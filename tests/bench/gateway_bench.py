@@ -5,8 +5,8 @@
 Serves a model with random weights on the CPU, with its head in the same process, and sends one request after another
 over one connection from another process. Times of the body and of Teacher.score are taken inside each request, so what
 the gateway adds is a difference within a request: reading the request, its way through the queue, writing the answer,
-and the client's reading of it. The CPU time is that of the gateway's thread of
-requests, which other load of the machine changes less. Needs the adapters' extras gateway and local.
+and the client's reading of it. The CPU time is that of the gateway's thread of requests, which other load of the
+machine changes less. Needs the adapters' extras gateway and local.
 """
 
 import argparse

@@ -20,6 +20,7 @@ from logprobd_adapters.teacher import TOP_K_MAX, Prompt, PromptScores
 
 _CANDIDATES_MAX = 1 << 24  # of a request: 64 MiB of scores
 _BLOCK_ENTRIES = 8192
+_PIECE_BYTES = 1 << 16  # of an answer, at least
 # Masks of 16 bytes for texts of 0 to 16 bytes: the bytes of the text, and spaces after it.
 _KEPT = np.array([b"\xff" * size for size in range(17)], "S16").view(np.uint64).reshape(17, 2)
 _SPACES = ~_KEPT & np.uint64(0x2020202020202020)
@@ -213,7 +214,7 @@ def _npy(array: NDArray[np.float32]) -> str:
 def answer(model: str, completion: Completion, scores: Sequence[PromptScores]) -> Iterator[bytes]:
     """Yields the JSON of an answer in pieces, from the scores of the prompts of the request.
 
-    The first piece can be sent while the next one is made. None is empty.
+    A piece can be sent while the next one is made. None is empty.
     """
     tokens = sum(len(prompt.tokens) for prompt in completion.prompts)
     fields = {
@@ -233,8 +234,10 @@ def answer(model: str, completion: Completion, scores: Sequence[PromptScores]) -
         if completion.has_logprobs:
             text += b"[null"  # the first token, which no row predicts
             for block in _blocks(prompt, of_prompt):
-                yield text + block
-                text = b""
+                text += block
+                if len(text) >= _PIECE_BYTES:
+                    yield text
+                    text = b""
             text += b"]}"
         else:
             text += b"null}"
