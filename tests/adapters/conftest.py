@@ -45,6 +45,7 @@ FRAMEWORKS = {
     "ray": ("ray",),
     "trl": ("trl",),
     "verl": ("verl",),
+    "vllm": ("aiohttp", "orjson", "transformers"),
 }
 collect_ignore_glob = [
     f"test_{name}*.py"

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -12,9 +13,9 @@ import pytest
 import torch
 from aiohttp import ClientSession
 from logprobd.retry import RetryPolicy
-from logprobd_adapters import LocalScorer, RemoteScorer, Scorer
+from logprobd_adapters import LocalScorer, RemoteScorer, Scorer, completions
 from logprobd_adapters.gateway import QUEUE_TOKENS, Gateway
-from logprobd_adapters.teacher import Prompt, Teacher
+from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
 from server_process import ServerProcess
 
 HIDDEN, VOCAB, MAX_MODEL_LEN = 16, 50, 32
@@ -32,13 +33,13 @@ class Backbone:
         self.release = threading.Event()
         self.release.set()
 
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.shapes.append(tuple(tokens.shape))
+    def __call__(self, prompts: list[list[int]]) -> list[torch.Tensor]:
+        self.shapes.append((len(prompts), max(map(len, prompts))))
         self.entered.release()
         assert self.release.wait(60)
-        if (tokens == POISON).any():
+        if any(POISON in prompt for prompt in prompts):
             raise RuntimeError("poisoned")
-        return self.table[tokens]
+        return [self.table[prompt] for prompt in prompts]
 
 
 @pytest.fixture
@@ -179,6 +180,42 @@ def test_logprobs_that_json_cannot_express_are_null_or_the_lowest_number(backbon
         assert rows[2]["9"]["logprob"] > -100 and rows[3] is None
 
     run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario)
+
+
+@pytest.mark.parametrize(("rows", "top_k"), [(1, 0), (2, 1), (1500, 0), (1500, 8)])
+def test_entries_and_numbers_are_those_of_the_shortest_texts(rows, top_k) -> None:
+    generator = np.random.default_rng(rows)
+    ids = np.array([generator.choice(200_000, top_k + 1, replace=False) for _ in range(rows)])
+    bits = generator.integers(0, 1 << 32, (rows, top_k + 1), dtype=np.uint32).view(np.float32)
+    logprobs = np.where(np.isfinite(bits), bits, np.float32(-0.000012345678))  # 15 characters
+    ranks = generator.choice([0, *range(1, top_k + 1), top_k + 1, 199_999], rows)
+    in_top = (ranks > 0) & (ranks <= top_k)
+    own = np.where(in_top, ranks - 1, top_k)
+    rows_of_all = np.arange(rows)
+    tokens = [5, *ids[rows_of_all, own].tolist()]
+    scores = PromptScores(
+        logprobs[rows_of_all, own],
+        ranks,
+        ids[:, :top_k],
+        logprobs[:, :top_k],
+        np.zeros((rows, 0), np.float32),
+    )
+    completion = completions.Completion([Prompt(tokens, top_k)], True, None)
+
+    (choice,) = json.loads(b"".join(completions.answer("teacher", completion, [scores])))["choices"]
+
+    first, *of_rows = choice["prompt_logprobs"]
+    assert first is None and len(of_rows) == rows
+    for row, entries in enumerate(of_rows):
+        listed = [*zip(ids[row, :top_k], logprobs[row, :top_k], range(1, top_k + 1), strict=True)]
+        if ranks[row] > top_k:
+            listed.append((ids[row, top_k], logprobs[row, top_k], ranks[row]))
+        # NumPy's text of a float32 is the shortest one that is no other float32.
+        expected = {
+            str(token): {"logprob": float(str(logprob)), "rank": rank}
+            for token, logprob, rank in listed
+        }
+        assert entries == (expected if ranks[row] else None)
 
 
 BAD = [
@@ -342,6 +379,18 @@ def test_a_request_whose_client_leaves_is_taken_off_the_queue(teacher, backbone)
         assert backbone.shapes == [(1, 3), (1, 3)]
 
     run(teacher, scenario)
+
+
+def test_a_client_that_leaves_while_it_is_answered_disturbs_no_other(teacher, caplog) -> None:
+    async def scenario(client, _) -> None:
+        body = {"prompt": [[1] * 16] * 1000, "prompt_logprobs": 8}  # 6 MB, more than sockets hold
+        async with client.post("/v1/completions", json=body) as response:
+            response.close()
+
+        assert (await post(client, [6, 7, 8]))[0] == 200
+
+    run(teacher, scenario)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_gateway_that_stops_answers_the_requests_in_progress(teacher, backbone) -> None:

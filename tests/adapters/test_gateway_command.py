@@ -42,6 +42,7 @@ def test_help_explains_requests_errors_and_who_may_connect(environment) -> None:
         "prompt_logprob_token_ids",
         "Retry-After",
         "needs --https-cert",
+        "--vllm-arguments JSON",
         "Default: 127.0.0.1",
     ):
         assert word in text
@@ -91,7 +92,7 @@ def test_verbose_logs_a_line_for_each_request(environment, folder, built_operato
     [
         (("--local", "--model", "/nowhere"), 1, "/nowhere"),
         (("--local", "--model", "m", "--address", "127.0.0.1:1"), 2, "--local needs no server"),
-        (("--local", "--model", "m", "--listen", "8471"), 2, "'8471' is not HOST:PORT"),
+        (("--local", "--model", "m", "--listen", "8480"), 2, "'8480' is not HOST:PORT"),
         (("--local", "--model", "m", "--batch-tokens", "0"), 2, "'0' is not a number above 0"),
         ((), 2, "--model"),
     ],

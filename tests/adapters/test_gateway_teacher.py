@@ -118,9 +118,9 @@ def test_bf16_scores_agree_with_double_precision(folders, built_operator) -> Non
 def test_prompts_are_cut_into_batches_of_padded_tokens(model, built_operator) -> None:
     shapes = []
 
-    def backbone(tokens: torch.Tensor) -> torch.Tensor:
-        shapes.append(tuple(tokens.shape))
-        return model.base_model(tokens).last_hidden_state.detach()
+    def backbone(prompts: list[list[int]]) -> list[torch.Tensor]:
+        shapes.append((len(prompts), max(map(len, prompts))))
+        return [torch.zeros(len(prompt), 64) for prompt in prompts]
 
     teacher = Teacher(backbone, LocalScorer.from_model(model), max_model_len=64, batch_tokens=40)
 
@@ -130,10 +130,10 @@ def test_prompts_are_cut_into_batches_of_padded_tokens(model, built_operator) ->
 
 
 def test_a_row_that_is_not_finite_has_rank_0_and_changes_no_other(model, built_operator) -> None:
-    def backbone(tokens: torch.Tensor) -> torch.Tensor:
-        hidden = model.base_model(tokens).last_hidden_state.detach().clone()
+    def backbone(prompts: list[list[int]]) -> list[torch.Tensor]:
+        hidden = model.base_model(torch.tensor(prompts)).last_hidden_state.detach().clone()
         hidden[0, 2] = torch.nan
-        return hidden
+        return list(hidden)
 
     teacher = Teacher(backbone, LocalScorer.from_model(model), max_model_len=64)
     prompt = Prompt(random_tokens(6), 2)

@@ -153,10 +153,10 @@ def test_the_client_reports_why_a_prompt_is_refused(client) -> None:
 def test_the_client_sends_a_request_again_after_429(model, with_vllm, built_operator) -> None:
     backbone_entered, release, refused = threading.Event(), threading.Event(), threading.Event()
 
-    def backbone(tokens: torch.Tensor) -> torch.Tensor:
+    def backbone(prompts: list[list[int]]) -> list[torch.Tensor]:
         backbone_entered.set()
         assert release.wait(60)
-        return model.base_model(tokens).last_hidden_state.detach()
+        return list(model.base_model(torch.tensor(prompts)).last_hidden_state.detach())
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -384,12 +384,22 @@ LM_EVAL = (
     ),
 )
 
+GATEWAY = (
+    View(
+        "",
+        r"(?P<tokens>\d+) tokens, top (?P<top_k>\d+): (?P<column>.+)",
+        ("figure",),
+        columns=("answer", "body", "head", "added by the gateway", "CPU time added"),
+    ),
+)
+
 VIEWS: dict[str, tuple[View, ...]] = {
     "cpu_accuracy": CPU_ACCURACY,
     "cpu_accuracy_amx": CPU_ACCURACY,
     "cpu_operator": CPU_OPERATOR,
     "cpu_speed": CPU_SPEED,
     "cpu_speed_amx": CPU_SPEED,
+    "gateway_cpu": GATEWAY,
     "gpu_accuracy": GPU_ACCURACY,
     "gpu_chunked": CHUNKED,
     "gpu_errors": GPU_ERRORS,

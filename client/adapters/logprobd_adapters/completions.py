@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import io
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ from numpy.typing import NDArray
 from logprobd_adapters.teacher import TOP_K_MAX, Prompt, PromptScores
 
 _CANDIDATES_MAX = 1 << 24  # of a request: 64 MiB of scores
+_BLOCK_ENTRIES = 8192
+_PIECE_BYTES = 1 << 16  # of an answer, at least
+# Masks of 16 bytes for texts of 0 to 16 bytes: the bytes of the text, and spaces after it.
+_KEPT = np.array([b"\xff" * size for size in range(17)], "S16").view(np.uint64).reshape(17, 2)
+_SPACES = ~_KEPT & np.uint64(0x2020202020202020)
 # Fields of vLLM's completions that request something that a teacher does not do, and their values
 # that request nothing.
 _NOT_SERVED = {"stream": (False,), "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": ()}
@@ -127,43 +133,75 @@ def _parse_candidates(ids: Any, rows: int) -> NDArray[np.int64]:
     return np.broadcast_to(matrix.reshape(len(lists), width), (rows, width))
 
 
-def _numbers(values: NDArray[Any]) -> list[bytes]:
-    """Returns the JSON of each value of an array."""
-    flat = np.ascontiguousarray(values).reshape(-1)
-    if not flat.size:
-        return []
-    return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+def _texts(numbers: NDArray[Any]) -> NDArray[np.bytes_]:
+    """Returns the JSON of each number, at most 16 bytes, padded with spaces to equal lengths.
 
-
-def _logprobs(values: NDArray[np.float32]) -> list[bytes]:
-    return _numbers(np.maximum(values, np.finfo(np.float32).min))  # JSON has no infinity
-
-
-def _prompt_logprobs(prompt: Prompt, scores: PromptScores) -> bytes:
-    """Returns JSON: null for the first token, and for each other one an object of the most likely
-    tokens and the token itself, {id: {"logprob": ..., "rank": ...}}.
-
-    A row whose logits are not finite is null. Texts are joined because a dictionary for each entry
-    takes ten times as long, several milliseconds for a short prompt.
+    NumPy moves the texts, because an object of Python for each takes several times as long.
     """
-    top_k = scores.top_ids.shape[1]
-    top = b"{" + b",".join(b'"%%b":{"logprob":%%b,"rank":%d}' % (i + 1) for i in range(top_k))
-    begin, end = top + b"," * (top_k > 0), top + b"}"
-    rows = [b"null"]
-    tokens = prompt.tokens[prompt.start + 1 :]
-    of_tokens = zip(tokens, _logprobs(scores.logprobs), scores.ranks.tolist(), strict=True)
-    for token, logprob, rank in of_tokens:
-        if rank == 0:
-            rows.append(b"null")
-        elif rank <= top_k:
-            rows.append(end)
-        else:
-            rows.append(begin + b'"%d":{"logprob":%b,"rank":%d}}' % (token, logprob, rank))
-    is_finite = scores.ranks > 0
-    values = [b""] * (2 * top_k * int(is_finite.sum()))
-    values[::2] = _numbers(scores.top_ids[is_finite])
-    values[1::2] = _logprobs(scores.top_logprobs[is_finite])
-    return b"[%b]" % b",".join(rows) % tuple(values)
+    flat = np.ascontiguousarray(numbers).reshape(-1)
+    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    commas = np.flatnonzero(np.frombuffer(text, np.uint8) == ord(","))
+    begins = np.append(1, commas + 1)
+    lengths = np.append(commas, len(text) - 1) - begins
+    windows = np.ndarray(len(text), "V16", text + bytes(16), strides=(1,))
+    texts = windows[begins].view(np.uint64).reshape(-1, 2)
+    texts &= _KEPT.take(lengths, 0)
+    texts |= _SPACES.take(lengths, 0)
+    return texts.view("S16").reshape(numbers.shape).astype(f"S{lengths.max()}")
+
+
+def _around(before: bytes, integers: NDArray[np.int64], after: bytes) -> NDArray[np.bytes_]:
+    """Returns the JSON of each integer, at least -1, between two texts, padded with spaces to equal
+    lengths. That of -1 is any."""
+    # The size is a power of two, so that few tables are made.
+    return _table(1 << int(integers.max()).bit_length(), before, after)[integers]
+
+
+@functools.cache
+def _table(count: int, before: bytes, after: bytes) -> NDArray[np.bytes_]:
+    texts = np.char.add(np.char.add(before, np.arange(count).astype("S")), after)
+    longest = len(texts[-1])
+    return np.char.ljust(texts, longest).astype(f"S{longest}")
+
+
+def _rows(tokens: NDArray[np.int64], scores: PromptScores) -> bytes:
+    """Returns a comma and an object for each row, one at least, of the most likely tokens and, if
+    it is not among them, the row's own of `tokens`: {id: {"logprob": ..., "rank": ...}}.
+
+    A row whose logits are not finite is null. Rows have the same number of bytes, with spaces.
+    """
+    count, top_k = scores.top_ids.shape
+    ids = np.column_stack([scores.top_ids, tokens])
+    logprobs = np.column_stack([scores.top_logprobs, scores.logprobs])
+    ranks = np.empty_like(ids)
+    ranks[:, :top_k], ranks[:, top_k] = range(1, top_k + 1), scores.ranks
+    fields = {
+        "id": _around(b',"', ids, b'":{"logprob":'),
+        # JSON has no infinity.
+        "logprob": _texts(np.maximum(logprobs, np.finfo(np.float32).min)),
+        "rank": _around(b',"rank":', ranks, b"}"),
+    }
+    entry = np.dtype([(name, texts.dtype) for name, texts in fields.items()])
+    rows = np.empty(count, [("comma", "S1"), ("entries", entry, (top_k + 1,)), ("end", "S1")])
+    rows["comma"], rows["end"] = b",", b"}"
+    for name, texts in fields.items():
+        rows["entries"][name] = texts
+    characters = rows.view(np.uint8).reshape(count, -1)
+    characters[:, 1] = ord("{")
+    characters[scores.ranks <= top_k, -1 - entry.itemsize : -1] = ord(" ")
+    null = b",null".ljust(rows.itemsize)
+    characters[scores.ranks == 0] = np.frombuffer(null, np.uint8)
+    return characters.tobytes()
+
+
+def _blocks(prompt: Prompt, scores: PromptScores) -> Iterator[bytes]:
+    """Yields the rows of a prompt in blocks, whose arrays stay in the CPU's caches."""
+    tokens = np.array(prompt.tokens[prompt.start + 1 :], np.int64)
+    block = max(1, _BLOCK_ENTRIES // (scores.top_ids.shape[1] + 1))
+    for begin in range(0, len(tokens), block):
+        rows = slice(begin, begin + block)
+        fields = [getattr(scores, field.name)[rows] for field in dataclasses.fields(scores)]
+        yield _rows(tokens[rows], PromptScores(*fields))
 
 
 def _npy(array: NDArray[np.float32]) -> str:
@@ -173,32 +211,34 @@ def _npy(array: NDArray[np.float32]) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def answer(model: str, completion: Completion, scores: Sequence[PromptScores]) -> bytes:
-    """Returns the JSON of an answer, from the scores of the prompts of the request."""
-    choices = []
+def answer(model: str, completion: Completion, scores: Sequence[PromptScores]) -> Iterator[bytes]:
+    """Yields the JSON of an answer in pieces, from the scores of the prompts of the request.
+
+    A piece can be sent while the next one is made. None is empty.
+    """
+    tokens = sum(len(prompt.tokens) for prompt in completion.prompts)
+    fields = {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
+    }
+    text = orjson.dumps(fields)[:-1] + b',"choices":['
     for index, (prompt, of_prompt) in enumerate(zip(completion.prompts, scores, strict=True)):
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": "",
-            "logprobs": None,
-            "finish_reason": "length",
-            "prompt_logprobs": None,
-        }
-        if completion.has_logprobs:
-            choice["prompt_logprobs"] = orjson.Fragment(_prompt_logprobs(prompt, of_prompt))
+        choice = {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}
         if completion.candidates_start is not None:
             rows = of_prompt.candidate_logprobs[completion.candidates_start - prompt.start :]
             choice["prompt_token_id_logprobs"] = _npy(rows)
-        choices.append(choice)
-    tokens = sum(len(prompt.tokens) for prompt in completion.prompts)
-    usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
-    return orjson.dumps(
-        {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "choices": choices,
-            "usage": usage,
-        }
-    )
+        text += b"," * (index > 0) + orjson.dumps(choice)[:-1] + b',"prompt_logprobs":'
+        if completion.has_logprobs:
+            text += b"[null"  # the first token, which no row predicts
+            for block in _blocks(prompt, of_prompt):
+                text += block
+                if len(text) >= _PIECE_BYTES:
+                    yield text
+                    text = b""
+            text += b"]}"
+        else:
+            text += b"null}"
+    yield text + b"]}"

@@ -1,9 +1,8 @@
-"""The final norm of a model, for hidden states from before it."""
+"""The final norm of a model alone, for hidden states that were taken before it."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,94 +10,126 @@ import torch
 from logprobd.errors import InvalidArgument
 from safetensors import safe_open
 from torch import Tensor
-from torch.nn import Module
 from transformers import AutoConfig, AutoModel
 
-_NAMES = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f")
-"""Names of the norm in the bodies of transformers' models."""
-
-_LAYER = re.compile(r"\b(layers?|h|blocks?)\.\d+\.")
-"""A tensor of one of a model's layers."""
-
-_OTHER_PART = re.compile(r"\b(mtp|multi_modal_projector|vision\w*|visual)\.")
-"""A tensor of a part that is not the text model."""
+_WEIGHTS = "model.safetensors"
+_OWN_MODULE = "Pass FinalNorm() a module that does all that follows the model's last layer"
 
 
-class FinalNorm(Module):
-    """Applies a model's final norm, which the input of the head has passed.
+class FinalNorm:
+    """The final norm of a Hugging Face model. Its result is the input of the model's head.
 
-    It is the module of the model's class in transformers, so that its results have the bits of the
-    model's own norm: RMSNorm, RMSNorm with 1 + w, or LayerNorm, with their epsilon.
+    It is the module of transformers itself, so it has the bits of the model's own.
+
+    Args:
+        norm: the module, or any that computes the head's input from the output of the last layer.
     """
 
-    def __init__(self, norm: Module) -> None:
-        super().__init__()
-        self.norm = norm
+    def __init__(self, norm: torch.nn.Module) -> None:
+        self._norm = norm
 
     @classmethod
     def from_pretrained(
         cls,
         folder: str | Path,
         *,
-        device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
     ) -> FinalNorm:
-        """Reads the norm alone, a few kilobytes, from a Hugging Face folder with safetensors.
+        """Reads the norm of a model folder, and no other tensor of it.
 
         Args:
-            folder: model folder with config.json.
-            dtype: of the norm's weight. None: that of the checkpoint.
+            folder: config.json, and model.safetensors or the index of its shards.
+            dtype: type of the norm's weights. None: that of the file.
 
-        Raises InvalidArgument if the body of the model's class has no final norm of a known name,
-        or if the folder does not have its tensors.
+        Raises InvalidArgument if transformers cannot run the model's class, if the last step of
+        the model's body is not a norm, or if the folder lacks its tensors. Raises OSError if a file
+        cannot be read.
         """
         folder = Path(folder)
-        config = AutoConfig.from_pretrained(folder).get_text_config()
-        with torch.device("meta"):
-            body = AutoModel.from_config(config)
-        name = next((name for name in _NAMES if isinstance(_norm(body, name), Module)), None)
-        if name is None:
-            raise InvalidArgument(
-                f"{type(body).__name__} has no final norm named {', '.join(_NAMES)}: pass the "
-                "module to FinalNorm()"
-            )
-        norm = _norm(body, name)
-        tensors = {
-            key: _read(folder, f"{name}.{key}").to(device, dtype) for key in norm.state_dict()
-        }
+        config = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
+        prefix, name, norm = _find(config)
+        tensors = _read(folder, prefix, name, list(norm.state_dict()))
         norm.load_state_dict(tensors, assign=True)
-        return cls(norm.eval())
+        return cls(norm.to(device=device, dtype=dtype))
 
-    @torch.inference_mode()
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the input of the head of hidden states from before the norm, both [..., H]."""
-        normed: Tensor = self.norm(hidden)
-        return normed
+    @torch.no_grad()
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Normalises rows.
+
+        Args:
+            hidden: [..., H], the output of the last layer, of the norm's dtype and on its device.
+
+        Returns [..., H].
+        """
+        states: Tensor = self._norm(hidden)
+        return states
 
 
-def _norm(body: Any, name: str) -> Any:
-    # Some bodies keep their layers and the norm in a decoder.
-    return getattr(body, name, None) or getattr(getattr(body, "decoder", None), name, None)
+def _find(config: Any) -> tuple[str, str, torch.nn.Module]:
+    """Returns the prefix of a model's body in checkpoints, and the norm's name in it and module.
+
+    A model without layers is run on one token, so that no table of models is needed. Its weights
+    are random and its vocabulary is small.
+    """
+    kind = config.model_type
+    config.num_hidden_layers, config.vocab_size, config.pad_token_id = 0, 1, None
+    outputs: dict[str, Tensor] = {}
+    try:
+        body = AutoModel.from_config(config).eval()
+        for name, module in body.named_modules():
+            if not list(module.children()):
+                module.register_forward_hook(
+                    lambda _, __, output, name=name: outputs.update({name: output})
+                )
+        with torch.no_grad():
+            states = body(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)[0]
+    except Exception as error:
+        raise InvalidArgument(
+            f"{kind} without layers, which shows the final norm, failed in transformers with "
+            f"{type(error).__name__}: {error}. {_OWN_MODULE}"
+        ) from error
+    last = [
+        name
+        for name, output in outputs.items()
+        if isinstance(output, Tensor) and output.is_set_to(states)
+    ]
+    # An encoder without layers ends with the norm of its embeddings.
+    if len(last) == 1 and "embeddings" not in last[0].split("."):
+        norm = body.get_submodule(last[0])
+        if "norm" in type(norm).__name__.lower():
+            return body.base_model_prefix, last[0], norm
+    found = ", ".join(f"{name} ({type(body.get_submodule(name)).__name__})" for name in last)
+    raise InvalidArgument(
+        f"the last step of {kind} is {found or 'no module'}, expected a single norm. {_OWN_MODULE}"
+    )
 
 
-def _read(folder: Path, suffix: str) -> Tensor:
-    """Reads the tensor whose name ends with `suffix` and that belongs to no layer."""
-    index = folder / "model.safetensors.index.json"
+def _read(folder: Path, prefix: str, name: str, parameters: list[str]) -> dict[str, Tensor]:
+    """Returns tensors of a module from a checkpoint of the body, of the model with its head, or of
+    a model with images around it. The norms of other parts, such as mtp, have other names."""
+    index = folder / f"{_WEIGHTS}.index.json"
     if index.exists():
         files = json.loads(index.read_text())["weight_map"]
     else:
-        with safe_open(folder / "model.safetensors", "pt") as file:
-            files = dict.fromkeys(file.keys(), "model.safetensors")
-    names = [
-        name
-        for name in files
-        if (name == suffix or name.endswith("." + suffix))
-        and not _LAYER.search(name)
-        and not _OTHER_PART.search(name)
-    ]
-    if len(names) != 1:
-        raise InvalidArgument(
-            f"{folder} has {len(names)} tensors named {suffix} outside of its layers, expected one"
-        )
-    with safe_open(folder / files[names[0]], "pt") as file:
-        return file.get_tensor(names[0])
+        with safe_open(folder / _WEIGHTS, "pt") as file:
+            files = dict.fromkeys(file.keys(), _WEIGHTS)
+    places = (
+        "",
+        f"{prefix}.",
+        "backbone.",
+        f"{prefix}.language_model.",
+        f"{prefix}.text_model.",
+        f"language_model.{prefix}.",
+    )
+    tensors = {}
+    for parameter in parameters:
+        names = [f"{place}{name}.{parameter}" for place in places]
+        known = [each for each in names if each in files]
+        if not known:
+            raise InvalidArgument(
+                f"{folder} has none of the tensors {', '.join(names)}. {_OWN_MODULE}"
+            )
+        with safe_open(folder / files[known[0]], "pt") as file:
+            tensors[parameter] = file.get_tensor(known[0])
+    return tensors

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -28,11 +29,10 @@ from transformers import AutoModelForCausalLM
 
 from logprobd_adapters.completions import answer, parse_completion
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens, check_reachable
-from logprobd_adapters.scorer import SERVER_OPTIONS, RemoteScorer, connect
+from logprobd_adapters.scorer import SERVER_OPTIONS, RemoteScorer, Scorer, connect
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
-from logprobd_adapters.vllm import VllmBackbone
 
-LISTEN = "127.0.0.1:8471"
+LISTEN = "127.0.0.1:8480"
 BATCH_TOKENS = 8192
 QUEUE_TOKENS = 262_144
 
@@ -40,6 +40,10 @@ _BODY_BYTES_MAX = 64 << 20
 _RETRY_SECONDS_MAX = 60
 _SERVER_WAIT_SECONDS = 600.0
 _STOP_SECONDS = 60.0
+_HEAD_CHECKED = {
+    "transformers": "the head agrees with the model's",
+    "vllm": "the head has the model's hidden size, its weights are not compared",
+}
 _TOKENS = web.RequestKey("tokens", int)  # of a request, for the log
 
 _log = logging.getLogger("logprobd-gateway")
@@ -282,50 +286,61 @@ class Gateway:
         self._started()
         return web.json_response({"object": "list", "data": self._models})
 
-    async def _complete(self, request: web.Request) -> web.Response:
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
         batcher = self._started()
         completion = parse_completion(await request.read(), self._model)
         request[_TOKENS] = sum(len(prompt.tokens) for prompt in completion.prompts)
         scores = await batcher.score(completion.prompts)
-        body = answer(self._model, completion, scores)
-        return web.Response(body=body, content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        with contextlib.suppress(ConnectionError):  # the client has left
+            await response.prepare(request)
+            for piece in answer(self._model, completion, scores):
+                await response.write(piece)
+        return response
 
 
 def _load(options: argparse.Namespace) -> Teacher:
     started = time.monotonic()
-    scorer = None
+    scorer: Scorer | None = None
     if not options.local:
         client = connect(**{name: getattr(options, name) for name in SERVER_OPTIONS})
         _log.info("waiting for the server at %s", client.address)
         client.wait_ready(_SERVER_WAIT_SECONDS)
         scorer = RemoteScorer(client, options.head)
-    if options.backbone == "vllm":
-        backbone = VllmBackbone(
-            options.model,
-            dtype=options.dtype,
-            **({} if options.max_model_len is None else {"max_model_len": options.max_model_len}),
-        )
-        _log.info(
-            "loaded in %.1f s in vLLM, max_model_len %d; whether the server has this model's head "
-            "is not checked",
-            *(time.monotonic() - started, backbone.max_model_len),
-        )
-        # The parser refuses --local, so there is a server.
-        assert scorer is not None
-        return Teacher(backbone, scorer, backbone.max_model_len, options.batch_tokens)
-    _log.info("loading %s to %s", options.model, options.device)
+    _log.info("loading %s by %s", options.model, options.backbone)
+    load = _load_in_vllm if options.backbone == "vllm" else _load_in_transformers
+    teacher = load(options, scorer)
+    _log.info(
+        "loaded in %.1f s, max_model_len %d; %s",
+        *(time.monotonic() - started, teacher.max_model_len, _HEAD_CHECKED[options.backbone]),
+    )
+    return teacher
+
+
+def _load_in_transformers(options: argparse.Namespace, scorer: Scorer | None) -> Teacher:
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
-    teacher = Teacher.from_model(
+    return Teacher.from_model(
         model.to(options.device).eval(),
         scorer,
         max_model_len=options.max_model_len,
         batch_tokens=options.batch_tokens,
     )
-    _log.info(
-        "loaded in %.1f s: %s in %s, max_model_len %d; the head agrees with the model's",
-        *(time.monotonic() - started, type(model).__name__, model.dtype, teacher.max_model_len),
-    )
+
+
+def _load_in_vllm(options: argparse.Namespace, scorer: Scorer | None) -> Teacher:
+    assert scorer  # main refuses --local
+    from logprobd_adapters.vllm import VllmBackbone  # noqa: PLC0415  (needs vllm)
+
+    arguments = {"dtype": options.dtype}
+    if options.max_model_len:
+        arguments["max_model_len"] = options.max_model_len
+    try:
+        backbone = VllmBackbone(options.model, **arguments | (options.vllm_arguments or {}))
+    except TypeError as error:
+        raise InvalidArgument(f"vLLM does not take these arguments: {error}") from error
+    teacher = Teacher(backbone.hidden_states, scorer, backbone.max_model_len, options.batch_tokens)
+    teacher.score([Prompt([0, 0])])  # fails now if the head has another size
     return teacher
 
 
@@ -375,16 +390,16 @@ def _positive(text: str) -> int:
 
 _DESCRIPTION = """\
 Serves a teacher for distillation over HTTP: tokens in, log-probabilities out. The body of a Hugging
-Face model runs in this process, and a logprobd server, or the operator logprobd_ops with --local,
-scores the tokens with the model's head. Clients of vLLM that ask for prompt_logprobs work with it,
-such as TRL's.
+Face model runs in this process, or in vLLM with --backbone vllm, and a logprobd server, or the
+operator logprobd_ops with --local, scores the tokens with the model's head. Clients of vLLM that
+ask for prompt_logprobs work with it, such as TRL's.
 """
 
 _EPILOG = """\
 example:
   logprobd --model Qwen/Qwen3-8B &
   logprobd-gateway --model Qwen/Qwen3-8B &
-  curl http://127.0.0.1:8471/v1/completions -d \\
+  curl http://127.0.0.1:8480/v1/completions -d \\
     '{"prompt": [9707, 11, 1879], "max_tokens": 1, "prompt_logprobs": 2}'
 
 requests:
@@ -421,6 +436,16 @@ _CREDENTIALS = {
 }
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="logprobd-gateway",
@@ -439,14 +464,22 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--backbone",
         default="transformers",
-        choices=("transformers", "vllm"),
-        help="what runs the body. vllm needs vLLM 0.33, takes its own GPUs and loads no head. "
-        "Default: transformers",
+        choices=tuple(_HEAD_CHECKED),
+        help="what runs the body. vllm needs vLLM 0.33 and a server, and loads no head. Default: "
+        "transformers",
+    )
+    model.add_argument(
+        "--vllm-arguments",
+        type=_json_object,
+        metavar="JSON",
+        help="further arguments of vllm.LLM for --backbone vllm, such as "
+        '\'{"tensor_parallel_size": 2, "gpu_memory_utilization": 0.7}\'',
     )
     model.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
-        help="torch device of the body. Default: cuda if there is one, otherwise cpu",
+        help="torch device of the body in transformers. Default: cuda if there is one, otherwise "
+        "cpu",
     )
     model.add_argument(
         "--dtype",
@@ -529,7 +562,9 @@ def main() -> None:
     if options.local and any(getattr(options, name) for name in SERVER_OPTIONS):
         parser.error("--local needs no server: leave out --address, --tls-* and --token-file")
     if options.local and options.backbone == "vllm":
-        parser.error("--backbone vllm loads no head: leave out --local and give --address")
+        parser.error("the head is not in vLLM: serve it by logprobd and leave out --local")
+    if options.vllm_arguments is not None and options.backbone != "vllm":
+        parser.error("--vllm-arguments needs --backbone vllm")
     if (options.https_cert is None) != (options.https_key is None):
         parser.error("--https-cert and --https-key belong together: give both")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")

@@ -24,9 +24,9 @@ from logprobd_adapters.scorer import CHECKED_TOKENS, LocalScorer, Scorer, check_
 TOP_K_MAX = 128
 """Largest Prompt.top_k, that of a server and of the operator."""
 
-Backbone = Callable[[Tensor], Tensor]
-"""Returns the hidden states [prompts, length, H], after the final norm, of tokens [prompts, length]
-on the CPU. Shorter prompts are padded on the right."""
+Backbone = Callable[[Sequence[Sequence[int]]], Sequence[Tensor]]
+"""Returns the hidden states [length, H] of each prompt, after the final norm, from token ids of the
+prompts. All states are on one device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,14 +118,16 @@ class Teacher:
         body = body_of(model)
 
         @torch.inference_mode()
-        def backbone(tokens: Tensor) -> Tensor:
-            states: Tensor = body(tokens.to(body.device), use_cache=False).last_hidden_state
-            return states
+        def backbone(prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+            # Padding is on the right, where no state before it depends on it.
+            tokens = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+            hidden = body(tokens.to(body.device), use_cache=False).last_hidden_state
+            return [states[: len(p)] for states, p in zip(hidden, prompts, strict=True)]
 
-        tokens = torch.arange(min(CHECKED_TOKENS, max_model_len))[None]
+        tokens = range(min(CHECKED_TOKENS, max_model_len))
         with torch.inference_mode():
-            logits = model(tokens.to(body.device), use_cache=False).logits
-        check_head(scorer, backbone(tokens)[0], logits[0])
+            logits = model(torch.tensor([tokens], device=body.device), use_cache=False).logits
+        check_head(scorer, backbone([tokens])[0], logits[0])
         return cls(backbone, scorer, max_model_len, batch_tokens)
 
     def check(self, prompt: Prompt) -> None:
@@ -197,11 +199,8 @@ class Teacher:
         return count
 
     def _score_batch(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
-        # Padding is on the right, where no state before it depends on it.
-        tokens = pad_sequence([torch.tensor(p.tokens) for p in prompts], batch_first=True)
-        hidden = self._backbone(tokens)
-        ranges = [(p.start, len(p.tokens) - 1) for p in prompts]
-        counts = [end - start for start, end in ranges]
+        hidden = self._backbone([p.tokens for p in prompts])
+        counts = [len(p.tokens) - 1 - p.start for p in prompts]
         lists = [
             np.zeros((count, 0), np.int64) if p.candidates is None else p.candidates
             for p, count in zip(prompts, counts, strict=True)
@@ -210,12 +209,11 @@ class Teacher:
         offsets = np.cumsum([0, *np.concatenate([mask.sum(1) for mask in masks])])
         ids = np.concatenate([ids[mask] for ids, mask in zip(lists, masks, strict=True)])
         temperature = torch.tensor([p.temperature for p in prompts])
-        device = hidden.device
+        device = hidden[0].device
+        targets = [token for p in prompts for token in p.tokens[p.start + 1 :]]
         scores = self._scorer.score(
-            torch.cat([states[s:e] for states, (s, e) in zip(hidden, ranges, strict=True)]),
-            torch.cat([t[s + 1 : e + 1] for t, (s, e) in zip(tokens, ranges, strict=True)]).to(
-                device
-            ),
+            torch.cat([states[p.start : -1] for states, p in zip(hidden, prompts, strict=True)]),
+            torch.tensor(targets, dtype=torch.int64, device=device),
             temperature=temperature.repeat_interleave(torch.tensor(counts)).to(device),
             outputs=("logprob", "target_rank"),
             candidates=(torch.from_numpy(ids).to(device), torch.from_numpy(offsets).to(device)),

@@ -1,7 +1,7 @@
-"""Hidden states from vLLM, which then runs a model without its head.
+"""Hidden states from vLLM, which runs a model without its head. A Scorer has the head.
 
-vLLM's pooling runner builds the body of a model alone. A server or the operator has the head, with
-exact log-probabilities, the entropy over the whole vocabulary and any number of candidates.
+Needs vLLM 0.33, with whose signatures it was written. It was tested with a stand-in that has them,
+and has not run with vLLM itself.
 """
 
 from __future__ import annotations
@@ -10,75 +10,89 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from logprobd.errors import InvalidArgument
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig
+from vllm import LLM, PoolingParams
+from vllm.config import PoolerConfig
 
 
 class VllmBackbone:
-    """The body of a model in vLLM 0.33: tokens in, hidden states after the final norm out.
+    """A causal model in vLLM without its head, as a pooling model that returns each token's state.
 
-    It is a Backbone of logprobd_adapters.teacher. Use it from one thread at a time.
-
-    The signatures are those of vLLM 0.33.0. The tests run a stand-in with them; vLLM itself was not
-    run.
+    Use it from one thread at a time.
 
     Args:
-        model: folder or id of a Hugging Face causal model.
-        engine: further arguments of vllm.LLM, for example tensor_parallel_size, max_model_len and
-            gpu_memory_utilization.
+        model: folder or id of a Hugging Face model.
+        dtype: type of the body and of the states. "auto": that of config.json, or float32, which
+            holds all others, if it names none. vLLM's own "auto" runs fp32 pooling models in fp16.
+        hf_overrides: changes of the model's config.
+        engine_arguments: other arguments of vllm.LLM, such as tensor_parallel_size, max_model_len
+            and gpu_memory_utilization.
 
-    Raises ImportError without vLLM, and vLLM's own errors.
+    Raises TypeError for an argument that vllm.LLM does not have or that is set here, the errors of
+    vllm.LLM, and OSError if config.json cannot be read.
     """
 
-    def __init__(self, model: str, **engine: Any) -> None:
-        # The gateway imports this module also without vLLM.
-        from vllm import LLM, PoolingParams  # noqa: PLC0415
-        from vllm.config import PoolerConfig  # noqa: PLC0415
-
-        # By default vLLM casts what the pooler returns to fp32.
-        overrides = {"head_dtype": "model", **engine.pop("hf_overrides", {})}
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "auto",
+        hf_overrides: dict[str, Any] | None = None,
+        **engine_arguments: Any,
+    ) -> None:
+        if dtype == "auto":
+            dtype = _checkpoint_dtype(model, engine_arguments)
         self._llm = LLM(
             model,
             runner="pooling",
             convert="embed",
-            pooler_config=PoolerConfig(task="token_embed"),
-            hf_overrides=overrides,
-            **engine,
+            pooler_config=PoolerConfig(task="token_embed", tok_pooling_type="ALL"),
+            dtype=dtype,
+            # The default of a pooling model is to return fp32.
+            hf_overrides={"head_dtype": "model"} | (hf_overrides or {}),
+            **engine_arguments,
         )
-        # The pooler's activation divides each row by its norm.
-        self._params = PoolingParams(use_activation=False)
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt."""
-        length: int = self._llm.model_config.max_model_len
-        return length
+        return self._llm.model_config.max_model_len
 
     def hidden_states(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Returns the hidden states [length, H] of each prompt, in the model's dtype, on the CPU.
+        """Returns the hidden states [length, H] of each prompt, after the final norm, on the CPU in
+        the body's dtype. This method is a Backbone of logprobd_adapters.teacher.
+
+        vLLM orders and batches the prompts, without padding, so the last bits of a state may depend
+        on the others.
 
         Args:
-            prompts: the tokens of each prompt, from 1 to max_model_len.
+            prompts: token ids, from 1 to max_model_len for each prompt.
 
-        Raises InvalidArgument if vLLM returns other than a row a token.
+        Raises VLLMValidationError of vLLM for a prompt that is empty or too long, and RuntimeError
+        if vLLM returns other than a row a token.
         """
         outputs = self._llm.encode(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-            self._params,
-            use_tqdm=False,
+            [{"prompt_token_ids": list(tokens)} for tokens in prompts],
             pooling_task="token_embed",
+            # The activation of this task scales each state to length 1.
+            pooling_params=PoolingParams(use_activation=False),
+            use_tqdm=False,
         )
-        states = [output.outputs.data for output in outputs]
-        for state, prompt in zip(states, prompts, strict=True):
-            if state.ndim != 2 or state.shape[0] != len(prompt):
-                raise InvalidArgument(
-                    f"vLLM returned hidden states {list(state.shape)} of {len(prompt)} tokens, "
-                    "expected a row a token"
+        hidden: list[Tensor] = [output.outputs.data for output in outputs]
+        for states, tokens in zip(hidden, prompts, strict=True):
+            if states.ndim != 2 or len(states) != len(tokens):
+                raise RuntimeError(
+                    f"vLLM returned states {list(states.shape)} for {len(tokens)} tokens, expected "
+                    "a row a token"
                 )
-        return states
+        return hidden
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Returns the hidden states [prompts, length, H] of tokens [prompts, length]."""
-        with torch.inference_mode():
-            return pad_sequence(self.hidden_states(tokens.tolist()), batch_first=True)
+
+def _checkpoint_dtype(model: str, engine_arguments: dict[str, Any]) -> str:
+    names = ("revision", "trust_remote_code")
+    config = AutoConfig.from_pretrained(
+        model, **{name: engine_arguments[name] for name in names if name in engine_arguments}
+    )
+    dtype = config.dtype or config.get_text_config().dtype or torch.float32
+    return str(dtype).removeprefix("torch.")

@@ -1,44 +1,68 @@
-"""Scores prompts with the body of a model in vLLM and its head in a logprobd server.
+"""Scores texts by a model whose body runs in vLLM and whose head a logprobd server holds.
 
-    python client/adapters/examples/vllm_backbone/vllm_backbone.py MODEL --address HOST:PORT
+    python client/adapters/examples/vllm_backbone/vllm_backbone.py Qwen/Qwen3-0.6B "The sky is blue"
 
-Needs a GPU with vLLM 0.33, and a server of the same model (logprobd --model MODEL). vLLM loads no
-head and returns hidden states; the server gives the log-probability of each token, the entropy over
-the whole vocabulary and the log-probabilities of any number of candidates. Prints a line a token.
+Starts a server of the model's head on this host, and the body in vLLM 0.33 on a GPU. Prints for
+each token its log-probability, its rank, the entropy over the whole vocabulary, and the
+log-probabilities of the ids of --candidates, of which there may be any number.
 """
 
 import argparse
+import json
 
 import logprobd
-import numpy as np
+import torch
+from logprobd_adapters import RemoteScorer, Scorer
 from logprobd_adapters.vllm import VllmBackbone
-
-CANDIDATES = 256
-
-
-def score(
-    backbone: VllmBackbone, client: logprobd.Client, tokens: list[int], num_candidates: int
-) -> logprobd.ScoreResult:
-    """Returns the scores of tokens[1:], each with the first ids of the vocabulary as candidates."""
-    (hidden,) = backbone.hidden_states([tokens])
-    rows = len(tokens) - 1
-    candidates = np.tile(np.arange(num_candidates), (rows, 1))
-    return client.score(hidden[:-1], tokens[1:], candidates=candidates)
+from torch import Tensor
+from transformers import AutoTokenizer
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", help="folder or id of a Hugging Face causal model")
-    parser.add_argument("--address", default="127.0.0.1:8470", metavar="HOST:PORT")
-    parser.add_argument("--tokens", default="1,2,3,4,5,6,7,8", help="ids with commas between them")
-    options = parser.parse_args(arguments)
-    tokens = [int(token) for token in options.tokens.split(",")]
-    with logprobd.Client(options.address) as client:
-        client.wait_ready(60)
-        result = score(VllmBackbone(options.model), client, tokens, CANDIDATES)
-    print("token  logprob   entropy")
-    for token, logprob, entropy in zip(tokens[1:], result.logprob, result.entropy, strict=True):
-        print(f"{token:5d}  {logprob:8.4f}  {entropy:8.4f}")
+def table(scorer: Scorer, tokens: list[int], hidden: Tensor, candidates: list[int]) -> str:
+    """Returns the scores of a prompt, a line for each token after the first.
+
+    Args:
+        tokens: ids of the prompt, two at least.
+        hidden: [length, H], the states after the final norm.
+        candidates: ids to score in each row.
+    """
+    targets = torch.tensor(tokens[1:])
+    scores = scorer.score(
+        hidden[:-1],
+        targets,
+        outputs=("logprob", "entropy", "target_rank"),
+        candidates=torch.tensor(candidates).expand(len(targets), -1),
+    )
+    heads = "".join(f" id {token}, nats |" for token in candidates)
+    lines = [f"| token | logprob, nats | rank | entropy, nats |{heads}"]
+    lines.append("|---|---|---|---|" + "---|" * len(candidates))
+    columns = (scores.logprob, scores.target_rank + 1, scores.entropy, scores.candidate_logprobs)
+    rows = zip(tokens[1:], *(column.tolist() for column in columns), strict=True)
+    for token, logprob, rank, entropy, of_candidates in rows:
+        cells = "".join(f" {value:.6f} |" for value in of_candidates)
+        lines.append(f"| {token} | {logprob:.6f} | {rank} | {entropy:.6f} |{cells}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="folder or id of a Hugging Face model")
+    parser.add_argument("texts", nargs="+", help="texts to score, or lists of ids such as '[1, 2]'")
+    parser.add_argument("--candidates", type=int, nargs="*", default=[], help="ids to score")
+    parser.add_argument("--device", default="auto", help="of the server: auto, cpu or cuda")
+    parser.add_argument("--dtype", default="auto", help="of the body; auto: the model's own")
+    options = parser.parse_args()
+    if all(text.startswith("[") for text in options.texts):
+        prompts = [json.loads(text) for text in options.texts]
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+        prompts = [tokenizer(text)["input_ids"] for text in options.texts]
+    # The server starts first, so that vLLM sees how much memory of the GPU is left.
+    with logprobd.serve(options.model, device=options.device) as client:
+        backbone = VllmBackbone(options.model, dtype=options.dtype, gpu_memory_utilization=0.7)
+        scorer = RemoteScorer(client)
+        for tokens, hidden in zip(prompts, backbone.hidden_states(prompts), strict=True):
+            print(table(scorer, tokens, hidden, options.candidates))
 
 
 if __name__ == "__main__":
