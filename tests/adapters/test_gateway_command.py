@@ -118,15 +118,18 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(environment, folde
 def test_the_bench_measures_every_case(environment, built_operator) -> None:
     bench = str(pathlib.Path(__file__).parents[1] / "bench" / "gateway_bench.py")
 
-    done = run(environment, sys.executable, bench, "--requests", "1", "--vocab-size", "200")
+    options = ("--requests", "1", "--vocab-size", "200", "--commit", "none")
+
+    done = run(environment, sys.executable, bench, *options)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = re.findall(r"^\| \d+ \| \d+ \| (.*) \|$", done.stdout, re.MULTILINE)
-    figures = [[float(cell) for cell in row.split(" | ")] for row in rows]
-    assert len(figures) == 4
-    for size, request, body, head, added in figures:
-        assert min(size, request, body, head, added) > 0
-        assert body + head + added == pytest.approx(request, abs=0.2)
+    figures = {entry["what"]: entry["figure"] for entry in json.loads(done.stdout)}
+    cases = [
+        f"{tokens} tokens, top {k}" for tokens, k in ((128, 1), (512, 8), (2048, 8), (2048, 64))
+    ]
+    columns = ("answer", "body", "head", "added by the gateway", "CPU time added")
+    assert set(figures) == {f"{case}: {column}" for case in cases for column in columns}
+    assert min(figures.values()) > 0
 
 
 def test_the_example_shows_that_the_exact_divergence_is_larger_than_the_top_tokens_show(
