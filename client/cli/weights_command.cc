@@ -48,7 +48,8 @@ nlohmann::ordered_json ToJson(const HeadWeights& head) {
           {"live", ToJson(head.live)},
           {"staged", ToJson(head.staged)},
           {"previous", ToJson(head.previous)},
-          {"pushed", ToJson(head.pushed)}};
+          {"pushed", ToJson(head.pushed)},
+          {"highest_version", head.highest_version}};
 }
 
 void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {

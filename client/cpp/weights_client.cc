@@ -31,6 +31,7 @@ HeadWeights FromProto(const v1::HeadWeightsState& state) {
   if (state.has_live()) head.live = FromProto(state.live());
   if (state.has_staged()) head.staged = FromProto(state.staged());
   if (state.has_previous()) head.previous = FromProto(state.previous());
+  head.highest_version = state.highest_version();
   if (state.has_pushed()) {
     head.pushed = {.version = state.pushed().version(),
                    .rows = static_cast<int64_t>(state.pushed().rows()),

@@ -37,6 +37,8 @@ struct HeadWeights {
   std::optional<WeightsVersion> staged;
   std::optional<WeightsVersion> previous;
   std::optional<PushedVersion> pushed;
+  /// Highest number that a staged or live version has ever had; every higher number is free.
+  uint64_t highest_version = 0;
 };
 
 struct LoadWeightsArgs {

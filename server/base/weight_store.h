@@ -39,6 +39,7 @@ struct HeadWeightsState {
   std::optional<WeightsVersion> staged;
   std::optional<WeightsVersion> previous;
   std::optional<PushedVersion> pushed = {};
+  uint64_t highest_version = 0;  ///< Highest number that a staged or live version has ever had.
 };
 
 /// A request to load weights; the fields of proto LoadWeightsRequest.

@@ -19,7 +19,7 @@ constexpr const char* kMethodNames[kNumMethods] = {"Score", "ScoreStream", "List
 constexpr const char* kPriorityNames[kNumPriorities] = {"high", "normal", "low"};
 // The order of the names is that of Metrics::WeightsSwap.
 constexpr const char* kSwapNames[kNumSwapResults] = {"committed", "rolled_back", "failed",
-                                                     "cancelled"};
+                                                     "cancelled", "discarded"};
 constexpr const char* kUnknownHead = "unknown";
 constexpr auto kTcp = static_cast<size_t>(Metrics::Transport::kTcp);
 
@@ -59,10 +59,13 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
                     "scores).")),
       weights_load_(AddHistograms(registry, "logprobd_weights_load_duration_seconds",
                                   "Time to load a head's weight into its engines, in seconds.")),
-      weights_swaps_(AddCounters(registry, "logprobd_weights_swaps_total",
-                                 "Number of replacements of a head's weights while it serves, by "
-                                 "result: committed, rolled_back (to the previous version), failed "
-                                 "or cancelled (the live weights do not change).")),
+      weights_swaps_(
+          AddCounters(registry, "logprobd_weights_swaps_total",
+                      "Number of replacements of a head's weights while it serves, by "
+                      "result: committed, rolled_back (to the previous version), failed, "
+                      "cancelled or discarded (pushed rows that were dropped before "
+                      "all had arrived); the last three do not change the live "
+                      "weights.")),
       info_(AddGauges(registry, "logprobd_head_info", "Always 1; the labels describe the head.")) {
   for (const std::string& head : heads) {
     if (heads_.try_emplace(head).second) {

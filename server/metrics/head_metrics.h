@@ -21,7 +21,7 @@ namespace logprobd {
 inline constexpr size_t kNumMethods = 4;
 inline constexpr size_t kNumCodes = 17;  ///< gRPC status codes 0 to 16.
 inline constexpr size_t kNumTransports = 3;
-inline constexpr size_t kNumSwapResults = 4;
+inline constexpr size_t kNumSwapResults = 5;
 
 /// Label values, indexed by Metrics::Transport.
 inline constexpr std::array<const char*, kNumTransports> kTransportNames = {"tcp", "shm",

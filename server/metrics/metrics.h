@@ -37,7 +37,7 @@ class Metrics {
   enum class Transport { kTcp, kShm, kCudaIpc };
   enum class Stage { kReceive, kCopy, kQueue, kH2d, kKernel, kCombine, kD2h, kReply };
   /// How a replacement of a head's weights ended.
-  enum class WeightsSwap { kCommitted, kRolledBack, kFailed, kCancelled };
+  enum class WeightsSwap { kCommitted, kRolledBack, kFailed, kCancelled, kDiscarded };
   using Rejection = logprobd::Rejection;
   /// The stage in which a request was when it was cancelled or its deadline passed.
   enum class LeftAt { kArrival, kQueue, kEngine };

@@ -78,8 +78,7 @@ void PushCall::Run() {
     }
     context_.response = SerializeMessage(response);
   }
-  payload_ = {};
-  device_.reset();
+  placed_.reset();
   Finish(ToAdminStatus(result.status()));  // the last action, because OnDone may delete the call
 }
 
@@ -115,6 +114,10 @@ void PushCall::OnCancel() {
   is_cancelled_ = true;
 }
 
+absl::Status PushCall::CheckNotCancelled() const {
+  return is_cancelled_ ? absl::CancelledError("the call was cancelled") : absl::OkStatus();
+}
+
 /// Waits for the next message, parses it into `message_` and begins to read the one after it.
 /// Returns false at the end of the stream. A cancelled stream may also look like its end; what
 /// follows then learns of the cancellation from the progress.
@@ -135,9 +138,7 @@ absl::StatusOr<bool> PushCall::Read() {
             absl::StrCat("no message arrived for ", absl::FormatDuration(kIdleMax)));
       }
     }
-    if (is_cancelled_) {
-      return absl::CancelledError("the call was cancelled");
-    }
+    LOGPROBD_RETURN_IF_ERROR(CheckNotCancelled());
     if (!has_message_) {
       return false;
     }
@@ -158,10 +159,10 @@ absl::StatusOr<bool> PushCall::Read() {
 }
 
 absl::StatusOr<std::optional<PushedRows>> PushCall::Next() {
-  if (device_.has_value() && device_->rows_read < static_cast<int64_t>(message_.rows().rows())) {
-    return NextOfDevice();
+  if (placed_.has_value() && placed_->rows_read < static_cast<int64_t>(message_.rows().rows())) {
+    return NextPlaced();
   }
-  device_.reset();
+  placed_.reset();
   LOGPROBD_ASSIGN_OR_RETURN(const bool has_message, Read());
   if (!has_message) {
     return std::nullopt;
@@ -175,19 +176,16 @@ absl::StatusOr<std::optional<PushedRows>> PushCall::Next() {
     range.bytes = BytesOf(rows.data());
     return range;
   }
-  LOGPROBD_ASSIGN_OR_RETURN(payload_, FindPayload(rows));
-  if (payload_.place != PayloadPlace::kDevice) {
-    range.bytes = payload_.pieces[0];
-    return range;
+  LOGPROBD_ASSIGN_OR_RETURN(HiddenPayload payload, FindPayload(rows));
+  if (payload.bytes == 0 || payload.bytes % range.num_rows != 0 ||
+      payload.bytes / range.num_rows > kDataBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rows: ", range.num_rows, ", but ", rows.has_shared_memory() ? "shared_memory" : "cuda_ipc",
+        " has ", payload.bytes, " bytes"));
   }
-  if (payload_.bytes == 0 || payload_.bytes % range.num_rows != 0 ||
-      payload_.bytes / range.num_rows > kDataBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rows: ", range.num_rows, ", but cuda_ipc has ", payload_.bytes, " bytes"));
-  }
-  const int64_t row_bytes = payload_.bytes / range.num_rows;
-  device_ = {.payload = std::move(payload_), .row_bytes = row_bytes, .rows_read = 0};
-  return NextOfDevice();
+  const int64_t row_bytes = payload.bytes / range.num_rows;
+  placed_ = {.payload = std::move(payload), .row_bytes = row_bytes, .rows_read = 0};
+  return NextPlaced();
 }
 
 absl::StatusOr<HiddenPayload> PushCall::FindPayload(const v1::PushedRows& rows) const {
@@ -207,19 +205,31 @@ absl::StatusOr<HiddenPayload> PushCall::FindPayload(const v1::PushedRows& rows) 
   return context_.same_host->Find(slice);
 }
 
-/// Copies the next rows of `device_` to the host.
-absl::StatusOr<std::optional<PushedRows>> PushCall::NextOfDevice() {
+/// Returns the next rows of `placed_`, so few that a cancelled call ends soon. Copies them to the
+/// host if they are in a GPU's memory.
+absl::StatusOr<std::optional<PushedRows>> PushCall::NextPlaced() {
+  {
+    const absl::MutexLock lock(&mutex_);
+    LOGPROBD_RETURN_IF_ERROR(CheckNotCancelled());
+  }
   const v1::PushedRows& rows = message_.rows();
-  const int64_t rows_left = static_cast<int64_t>(rows.rows()) - device_->rows_read;
-  const int64_t num_rows = std::min(rows_left, kDataBytesMax / device_->row_bytes);
-  staging_.resize(static_cast<size_t>(num_rows * device_->row_bytes));
-  LOGPROBD_RETURN_IF_ERROR(context_.same_host->CopyToHost(
-      device_->payload, device_->rows_read * device_->row_bytes, absl::MakeSpan(staging_)));
-  PushedRows range{.row_begin = static_cast<int64_t>(rows.row_begin()) + device_->rows_read,
+  const int64_t rows_left = static_cast<int64_t>(rows.rows()) - placed_->rows_read;
+  const int64_t num_rows = std::min(rows_left, kDataBytesMax / placed_->row_bytes);
+  const int64_t begin_bytes = placed_->rows_read * placed_->row_bytes;
+  const auto num_bytes = static_cast<size_t>(num_rows * placed_->row_bytes);
+  PushedRows range{.row_begin = static_cast<int64_t>(rows.row_begin()) + placed_->rows_read,
                    .num_rows = num_rows,
                    .is_bias = rows.is_bias(),
-                   .bytes = staging_};
-  device_->rows_read += num_rows;
+                   .bytes = {}};
+  if (placed_->payload.place == PayloadPlace::kDevice) {
+    staging_.resize(num_bytes);
+    LOGPROBD_RETURN_IF_ERROR(
+        context_.same_host->CopyToHost(placed_->payload, begin_bytes, absl::MakeSpan(staging_)));
+    range.bytes = staging_;
+  } else {
+    range.bytes = placed_->payload.pieces[0].subspan(static_cast<size_t>(begin_bytes), num_bytes);
+  }
+  placed_->rows_read += num_rows;
   return range;
 }
 

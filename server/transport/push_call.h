@@ -51,18 +51,19 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 
  private:
-  /// Rows in a GPU's memory that are not read yet.
-  struct DeviceRows {
+  /// Rows of a message in shared memory or in a GPU's memory.
+  struct PlacedRows {
     HiddenPayload payload;
     int64_t row_bytes = 0;
     int64_t rows_read = 0;
   };
 
   absl::StatusOr<PushedWeightsResult> Receive();
+  absl::Status CheckNotCancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<bool> Read();
   absl::StatusOr<std::optional<PushedRows>> Next();
   absl::StatusOr<HiddenPayload> FindPayload(const v1::PushedRows& rows) const;
-  absl::StatusOr<std::optional<PushedRows>> NextOfDevice();
+  absl::StatusOr<std::optional<PushedRows>> NextPlaced();
 
   const Context context_;
   absl::Mutex mutex_;
@@ -73,9 +74,8 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   // Used by Run's thread only.
   v1::PushWeightsRequest message_;
-  HiddenPayload payload_;  // keeps the memory of the last rows
-  std::optional<DeviceRows> device_;
-  std::vector<std::byte> staging_;  // for rows of `device_`
+  std::optional<PlacedRows> placed_;  // keeps the memory of the last rows
+  std::vector<std::byte> staging_;    // for rows in a GPU's memory
 };
 
 }  // namespace logprobd

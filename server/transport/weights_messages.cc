@@ -30,6 +30,7 @@ void Fill(const HeadWeightsState& state, v1::HeadWeightsState& out) {
   if (state.pushed.has_value()) {
     Fill(*state.pushed, *out.mutable_pushed());
   }
+  out.set_highest_version(state.highest_version);
 }
 
 }  // namespace logprobd

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/base/text.h"
 #include "server/weights/widen.h"
@@ -13,9 +14,18 @@
 namespace logprobd {
 namespace {
 
+/// Returns memory of which every page has been written to, or null.
 std::unique_ptr<std::byte[]> Allocate(int64_t bytes) {
-  return std::unique_ptr<std::byte[]>(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
+  const auto size = static_cast<size_t>(bytes);
+  std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[size]);
+  if (memory != nullptr) {
+    std::memset(memory.get(), 0, size);
+  }
+  return memory;
 }
+
+/// Begins the messages about rows of `sent`.
+absl::string_view PrefixOf(const PushedRows& sent) { return sent.is_bias ? "bias: " : ""; }
 
 }  // namespace
 
@@ -38,52 +48,71 @@ absl::StatusOr<std::shared_ptr<PushedWeights>> PushedWeights::Create(HeadInfo in
   return weights;
 }
 
-absl::Status PushedWeights::Tensor::Add(int64_t row_begin, int64_t num_added,
-                                        absl::Span<const std::byte> added) {
-  if (row_begin < 0 || num_added < 1 || row_begin > num_rows || num_added > num_rows - row_begin) {
-    return absl::InvalidArgumentError(absl::StrCat("rows: ", num_added, " from row ", row_begin,
+absl::Status PushedWeights::Tensor::Check(const PushedRows& sent) const {
+  if (sent.row_begin < 0 || sent.num_rows < 1 || sent.row_begin > num_rows ||
+      sent.num_rows > num_rows - sent.row_begin) {
+    return absl::InvalidArgumentError(absl::StrCat(PrefixOf(sent), "rows: ", sent.num_rows,
+                                                   " from row ", sent.row_begin,
                                                    ", must be rows of [0, ", num_rows, ")"));
   }
-  if (static_cast<int64_t>(added.size()) != num_added * row_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("rows: ", num_added, " have ",
-                                                   num_added * row_bytes, " bytes, but ",
-                                                   added.size(), " were sent"));
+  if (static_cast<int64_t>(sent.bytes.size()) != sent.num_rows * row_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(PrefixOf(sent), "rows: ", sent.num_rows, " have ", sent.num_rows * row_bytes,
+                     " bytes, but ", sent.bytes.size(), " were sent"));
   }
-  const int64_t row_end = row_begin + num_added;
-  for (int64_t row = row_begin; row < row_end;) {
-    const auto next = received.upper_bound(row);
-    const bool is_received = next != received.begin() && std::prev(next)->second > row;
-    int64_t end = row_end;
-    if (is_received) {
-      end = std::min(end, std::prev(next)->second);
+  return absl::OkStatus();
+}
+
+std::vector<PushedWeights::Range> PushedWeights::Tensor::Cut(int64_t begin, int64_t end) const {
+  std::vector<Range> ranges;
+  while (begin < end) {
+    const auto next = received.upper_bound(begin);
+    Range range{.begin = begin, .end = end};
+    range.is_received = next != received.begin() && std::prev(next)->second > begin;
+    if (range.is_received) {
+      range.end = std::min(end, std::prev(next)->second);
     } else if (next != received.end()) {
-      end = std::min(end, next->first);
+      range.end = std::min(end, next->first);
     }
-    std::byte* const kept = bytes.get() + row * row_bytes;
-    const std::byte* const sent = added.data() + (row - row_begin) * row_bytes;
-    const auto size = static_cast<size_t>((end - row) * row_bytes);
-    if (!is_received) {
-      std::memcpy(kept, sent, size);
-    } else if (std::memcmp(kept, sent, size) != 0) {
-      return absl::DataLossError(
-          absl::StrCat("rows ", row, " to ", end, " differ from those that were received before"));
-    }
-    row = end;
+    ranges.push_back(range);
+    begin = range.end;
   }
-  // Joins the range with those that it touches.
-  int64_t begin = row_begin;
-  int64_t end = row_end;
-  auto range = received.upper_bound(row_begin);
-  if (range != received.begin() && std::prev(range)->second >= row_begin) {
+  return ranges;
+}
+
+absl::Status PushedWeights::Tensor::Compare(const PushedRows& sent,
+                                            const std::vector<Range>& ranges) const {
+  for (const Range& range : ranges) {
+    const std::byte* const bytes_sent =
+        sent.bytes.data() + (range.begin - sent.row_begin) * row_bytes;
+    if (range.is_received &&
+        std::memcmp(bytes.get() + range.begin * row_bytes, bytes_sent,
+                    static_cast<size_t>((range.end - range.begin) * row_bytes)) != 0) {
+      return absl::DataLossError(absl::StrCat(PrefixOf(sent), "rows ", range.begin, " to ",
+                                              range.end,
+                                              " differ from those that were received before"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool PushedWeights::Tensor::IsCopying(int64_t begin, int64_t end) const {
+  return std::any_of(copying.begin(), copying.end(),
+                     [&](const auto& range) { return range.first < end && range.second > begin; });
+}
+
+/// Adds rows [begin, end) to those received, and joins the range with those that it touches.
+void PushedWeights::Tensor::Receive(int64_t begin, int64_t end) {
+  auto range = received.upper_bound(begin);
+  if (range != received.begin() && std::prev(range)->second >= begin) {
     --range;
   }
-  while (range != received.end() && range->first <= row_end) {
+  while (range != received.end() && range->first <= end) {
     begin = std::min(begin, range->first);
     end = std::max(end, range->second);
     range = received.erase(range);
   }
   received[begin] = end;
-  return absl::OkStatus();
 }
 
 int64_t PushedWeights::Tensor::rows_received() const {
@@ -94,28 +123,59 @@ int64_t PushedWeights::Tensor::rows_received() const {
   return rows;
 }
 
-absl::Status PushedWeights::AddRows(int64_t row_begin, int64_t num_rows,
-                                    absl::Span<const std::byte> bytes) {
-  const absl::MutexLock lock(&mutex_);
-  return rows_.Add(row_begin, num_rows, bytes);
+absl::Status PushedWeights::Check(const PushedRows& sent) const {
+  return sent.is_bias && !info_.has_bias
+             ? absl::InvalidArgumentError("is_bias: the live version has no bias")
+             : TensorOf(sent).Check(sent);
 }
 
-absl::Status PushedWeights::AddBias(int64_t row_begin, int64_t num_rows,
-                                    absl::Span<const std::byte> bytes) {
-  if (!info_.has_bias) {
-    return absl::InvalidArgumentError("is_bias: the live version has no bias");
+absl::Status PushedWeights::Add(const PushedRows& sent) {
+  LOGPROBD_RETURN_IF_ERROR(Check(sent));
+  Tensor& tensor = sent.is_bias ? bias_ : rows_;
+  const int64_t end = sent.row_begin + sent.num_rows;
+  std::vector<Range> ranges;
+  {
+    const absl::MutexLock lock(&mutex_);
+    const auto is_free = [&] { return !tensor.IsCopying(sent.row_begin, end); };
+    mutex_.Await(absl::Condition(&is_free));
+    ranges = tensor.Cut(sent.row_begin, end);
+    tensor.copying[sent.row_begin] = end;
+  }
+  // Calls copy at the same time, because only this one writes to these rows.
+  const absl::Status compared = tensor.Compare(sent, ranges);
+  for (const Range& range : ranges) {
+    if (compared.ok() && !range.is_received) {
+      std::memcpy(tensor.bytes.get() + range.begin * tensor.row_bytes,
+                  sent.bytes.data() + (range.begin - sent.row_begin) * tensor.row_bytes,
+                  static_cast<size_t>((range.end - range.begin) * tensor.row_bytes));
+    }
   }
   const absl::MutexLock lock(&mutex_);
-  LOGPROBD_RETURN_IF_ERROR(WithContext(bias_.Add(row_begin, num_rows, bytes), "bias"));
-  if (bias_values_.empty() && bias_.rows_received() == bias_.num_rows) {
+  tensor.copying.erase(sent.row_begin);
+  LOGPROBD_RETURN_IF_ERROR(compared);
+  tensor.Receive(sent.row_begin, end);
+  if (sent.is_bias && bias_values_.empty() && bias_.rows_received() == bias_.num_rows) {
     bias_values_ = Widen(stored_bias(), info_.dtype);
   }
   return absl::OkStatus();
 }
 
-int64_t PushedWeights::rows_received() const {
+absl::Status PushedWeights::Compare(const PushedRows& sent) const {
+  LOGPROBD_RETURN_IF_ERROR(Check(sent));
+  const Tensor& tensor = TensorOf(sent);
+  std::vector<Range> ranges;
+  {
+    const absl::MutexLock lock(&mutex_);
+    ranges = tensor.Cut(sent.row_begin, sent.row_begin + sent.num_rows);
+  }
+  return tensor.Compare(sent, ranges);
+}
+
+PushedVersion PushedWeights::progress() const {
   const absl::MutexLock lock(&mutex_);
-  return rows_.rows_received();
+  return {.version = info_.weights_version,
+          .rows = rows_.rows_received(),
+          .vocab_rows = info_.vocab_rows};
 }
 
 bool PushedWeights::is_complete() const {

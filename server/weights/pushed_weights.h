@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "server/base/head_info.h"
+#include "server/base/weight_store.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd {
@@ -20,18 +21,20 @@ namespace logprobd {
 /// once is_complete() has returned true; from then on nothing changes. Thread-safe.
 class PushedWeights final : public HeadWeights {
  public:
-  /// Takes the memory of the weight that `info` describes. Returns RESOURCE_EXHAUSTED if the system
-  /// refuses it.
+  /// Takes the memory of the weight that `info` describes, and writes to all of it, so that the
+  /// system counts it as used before rows arrive. Returns RESOURCE_EXHAUSTED if the system refuses
+  /// it.
   static absl::StatusOr<std::shared_ptr<PushedWeights>> Create(HeadInfo info);
 
-  /// Adds rows [row_begin, row_begin + num_rows), as stored. Returns INVALID_ARGUMENT, which names
-  /// the field of proto PushedRows, if the rows are outside the weight or `bytes` has another size,
-  /// and DATA_LOSS if a row that was added before has other bytes.
-  absl::Status AddRows(int64_t row_begin, int64_t num_rows, absl::Span<const std::byte> bytes);
-  /// Adds elements of the bias in the same way. Returns INVALID_ARGUMENT if the head has no bias.
-  absl::Status AddBias(int64_t row_begin, int64_t num_rows, absl::Span<const std::byte> bytes);
+  /// Adds rows, or elements of the bias, as stored. Returns INVALID_ARGUMENT, which names the field
+  /// of proto PushedRows, if they are outside the weight, have another size or belong to a bias
+  /// that the head does not have; and DATA_LOSS if a row that was added before has other bytes.
+  absl::Status Add(const PushedRows& sent);
+  /// Returns what Add would return for the rows that were added before, and adds none.
+  absl::Status Compare(const PushedRows& sent) const;
 
-  int64_t rows_received() const;
+  /// Returns how many rows have been added, without the bias.
+  PushedVersion progress() const;
   /// Returns whether all rows and the bias, if the head has one, have been added.
   bool is_complete() const;
 
@@ -43,23 +46,41 @@ class PushedWeights final : public HeadWeights {
                         int64_t row_pitch_bytes) const override;
 
  private:
-  /// Consecutive rows in memory, of which some have arrived.
+  /// Rows [begin, end).
+  struct Range {
+    int64_t begin = 0;
+    int64_t end = 0;
+    bool is_received = false;
+  };
+
+  /// Consecutive rows in memory, of which some have arrived. Rows in `received` never change.
   struct Tensor {
-    absl::Status Add(int64_t row_begin, int64_t num_added, absl::Span<const std::byte> added);
+    absl::Status Check(const PushedRows& sent) const;
+    /// Cuts rows [begin, end) into those that have been received and those that have not.
+    std::vector<Range> Cut(int64_t begin, int64_t end) const;
+    /// Returns DATA_LOSS if rows of `ranges` that have been received have other bytes.
+    absl::Status Compare(const PushedRows& sent, const std::vector<Range>& ranges) const;
+    bool IsCopying(int64_t begin, int64_t end) const;
+    void Receive(int64_t begin, int64_t end);
     int64_t rows_received() const;
 
     int64_t row_bytes = 0;
     int64_t num_rows = 0;
-    std::unique_ptr<std::byte[]> bytes;          // not initialised
+    std::unique_ptr<std::byte[]> bytes;
     absl::btree_map<int64_t, int64_t> received;  // the end of each range by its begin
+    absl::btree_map<int64_t, int64_t> copying;   // ranges of calls of Add, which do not overlap
   };
 
   explicit PushedWeights(HeadInfo info) : info_(std::move(info)) {}
 
+  absl::Status Check(const PushedRows& sent) const;
+  const Tensor& TensorOf(const PushedRows& sent) const { return sent.is_bias ? bias_ : rows_; }
+
   const HeadInfo info_;
   mutable absl::Mutex mutex_;
-  Tensor rows_;                     // guarded by `mutex_` until it is complete
-  Tensor bias_;                     // likewise; without rows if the head has no bias
+  // `mutex_` guards `received` and `copying`, but not the bytes.
+  Tensor rows_;
+  Tensor bias_;                     // without rows if the head has no bias
   std::vector<float> bias_values_;  // set when the bias is complete
 };
 

@@ -122,8 +122,7 @@ def begin_version(client: WeightsClient, head: str = "") -> int:
     (state,) = states
     if state.staged is not None or state.pushed is not None:
         client.discard(head, staged=True)
-    held = (state.live, state.staged, state.previous)
-    return 1 + max((each.version for each in held if each is not None), default=0)
+    return state.highest_version + 1
 
 
 @contextmanager

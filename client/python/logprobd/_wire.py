@@ -291,6 +291,7 @@ class HeadWeightsState:
     staged: WeightsVersion | None = wire(3, "message", optional=True, message=WeightsVersion)
     previous: WeightsVersion | None = wire(4, "message", optional=True, message=WeightsVersion)
     pushed: PushedVersion | None = wire(5, "message", optional=True, message=PushedVersion)
+    highest_version: int = wire(6, "uint")
 
 
 @dataclass

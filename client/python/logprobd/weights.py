@@ -80,6 +80,9 @@ class HeadWeights:
     """The version that `rollback` makes live."""
     pushed: PushedVersion | None
     """The version of which `push` has sent rows, until it is staged."""
+    highest_version: int = 0
+    """Highest number that a staged or live version has ever had; every higher number is free. 0 if
+    the server does not say."""
 
 
 @dataclass(frozen=True)
@@ -530,5 +533,10 @@ def _head(state: _wire.HeadWeightsState) -> HeadWeights:
 
     pushed = None if state.pushed is None else PushedVersion(**vars(state.pushed))
     return HeadWeights(
-        state.head, known(state.live), known(state.staged), known(state.previous), pushed
+        state.head,
+        known(state.live),
+        known(state.staged),
+        known(state.previous),
+        pushed,
+        state.highest_version,
     )

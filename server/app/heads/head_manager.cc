@@ -118,6 +118,8 @@ std::shared_ptr<HeadVersions> HeadManager::MakeVersions(InProcessHead& head,
   HeadVersions::Options options;
   options.source = options_.model;
   options.load_turn = turns_.load;
+  options.push_idle_max = absl::Seconds(options_.push_idle_s);
+  options.clock = parts_.clock;
   options.on_change = [this, on_change = std::move(on_change)] {
     UpdatePlan();
     on_change();
@@ -218,6 +220,7 @@ HeadStatus HeadManager::Status() const {
 
 bool HeadManager::Watch(bool is_only) {
   const std::shared_ptr<InProcessHead> head = this->head();
+  versions()->DropIdlePush();
   const int num_replicas = head->num_replicas();
   const int num_healthy = head->num_healthy();
   metrics_.SetReplicas(name(), num_healthy, num_replicas - num_healthy);

@@ -70,7 +70,8 @@ class HeadManager {
   /// Returns state, replicas and limits for the status page; the load figures are left at 0.
   HeadStatus Status() const;
 
-  /// Publishes and logs the replicas that have failed since the last call. Returns whether a
+  /// Publishes and logs the replicas that have failed since the last call, and drops pushed rows
+  /// that were abandoned. Returns whether a
   /// healthy replica is left. If `is_only`, the loss of a single replica is not logged, because it
   /// ends the server.
   bool Watch(bool is_only);

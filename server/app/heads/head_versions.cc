@@ -15,25 +15,6 @@ namespace logprobd {
 namespace {
 
 constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
-/// Maximum number of versions whose digests are remembered.
-constexpr size_t kDigestsMax = 4'096;
-
-bool IsSame(const WeightsPush& a, const WeightsPush& b) {
-  return a.version == b.version && a.dtype == b.dtype && a.vocab_rows == b.vocab_rows &&
-         a.sha256 == b.sha256 && a.allow_nonfinite == b.allow_nonfinite;
-}
-
-absl::Status ReceiveRows(const NextPushedRows& next, PushedWeights& weights) {
-  while (true) {
-    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<PushedRows> rows, next());
-    if (!rows.has_value()) {
-      return absl::OkStatus();
-    }
-    LOGPROBD_RETURN_IF_ERROR(rows->is_bias
-                                 ? weights.AddBias(rows->row_begin, rows->num_rows, rows->bytes)
-                                 : weights.AddRows(rows->row_begin, rows->num_rows, rows->bytes));
-  }
-}
 
 }  // namespace
 
@@ -77,17 +58,40 @@ HeadVersions::HeadVersions(InProcessHead& head, VersionLoader loader, Options op
            .loaded_unix_seconds = absl::ToUnixSeconds(absl::Now()),
            .weight_bytes = info->weight_bytes};
   const absl::MutexLock lock(&mutex_);
-  RememberLocked(live_);
+  numbers_.RecordLive(live_);
 }
 
 HeadVersions::~HeadVersions() = default;
 
 absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
                                                   const LoadTicker::Progress& progress) {
+  return LoadAs(
+      load, [&](uint64_t number) { return loader_.Open(load, number, *head_.info()); }, progress);
+}
+
+/// Loads the candidate that `open` returns.
+absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
+                                                    const OpenCandidate& open,
+                                                    const LoadTicker::Progress& progress) {
   const Change change(*this);
   LOGPROBD_RETURN_IF_ERROR(change.status());
   LoadTicker ticker(progress, is_stopped_);
-  absl::StatusOr<WeightsVersion> loaded = LoadFolder(load, ticker);
+  const auto load_candidate = [&]() -> absl::StatusOr<WeightsVersion> {
+    LOGPROBD_RETURN_IF_ERROR(ticker.Report("checking", 0, 0));
+    absl::StatusOr<uint64_t> number;
+    {
+      const absl::MutexLock lock(&mutex_);
+      number = NumberOf(load.version);
+    }
+    LOGPROBD_RETURN_IF_ERROR(number.status());
+    LOGPROBD_ASSIGN_OR_RETURN(VersionLoader::Candidate candidate, open(*number));
+    {
+      const absl::MutexLock lock(&mutex_);
+      LOGPROBD_RETURN_IF_ERROR(CheckNotHeld(*number));
+    }
+    return LoadCandidate(load, std::move(candidate), ticker);
+  };
+  absl::StatusOr<WeightsVersion> loaded = load_candidate();
   if (!loaded.ok()) {
     RecordFailure(load, loaded.status());
   }
@@ -104,16 +108,6 @@ void HeadVersions::RecordFailure(const WeightsLoad& load, const absl::Status& st
                                          {"reason", status.message()}});
 }
 
-absl::StatusOr<WeightsVersion> HeadVersions::LoadFolder(const WeightsLoad& load,
-                                                        LoadTicker& ticker) {
-  LOGPROBD_RETURN_IF_ERROR(ticker.Report("checking", 0, 0));
-  LOGPROBD_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(load.version));
-  LOGPROBD_ASSIGN_OR_RETURN(VersionLoader::Candidate candidate,
-                            loader_.Open(load, number, *head_.info()));
-  LOGPROBD_RETURN_IF_ERROR(CheckNumberIsFree(number));
-  return LoadCandidate(load, std::move(candidate), ticker);
-}
-
 absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& load,
                                                            VersionLoader::Candidate candidate,
                                                            LoadTicker& ticker) {
@@ -123,7 +117,11 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   LOGPROBD_ASSIGN_OR_RETURN(const LoadTurn::Holder turn, AwaitTurn(ticker));
   LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
   LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
-  LOGPROBD_RETURN_IF_ERROR(CheckNumberNames(planned.candidate.version));
+  {
+    const absl::MutexLock lock(&mutex_);
+    const WeightsVersion& version = planned.candidate.version;
+    LOGPROBD_RETURN_IF_ERROR(numbers_.CheckNames(version.version, version.sha256));
+  }
   if (load.in_place) {
     return ReplaceInPlace(planned, ticker);
   }
@@ -144,130 +142,14 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   return staged;
 }
 
-absl::StatusOr<PushedWeightsResult> HeadVersions::Push(const WeightsPush& push,
-                                                       const NextPushedRows& next,
-                                                       const LoadTicker::Progress& progress) {
-  if (is_stopped_) {
-    return ShuttingDown();
-  }
-  LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<PushedWeights> rows, JoinPush(push));
-  const absl::Status received = ReceiveRows(next, *rows);
-  LOGPROBD_ASSIGN_OR_RETURN(const bool is_last, LeavePush(rows, received));
-  PushedWeightsResult result;
-  result.pushed = {.version = push.version,
-                   .rows = rows->rows_received(),
-                   .vocab_rows = rows->info().vocab_rows};
-  if (is_last) {
-    LOGPROBD_ASSIGN_OR_RETURN(result.staged, StagePushed(push, rows, progress));
-  }
-  return result;
-}
-
-/// Finds or begins the version of `push`.
-absl::StatusOr<std::shared_ptr<PushedWeights>> HeadVersions::JoinPush(const WeightsPush& push) {
-  if (push.version == 0) {
-    return absl::InvalidArgumentError("version: 0, must be at least 1");
-  }
-  LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
-  LOGPROBD_RETURN_IF_ERROR(CheckNumberIsFree(push.version));
-  const std::shared_ptr<const HeadInfo> live = head_.info();
-  std::shared_ptr<PushedWeights> rows;
-  {
-    const absl::MutexLock lock(&mutex_);
-    if (pushed_.has_value() && pushed_->header.version == push.version) {
-      if (!IsSame(pushed_->header, push)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("header: differs from that of the first push of version ", push.version));
-      }
-      ++pushed_->num_calls;
-      return pushed_->rows;
-    }
-    if (pushed_.has_value() && (pushed_->num_calls > 0 || pushed_->is_staging)) {
-      return absl::AbortedError(absl::StrCat("rows of version ", pushed_->header.version,
-                                             " are being received: try again later"));
-    }
-    if (pushed_.has_value()) {
-      LogWarning("pushed rows are dropped for another version",
-                 {{"head", name()},
-                  {"version", pushed_->header.version},
-                  {"rows", pushed_->rows->rows_received()},
-                  {"next_version", push.version}});
-      pushed_.reset();
-    }
-    LOGPROBD_ASSIGN_OR_RETURN(rows, loader_.OpenPush(push, *live));
-    pushed_ = {.header = push, .rows = rows, .num_calls = 1};
-  }
-  NotifyChange();
-  return rows;
-}
-
-/// Ends a call's part in a push. `received` is the status of its stream, which is returned if it is
-/// an error. Otherwise returns whether the call must stage the version, because all rows have
-/// arrived and no other call does so.
-absl::StatusOr<bool> HeadVersions::LeavePush(const std::shared_ptr<PushedWeights>& rows,
-                                             const absl::Status& received) {
-  const absl::MutexLock lock(&mutex_);
-  const bool is_current = pushed_.has_value() && pushed_->rows == rows;
-  if (is_current) {
-    --pushed_->num_calls;
-  }
-  LOGPROBD_RETURN_IF_ERROR(received);
-  const bool is_complete = rows->is_complete();
-  if (!is_current && !is_complete) {
-    return absl::AbortedError("the rows pushed so far were discarded");
-  }
-  return is_current && is_complete && !std::exchange(pushed_->is_staging, true);
-}
-
-absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(const WeightsPush& push,
-                                                         const std::shared_ptr<PushedWeights>& rows,
-                                                         const LoadTicker::Progress& progress) {
-  const WeightsLoad load{.path = "the pushed rows",
-                         .version = push.version,
-                         .sha256 = push.sha256,
-                         .allow_nonfinite = push.allow_nonfinite};
-  LoadTicker ticker(progress, is_stopped_);
-  const auto stage = [&]() -> absl::StatusOr<WeightsVersion> {
-    const Change change(*this);
-    LOGPROBD_RETURN_IF_ERROR(change.status());
-    LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
-    LOGPROBD_RETURN_IF_ERROR(CheckNumberIsFree(push.version));
-    return LoadCandidate(load,
-                         {.weights = rows,
-                          .version = {.version = push.version,
-                                      .sha256 = "",
-                                      .source = "pushed",
-                                      .loaded_unix_seconds = 0,
-                                      .weight_bytes = rows->info().weight_bytes}},
-                         ticker);
-  };
-  absl::StatusOr<WeightsVersion> staged = stage();
-  if (!staged.ok()) {
-    RecordFailure(load, staged.status());
-  }
-  {
-    const absl::MutexLock lock(&mutex_);
-    const bool is_refused =
-        absl::IsDataLoss(staged.status()) || absl::IsInvalidArgument(staged.status());
-    if (pushed_.has_value() && pushed_->rows == rows) {
-      pushed_->is_staging = false;
-      if (staged.ok() || is_refused) {
-        pushed_.reset();
-      }
-    }
-  }
-  NotifyChange();
-  return staged;
-}
-
+/// Returns the number of the next version, or FAILED_PRECONDITION while one is staged.
 absl::StatusOr<uint64_t> HeadVersions::NumberOf(uint64_t requested) const {
-  const absl::MutexLock lock(&mutex_);
   if (staged_ != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("version ", staged_->version.version,
                                                       " is staged: commit or discard it first"));
   }
   if (requested == 0) {
-    return highest_version_ + 1;
+    return numbers_.highest() + 1;
   }
   if (requested > kVersionMax) {
     return absl::InvalidArgumentError(
@@ -276,37 +158,13 @@ absl::StatusOr<uint64_t> HeadVersions::NumberOf(uint64_t requested) const {
   return requested;
 }
 
-absl::Status HeadVersions::CheckNumberIsFree(uint64_t number) const {
-  const absl::MutexLock lock(&mutex_);
+absl::Status HeadVersions::CheckNotHeld(uint64_t number) const {
   const uint64_t previous = previous_ == nullptr ? 0 : previous_->version.version;
   if (number == live_.version || number == previous) {
     return absl::AlreadyExistsError(
         absl::StrCat("version ", number, " is already ", number == previous ? "kept" : "live"));
   }
   return absl::OkStatus();
-}
-
-/// Returns ALREADY_EXISTS if the number belonged to other weights before.
-absl::Status HeadVersions::CheckNumberNames(const WeightsVersion& version) const {
-  const absl::MutexLock lock(&mutex_);
-  const auto known = digests_.find(version.version);
-  const bool is_forgotten = known == digests_.end() && version.version <= highest_forgotten_;
-  if (!is_forgotten && (known == digests_.end() || known->second == version.sha256)) {
-    return absl::OkStatus();
-  }
-  return absl::AlreadyExistsError(absl::StrCat(
-      "version ", version.version, " was the number of other weights",
-      is_forgotten || known->second.empty() ? "" : absl::StrCat(" (sha256 ", known->second, ")"),
-      ", to which clients may be pinned; the next free number is ", highest_version_ + 1));
-}
-
-void HeadVersions::RememberLocked(const WeightsVersion& version) {
-  highest_version_ = std::max(highest_version_, version.version);
-  digests_.try_emplace(version.version, version.sha256);
-  if (digests_.size() > kDigestsMax) {
-    highest_forgotten_ = digests_.begin()->first;
-    digests_.erase(digests_.begin());
-  }
 }
 
 absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) const {
@@ -365,7 +223,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadT
   {
     const absl::MutexLock lock(&mutex_);
     staged_ = std::move(made);
-    highest_version_ = std::max(highest_version_, version.version);
+    numbers_.RecordStaged(version.version);
   }
   NotifyChange();
   return version;
@@ -440,7 +298,7 @@ void HeadVersions::MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_pre
       std::swap(previous_, old);
     }
     live_ = version;
-    RememberLocked(version);
+    numbers_.RecordLive(version);
   }
   old = nullptr;  // its memory is freed before the memory is counted
   const std::string sha256 = State().live.sha256;  // the first version's may have become known
@@ -505,11 +363,11 @@ absl::StatusOr<HeadWeightsState> HeadVersions::Discard(bool staged, bool previou
         "staged or previous must be set, or there is nothing to discard");
   }
   std::unique_ptr<VersionEngines> dropped[2];
-  std::optional<Pushed> dropped_rows;
+  std::shared_ptr<const PendingPush::Version> dropped_push;
   {
     const absl::MutexLock lock(&mutex_);
     if (staged) {
-      dropped_rows.swap(pushed_);
+      dropped_push = push_.Drop();
     }
     dropped[0] = staged ? std::move(staged_) : nullptr;
     dropped[1] = previous ? std::move(previous_) : nullptr;
@@ -517,7 +375,7 @@ absl::StatusOr<HeadWeightsState> HeadVersions::Discard(bool staged, bool previou
   for (std::unique_ptr<VersionEngines>& version : dropped) {
     version.reset();
   }
-  dropped_rows.reset();
+  RecordDropped(std::move(dropped_push), "it was discarded");
   NotifyChange();
   return State();
 }
@@ -536,11 +394,7 @@ HeadWeightsState HeadVersions::List() {
         CheckContent(*unread, [this](int64_t, int64_t) { return !is_stopped_.load(); });
     if (content.ok()) {
       const absl::MutexLock lock(&mutex_);
-      for (auto& [version, sha256] : digests_) {
-        if (sha256.empty()) {  // only the first version was loaded without a digest
-          sha256 = content->sha256;
-        }
-      }
+      numbers_.SetUnknownDigest(content->sha256);  // only the first version has none
       unread_ = nullptr;
     } else {
       LogWarning("the sha256 of the first weights could not be computed",
@@ -558,8 +412,8 @@ MemoryPlan HeadVersions::memory() const {
       AddMemory(plan, version->memory());
     }
   }
-  if (pushed_.has_value()) {
-    AddMemory(plan, {.place = "host", .kind = "weights", .bytes = pushed_->rows->memory_bytes()});
+  if (const int64_t bytes = push_.memory_bytes(); bytes > 0) {
+    AddMemory(plan, {.place = "host", .kind = "weights", .bytes = bytes});
   }
   return plan;
 }
@@ -578,25 +432,22 @@ void HeadVersions::DropPrevious() {
 
 HeadWeightsState HeadVersions::State() const {
   const absl::MutexLock lock(&mutex_);
-  HeadWeightsState state{.head = name(), .live = live_, .staged = {}, .previous = {}};
+  HeadWeightsState state{.head = name(),
+                         .live = live_,
+                         .staged = {},
+                         .previous = {},
+                         .pushed = push_.state(),
+                         .highest_version = numbers_.highest()};
   if (staged_ != nullptr) {
     state.staged = staged_->version;
   }
   if (previous_ != nullptr) {
     state.previous = previous_->version;
   }
-  if (pushed_.has_value()) {
-    state.pushed = {.version = pushed_->header.version,
-                    .rows = pushed_->rows->rows_received(),
-                    .vocab_rows = pushed_->rows->info().vocab_rows};
-  }
   // Only the first version was loaded without a digest.
   for (WeightsVersion* version : {&state.live, state.previous ? &*state.previous : nullptr}) {
-    if (version == nullptr || !version->sha256.empty()) {
-      continue;
-    }
-    if (const auto known = digests_.find(version->version); known != digests_.end()) {
-      version->sha256 = known->second;
+    if (version != nullptr && version->sha256.empty()) {
+      version->sha256 = numbers_.DigestOf(version->version);
     }
   }
   return state;

@@ -4,17 +4,20 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "server/app/heads/in_process_head.h"
 #include "server/app/heads/load_control.h"
+#include "server/app/heads/pending_push.h"
 #include "server/app/heads/version_loader.h"
+#include "server/app/heads/version_numbers.h"
+#include "server/base/clock.h"
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"
@@ -36,6 +39,9 @@ class HeadVersions {
     LoadTurn* load_turn = nullptr;
     /// Called without locks after the versions or their memory have changed; may be empty.
     std::function<void()> on_change;
+    /// Time after which DropIdlePush drops rows that no call adds to; > 0.
+    absl::Duration push_idle_max = absl::InfiniteDuration();
+    const Clock* clock = &Clock::Steady();  ///< For push_idle_max.
   };
 
   /// `loader` creates versions of this head. `head` and `metrics` must outlive the HeadVersions.
@@ -49,7 +55,9 @@ class HeadVersions {
   /// Waits in the phase "checking" while weights of another head are loaded.
   absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
                                       const LoadTicker::Progress& progress);
-  /// The rows of a failed push stay for the next one, except if the content is refused.
+  /// The rows of a failed push stay for the next one, unless the version can never be staged. Waits
+  /// while weights of another head are loaded before it takes memory, and while another call stages
+  /// the same version.
   absl::StatusOr<PushedWeightsResult> Push(const WeightsPush& push, const NextPushedRows& next,
                                            const LoadTicker::Progress& progress);
   absl::StatusOr<HeadWeightsState> Commit(uint64_t version);
@@ -58,6 +66,10 @@ class HeadVersions {
   /// The first call that needs the sha256 of the version that was live at the start reads that
   /// whole weight.
   HeadWeightsState List();
+
+  /// Drops rows to which no call has added for Options::push_idle_max. Must be called from time to
+  /// time.
+  void DropIdlePush();
 
   /// Makes running calls end soon with UNAVAILABLE, and refuses all later ones.
   void Stop() { is_stopped_ = true; }
@@ -76,29 +88,31 @@ class HeadVersions {
     EnginePlan plan;  ///< Fits into memory once that of MemoryToFree is released.
   };
 
-  /// A version of which rows have arrived.
-  struct Pushed {
-    WeightsPush header;
-    std::shared_ptr<PushedWeights> rows;
-    int num_calls = 0;        ///< Number of calls that are sending rows.
-    bool is_staging = false;  ///< True while a call stages the complete rows.
+  /// Finds the candidate that becomes version `number`.
+  using OpenCandidate = std::function<absl::StatusOr<VersionLoader::Candidate>(uint64_t number)>;
+
+  /// The version to which a call of Push belongs.
+  struct JoinedPush {
+    std::shared_ptr<PendingPush::Version> pending;     ///< The call adds its rows to it.
+    std::shared_ptr<const PushedWeights> staged_rows;  ///< Or the call compares them with these,
+    WeightsVersion staged;                             ///< the rows of this version.
   };
 
-  absl::StatusOr<WeightsVersion> LoadFolder(const WeightsLoad& load, LoadTicker& ticker);
+  absl::StatusOr<WeightsVersion> LoadAs(const WeightsLoad& load, const OpenCandidate& open,
+                                        const LoadTicker::Progress& progress);
   absl::StatusOr<WeightsVersion> LoadCandidate(const WeightsLoad& load,
                                                VersionLoader::Candidate candidate,
                                                LoadTicker& ticker);
   void RecordFailure(const WeightsLoad& load, const absl::Status& status);
-  absl::StatusOr<std::shared_ptr<PushedWeights>> JoinPush(const WeightsPush& push);
-  absl::StatusOr<bool> LeavePush(const std::shared_ptr<PushedWeights>& rows,
-                                 const absl::Status& received);
-  absl::StatusOr<WeightsVersion> StagePushed(const WeightsPush& push,
-                                             const std::shared_ptr<PushedWeights>& rows,
+  absl::StatusOr<JoinedPush> JoinPush(const WeightsPush& push, const HeadInfo& info,
+                                      LoadTicker& ticker);
+  absl::Status OpenPush(const std::shared_ptr<PendingPush::Version>& version, const HeadInfo& info,
+                        LoadTicker& ticker);
+  absl::StatusOr<WeightsVersion> StagePushed(const std::shared_ptr<PendingPush::Version>& version,
                                              const LoadTicker::Progress& progress);
-  absl::StatusOr<uint64_t> NumberOf(uint64_t requested) const;
-  absl::Status CheckNumberIsFree(uint64_t number) const;
-  absl::Status CheckNumberNames(const WeightsVersion& version) const;
-  void RememberLocked(const WeightsVersion& version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordDropped(std::shared_ptr<const PendingPush::Version> dropped, absl::string_view reason);
+  absl::StatusOr<uint64_t> NumberOf(uint64_t requested) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckNotHeld(uint64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
   absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place) const;
   MemoryPlan MemoryToFree(bool in_place) const;
@@ -124,13 +138,8 @@ class HeadVersions {
   WeightsVersion live_ ABSL_GUARDED_BY(mutex_);  // its number is 0 while no version is live
   std::unique_ptr<VersionEngines> staged_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<VersionEngines> previous_ ABSL_GUARDED_BY(mutex_);
-  std::optional<Pushed> pushed_ ABSL_GUARDED_BY(mutex_);
-  uint64_t highest_version_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number the head has ever had
-  /// The digests of the versions that have been live, by number, so that a number never means two
-  /// weights to a client that pins it. That of the first version is empty until it is known. The
-  /// lowest numbers are forgotten.
-  absl::btree_map<uint64_t, std::string> digests_ ABSL_GUARDED_BY(mutex_);
-  uint64_t highest_forgotten_ ABSL_GUARDED_BY(mutex_) = 0;  // highest number not in `digests_`
+  PendingPush push_ ABSL_GUARDED_BY(mutex_);
+  VersionNumbers numbers_ ABSL_GUARDED_BY(mutex_);
   /// The weights of the first version, until their digest is known.
   std::shared_ptr<const HeadWeights> unread_ ABSL_GUARDED_BY(mutex_);
 };

@@ -119,8 +119,8 @@ absl::Status VersionLoader::CheckLoadingIsOn() const {
                    "loading of weights is off: start the server with --weights-root DIR");
 }
 
-absl::StatusOr<std::shared_ptr<PushedWeights>> VersionLoader::OpenPush(const WeightsPush& push,
-                                                                       const HeadInfo& live) const {
+absl::StatusOr<HeadInfo> VersionLoader::PushedHead(const WeightsPush& push,
+                                                   const HeadInfo& live) const {
   LOGPROBD_RETURN_IF_ERROR(CheckLoadingIsOn());
   LOGPROBD_RETURN_IF_ERROR(CheckSha256Form(push.sha256));
   HeadInfo info = live;
@@ -133,6 +133,10 @@ absl::StatusOr<std::shared_ptr<PushedWeights>> VersionLoader::OpenPush(const Wei
                                                    live.vocab_size + kPaddingRowsMax, "]"));
   }
   info.weight_bytes = info.vocab_rows * info.hidden_size * DtypeBytes(info.dtype);
+  return info;
+}
+
+absl::StatusOr<std::shared_ptr<PushedWeights>> VersionLoader::OpenPush(const HeadInfo& info) const {
   const absl::StatusOr<int64_t> available = parts_.available_host_bytes();
   if (available.ok() && info.weight_bytes > *available) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -140,7 +144,7 @@ absl::StatusOr<std::shared_ptr<PushedWeights>> VersionLoader::OpenPush(const Wei
         HumanBytes(*available), " are available: ", HumanBytes(info.weight_bytes - *available),
         " are missing"));
   }
-  return PushedWeights::Create(std::move(info));
+  return PushedWeights::Create(info);
 }
 
 absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const HeadInfo& live,

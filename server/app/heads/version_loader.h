@@ -83,11 +83,13 @@ class VersionLoader {
   absl::StatusOr<Candidate> Open(const WeightsLoad& load, uint64_t number,
                                  const HeadInfo& live) const;
 
-  /// Makes an empty weight for the rows of `push`. Returns PERMISSION_DENIED if loading is off,
-  /// INVALID_ARGUMENT if the header is malformed or does not have the shape of `live`, and
-  /// RESOURCE_EXHAUSTED if the host has no room for the rows.
-  absl::StatusOr<std::shared_ptr<PushedWeights>> OpenPush(const WeightsPush& push,
-                                                          const HeadInfo& live) const;
+  /// Describes the weight whose rows `push` sends. Returns PERMISSION_DENIED if loading is off, and
+  /// INVALID_ARGUMENT if the header is malformed or does not have the shape of `live`.
+  absl::StatusOr<HeadInfo> PushedHead(const WeightsPush& push, const HeadInfo& live) const;
+
+  /// Takes the memory for the rows of a result of PushedHead, which takes about a second for 4 GB.
+  /// Returns RESOURCE_EXHAUSTED if the host has no room for them.
+  absl::StatusOr<std::shared_ptr<PushedWeights>> OpenPush(const HeadInfo& info) const;
 
   /// Plans the engines. Returns RESOURCE_EXHAUSTED with the numbers if GPUs or host have no room
   /// for them even after `freed` is released. `live` describes a version that has or had engines.

@@ -148,6 +148,9 @@ std::vector<Flag> MakeFlags() {
                   "Maximum number of candidate ids of one request.", 0, kInt32Max}),
       Reloadable({"segments-max", "Limits", Kind::kInteger, &O::segments_max, "SEGMENTS",
                   "Maximum number of segments of one request.", 0, kInt32Max}),
+      {"push-idle-s", "Limits", Kind::kNumber, &O::push_idle_s, "SECONDS",
+       "Time after which the rows of an unfinished push are dropped if no call adds to them.", 1,
+       604'800},
 
       {"batch-rows", "Batching", Kind::kInteger, &O::batch_rows, "ROWS",
        "Maximum number of rows of one batch; this fixes the size of the engine's workspace.", 1,

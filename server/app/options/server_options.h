@@ -78,6 +78,7 @@ struct ServerOptions {
   int64_t top_k_max = RequestLimits().top_k_max;
   int64_t candidates_max = RequestLimits().candidates_max;
   int64_t segments_max = RequestLimits().segments_max;
+  double push_idle_s = 600;
 
   int64_t batch_rows = Batcher::Options().batch_rows_max;
   int64_t batch_wait_us = absl::ToInt64Microseconds(Batcher::Options().batch_wait_max);

@@ -186,6 +186,36 @@ TEST_F(PushCallTest, ReadsRowsInSharedMemory) {
   EXPECT_EQ(Push({Header(), message}).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
+TEST_F(PushCallTest, ReadsManyRowsInSharedMemoryInPieces) {
+  constexpr int64_t kBytes = kDeviceRows * kDeviceRowBytes;
+  ControlClient control(server_->unix_socket_path() + SameHostAccess::kControlSuffix);
+  control.Hello();
+  MappedRegion region(control.CreateRegion(kBytes));
+  for (int64_t row = 0; row < kDeviceRows; ++row) {
+    region.bytes()[static_cast<size_t>(row * kDeviceRowBytes)] = std::byte(row);
+  }
+  v1::PushWeightsRequest message = Rows(3, kDeviceRows, "");
+  v1::SharedMemorySlice& slice = *message.mutable_rows()->mutable_shared_memory();
+  slice.set_region(region.id());
+  slice.set_bytes(kBytes);
+
+  ASSERT_TRUE(Push({Header(), message}).ok());
+
+  ASSERT_EQ(received_.size(), 3U);  // 4, 4 and 1 rows of 2 MiB
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(received_[i].row_begin, 3 + 4 * static_cast<int64_t>(i));
+    EXPECT_EQ(received_[i].num_rows, i < 2 ? 4 : 1);
+    EXPECT_EQ(received_[i].bytes.size(),
+              static_cast<size_t>(received_[i].num_rows * kDeviceRowBytes));
+    EXPECT_EQ(received_[i].bytes[0], static_cast<char>(4 * i));
+  }
+  message.mutable_rows()->set_rows(7);
+  EXPECT_THAT(Push({Header(), message}).error_message(),
+              HasSubstr("rows: 7, but shared_memory has"));
+  message.mutable_rows()->set_rows(2);  // rows above 8 MiB
+  EXPECT_EQ(Push({Header(), message}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(PushCallTest, CopiesRowsInGpuMemoryInPieces) {
   ControlClient control(server_->unix_socket_path() + SameHostAccess::kControlSuffix);
   v1::PushWeightsRequest message = Rows(3, kDeviceRows, "");

@@ -1,9 +1,13 @@
 #include "server/weights/pushed_weights.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <numeric>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +24,15 @@ constexpr int64_t kRows = 10;
 constexpr int64_t kHidden = 3;
 constexpr int64_t kRowBytes = kHidden * 4;
 
+/// Returns how much memory of this process is not swapped out or untouched.
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total_pages = 0;
+  int64_t resident_pages = 0;
+  statm >> total_pages >> resident_pages;
+  return resident_pages * sysconf(_SC_PAGESIZE);
+}
+
 class PushedWeightsTest : public ::testing::Test {
  protected:
   PushedWeightsTest() : weights_(Make(/*has_bias=*/false)) {
@@ -28,6 +41,7 @@ class PushedWeightsTest : public ::testing::Test {
 
   static std::shared_ptr<PushedWeights> Make(bool has_bias) {
     HeadInfo info;
+    info.weights_version = 7;
     info.hidden_size = kHidden;
     info.vocab_size = info.vocab_rows = kRows;
     info.dtype = Dtype::kF32;
@@ -42,27 +56,39 @@ class PushedWeightsTest : public ::testing::Test {
             static_cast<size_t>((end - begin) * kRowBytes)};
   }
 
-  absl::Status Add(int64_t begin, int64_t end) {
-    return weights_->AddRows(begin, end - begin, Bytes(begin, end));
+  PushedRows Rows(int64_t begin, int64_t end) const {
+    return {.row_begin = begin, .num_rows = end - begin, .bytes = Bytes(begin, end)};
   }
+
+  /// Returns elements [begin, end) of a bias.
+  PushedRows Bias(int64_t begin, int64_t end) const {
+    return {.row_begin = begin,
+            .num_rows = end - begin,
+            .is_bias = true,
+            .bytes = Bytes(0, kRows).subspan(static_cast<size_t>(begin * 4),
+                                             static_cast<size_t>((end - begin) * 4))};
+  }
+
+  absl::Status Add(int64_t begin, int64_t end) { return weights_->Add(Rows(begin, end)); }
+  int64_t rows_received() const { return weights_->progress().rows; }
 
   std::vector<float> values_ = std::vector<float>(kRows * kHidden);
   std::shared_ptr<PushedWeights> weights_;
 };
 
 TEST_F(PushedWeightsTest, IsCompleteOnceEveryRowHasArrivedInWhateverOrder) {
-  EXPECT_EQ(weights_->rows_received(), 0);
+  EXPECT_EQ(rows_received(), 0);
   for (const auto& [begin, end, received] : std::vector<std::array<int64_t, 3>>{
            {6, 8, 2}, {0, 2, 4}, {3, 4, 5}, {1, 7, 8}, {9, 10, 9}}) {
     ASSERT_TRUE(Add(begin, end).ok());
-    EXPECT_EQ(weights_->rows_received(), received);
+    EXPECT_EQ(rows_received(), received);
     EXPECT_FALSE(weights_->is_complete());
   }
 
   ASSERT_TRUE(Add(8, 9).ok());
 
   EXPECT_TRUE(weights_->is_complete());
-  EXPECT_EQ(weights_->rows_received(), kRows);
+  EXPECT_EQ(rows_received(), kRows);
 }
 
 TEST_F(PushedWeightsTest, ReturnsTheRowsWithAnyPitch) {
@@ -84,21 +110,89 @@ TEST_F(PushedWeightsTest, AcceptsRowsAgainOnlyIfTheyAreTheSame) {
 
   EXPECT_THAT(Add(4, 10), Fails(absl::StatusCode::kDataLoss, "rows 4 to 8 differ"));
 
-  EXPECT_EQ(weights_->rows_received(), 8);
+  EXPECT_EQ(rows_received(), 8);
   EXPECT_TRUE(Add(8, 10).ok());
   EXPECT_TRUE(weights_->is_complete());
+}
+
+TEST_F(PushedWeightsTest, ComparesTheRowsThatHaveArrivedAndAddsNone) {
+  ASSERT_TRUE(Add(2, 6).ok());
+
+  EXPECT_TRUE(weights_->Compare(Rows(0, 8)).ok());
+
+  EXPECT_EQ(rows_received(), 4);
+  values_[7 * kHidden] = 0;  // has not arrived
+  EXPECT_TRUE(weights_->Compare(Rows(0, 8)).ok());
+  values_[5 * kHidden] = 0;
+  EXPECT_THAT(weights_->Compare(Rows(0, 8)),
+              Fails(absl::StatusCode::kDataLoss, "rows 2 to 6 differ"));
+  EXPECT_THAT(weights_->Compare(Rows(9, 11)), Fails(absl::StatusCode::kInvalidArgument, "rows: 2"));
+}
+
+TEST_F(PushedWeightsTest, ReportsItsVersionAndHowManyRowsHaveArrived) {
+  ASSERT_TRUE(Add(2, 6).ok());
+
+  const PushedVersion progress = weights_->progress();
+
+  EXPECT_EQ(progress.version, 7U);
+  EXPECT_EQ(progress.rows, 4);
+  EXPECT_EQ(progress.vocab_rows, kRows);
+}
+
+TEST_F(PushedWeightsTest, CallsAtOnceAddRowsOfWhichSomeAreTheSame) {
+  for (int attempt = 0; attempt < 200; ++attempt) {
+    weights_ = Make(/*has_bias=*/false);
+    std::vector<std::thread> calls;
+    for (const auto& [begin, end] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 7}, {3, kRows}, {0, kRows}, {5, 6}}) {
+      calls.emplace_back([this, begin = begin, end = end] { EXPECT_TRUE(Add(begin, end).ok()); });
+    }
+    for (std::thread& call : calls) {
+      call.join();
+    }
+
+    ASSERT_TRUE(weights_->is_complete());
+    std::vector<float> out(values_.size());
+    ASSERT_TRUE(
+        weights_->ReadRows(0, kRows, reinterpret_cast<std::byte*>(out.data()), kRowBytes).ok());
+    EXPECT_EQ(out, values_);
+  }
+}
+
+TEST_F(PushedWeightsTest, ACallWhoseRowsDifferLeavesNoneOfItsRows) {
+  ASSERT_TRUE(Add(4, 5).ok());
+  values_[4 * kHidden] = 0;
+
+  EXPECT_FALSE(Add(0, kRows).ok());
+
+  EXPECT_EQ(rows_received(), 1);
+  EXPECT_TRUE(Add(5, kRows).ok());  // no call copies these rows any more
+}
+
+TEST(PushedWeightsMemoryTest, TheSystemCountsTheMemoryBeforeRowsArrive) {
+  HeadInfo info;
+  info.hidden_size = 4'096;
+  info.vocab_size = info.vocab_rows = 8'192;
+  info.dtype = Dtype::kBf16;
+  info.weight_bytes = int64_t{64} << 20;
+  const int64_t before = ResidentBytes();
+
+  const auto weights = PushedWeights::Create(info);
+
+  ASSERT_TRUE(weights.ok());
+  EXPECT_GE(ResidentBytes() - before, info.weight_bytes);
 }
 
 TEST_F(PushedWeightsTest, RefusesRowsOutsideTheWeightAndOtherSizes) {
   const auto bytes = Bytes(0, 1);
   for (const auto& [begin, rows] : std::vector<std::pair<int64_t, int64_t>>{
            {-1, 1}, {0, 0}, {10, 1}, {0, 11}, {INT64_MAX, 1}, {1, INT64_MAX}}) {
-    EXPECT_THAT(weights_->AddRows(begin, rows, bytes),
+    EXPECT_THAT(weights_->Add({.row_begin = begin, .num_rows = rows, .bytes = bytes}),
                 Fails(absl::StatusCode::kInvalidArgument, "must be rows of [0, 10)"));
   }
-  EXPECT_THAT(weights_->AddRows(0, 1, bytes.subspan(1)),
+  EXPECT_THAT(weights_->Add({.row_begin = 0, .num_rows = 1, .bytes = bytes.subspan(1)}),
               Fails(absl::StatusCode::kInvalidArgument, "12 bytes, but 11"));
-  EXPECT_EQ(weights_->rows_received(), 0);
+  EXPECT_EQ(rows_received(), 0);
 }
 
 TEST_F(PushedWeightsTest, NeedsTheBiasOfAHeadThatHasOne) {
@@ -106,19 +200,22 @@ TEST_F(PushedWeightsTest, NeedsTheBiasOfAHeadThatHasOne) {
   ASSERT_TRUE(Add(0, kRows).ok());
   EXPECT_FALSE(weights_->is_complete());
   EXPECT_TRUE(weights_->bias().empty());
-  const auto bytes = Bytes(0, kRows).first(kRows * 4);
 
-  ASSERT_TRUE(weights_->AddBias(4, 6, bytes.subspan(4 * 4)).ok());
-  ASSERT_TRUE(weights_->AddBias(0, 4, bytes.first(4 * 4)).ok());
+  ASSERT_TRUE(weights_->Add(Bias(4, kRows)).ok());
+  ASSERT_TRUE(weights_->Add(Bias(0, 4)).ok());
 
   EXPECT_TRUE(weights_->is_complete());
   EXPECT_THAT(weights_->bias(), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9, 10));
-  EXPECT_EQ(weights_->stored_bias(), bytes);
+  EXPECT_EQ(weights_->stored_bias(), Bias(0, kRows).bytes);
+  EXPECT_THAT(weights_->Add(Bias(0, kRows + 1)),
+              Fails(absl::StatusCode::kInvalidArgument, "bias: rows: 11 from row 0"));
+  values_[2] = 0;
+  EXPECT_THAT(weights_->Add(Bias(0, 4)),
+              Fails(absl::StatusCode::kDataLoss, "bias: rows 0 to 4 differ"));
 }
 
 TEST_F(PushedWeightsTest, RefusesABiasOfAHeadThatHasNone) {
-  EXPECT_THAT(weights_->AddBias(0, 1, Bytes(0, 1).first(4)),
-              Fails(absl::StatusCode::kInvalidArgument, "is_bias: "));
+  EXPECT_THAT(weights_->Add(Bias(0, 1)), Fails(absl::StatusCode::kInvalidArgument, "is_bias: "));
 }
 
 }  // namespace

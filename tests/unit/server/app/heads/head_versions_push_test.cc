@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
+#include "tests/support/fake_clock.h"
 #include "tests/unit/server/app/heads/head_versions_fixture.h"
 
 namespace logprobd::testing {
@@ -191,6 +193,188 @@ TEST_F(HeadVersionsPushTest, RefusesPushesIfLoadingIsOffOrMemoryIsMissing) {
   EXPECT_EQ(Push({.version = 2}, {}).status().code(), absl::StatusCode::kPermissionDenied);
   versions_->Stop();
   EXPECT_EQ(Push({.version = 2}, {}).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HeadVersionsPushTest, RowsOfTheStagedVersionSentAgainAreAnsweredWithIt) {
+  const auto staged = Push({.version = 2}, {Rows(0, kVocab)});
+  ASSERT_TRUE(staged.ok());
+
+  for (const auto& [push, rows] : std::vector<std::pair<WeightsPush, std::vector<PushedRows>>>{
+           {{.version = 2}, {Rows(0, kVocab)}},
+           {{.version = 2}, {Rows(kHalf, kVocab)}},
+           {{.version = 2, .vocab_rows = kVocab, .sha256 = staged->staged->sha256}, {}}}) {
+    const auto again = Push(push, rows);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->staged->sha256, staged->staged->sha256);
+    EXPECT_EQ(again->pushed.rows, kVocab);
+  }
+  EXPECT_EQ(num_created_, 1);
+  EXPECT_FALSE(versions_->List().pushed.has_value());
+  EXPECT_TRUE(versions_->Commit(2).ok());
+}
+
+TEST_F(HeadVersionsPushTest, OtherRowsOfTheStagedVersionAreRefused) {
+  ASSERT_TRUE(Push({.version = 2}, {Rows(0, kVocab)}).ok());
+  bytes_[0] ^= std::byte{1};
+
+  for (const auto& [push, text] : std::vector<std::pair<WeightsPush, std::string>>{
+           {{.version = 2}, "rows 0 to 1000 differ"},
+           {{.version = 2, .dtype = Dtype::kF16}, "dtype or vocab_rows differs"},
+           {{.version = 2, .vocab_rows = kVocab + 1}, "dtype or vocab_rows differs"},
+           {{.version = 2, .sha256 = std::string(64, '0')}, "sha256 differs"}}) {
+    const absl::Status refused = Push(push, {Rows(0, kVocab)}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(refused.message(), HasSubstr("version 2 is staged with other weights"));
+    EXPECT_THAT(refused.message(), HasSubstr(text));
+  }
+  EXPECT_EQ(Push({.version = 2}, {Rows(1, kVocab)})->staged->version, 2U);
+}
+
+TEST_F(HeadVersionsPushTest, AStagedVersionOfAFolderAcceptsNoRows) {
+  ASSERT_TRUE(Load({.path = "/m/2", .version = 2}).ok());
+
+  EXPECT_EQ(Push({.version = 2}, {Rows(0, kVocab)}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(HeadVersionsPushTest, ACallThatBeginsDuringTheStagingIsAnsweredWithItsResult) {
+  absl::StatusOr<PushedWeightsResult> late;
+  std::thread call;
+  on_create_ = [&](const HeadWeights&) {
+    absl::Notification has_begun;
+    const LoadTicker::Progress progress = [&](const WeightsProgress&) {
+      if (!has_begun.HasBeenNotified()) {
+        has_begun.Notify();
+      }
+      return true;
+    };
+    call = std::thread([&, progress] {
+      late = versions_->Push(
+          {.version = 2}, [] { return std::nullopt; }, progress);
+    });
+    has_begun.WaitForNotification();
+    on_create_ = nullptr;
+    return absl::OkStatus();
+  };
+
+  const auto staged = Push({.version = 2}, {Rows(0, kVocab)});
+
+  call.join();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  ASSERT_TRUE(late.ok()) << late.status();
+  EXPECT_EQ(late->staged->sha256, staged->staged->sha256);
+}
+
+TEST_F(HeadVersionsPushTest, ANumberThatWasLiveIsRefusedBeforeRowsAreSent) {
+  const auto first = Push({.version = 2}, {Rows(0, kVocab)});
+  ASSERT_TRUE(first.ok());
+  ASSERT_TRUE(versions_->Commit(2).ok());
+  ASSERT_TRUE(versions_->Rollback().ok());
+  ASSERT_TRUE(versions_->Discard(false, true).ok());  // version 2 is nowhere any more
+  const auto next = []() -> absl::StatusOr<std::optional<PushedRows>> {
+    ADD_FAILURE() << "rows were asked for";
+    return std::nullopt;
+  };
+
+  for (const std::string& sha256 : {std::string(), std::string(64, '0')}) {
+    const absl::Status refused =
+        versions_->Push({.version = 2, .sha256 = sha256}, next, progress_).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+    EXPECT_THAT(refused.message(), HasSubstr("the next free number is 3"));
+  }
+
+  ExpectUnharmed();
+  EXPECT_EQ(versions_->List().highest_version, 2U);
+  const std::string sha256 = absl::AsciiStrToUpper(first->staged->sha256);
+  EXPECT_TRUE(Push({.version = 2, .sha256 = sha256}, {Rows(0, kVocab)}).ok());
+}
+
+TEST_F(HeadVersionsPushTest, DropsTheRowsIfTheirNumberIsTakenMeanwhile) {
+  ASSERT_FALSE(Push({.version = 2}, {Rows(0, kVocab)}, absl::CancelledError("gone")).ok());
+  const auto next = [&]() -> absl::StatusOr<std::optional<PushedRows>> {
+    EXPECT_TRUE(Load({.path = "/m/2", .version = 2, .commit = true}).ok());
+    return std::nullopt;
+  };
+
+  EXPECT_EQ(versions_->Push({.version = 2}, next, progress_).status().code(),
+            absl::StatusCode::kAlreadyExists);
+
+  EXPECT_FALSE(versions_->List().pushed.has_value());
+  EXPECT_EQ(versions_->List().live.source, "/m/2");
+}
+
+TEST_F(HeadVersionsPushTest, DropsRowsToWhichNoCallAddsForTheIdleTime) {
+  FakeClock clock;
+  options_.clock = &clock;
+  options_.push_idle_max = absl::Minutes(10);
+  Make();
+  ASSERT_TRUE(Push({.version = 2}, {Rows(0, kHalf)}).ok());
+  clock.Advance(absl::Minutes(9));
+  const auto next = [&]() -> absl::StatusOr<std::optional<PushedRows>> {
+    clock.Advance(absl::Minutes(60));
+    versions_->DropIdlePush();
+    return std::nullopt;
+  };
+  EXPECT_EQ(versions_->Push({.version = 2}, next, progress_)->pushed.rows, kHalf);
+  clock.Advance(absl::Minutes(10) - absl::Nanoseconds(1));
+  versions_->DropIdlePush();
+  EXPECT_EQ(versions_->List().pushed->rows, kHalf);
+  EXPECT_EQ(NumSwaps("discarded"), "0");
+  const int num_changes = num_changes_;
+
+  clock.Advance(absl::Nanoseconds(1));
+  versions_->DropIdlePush();
+
+  ExpectUnharmed();
+  EXPECT_FALSE(versions_->List().pushed.has_value());
+  EXPECT_EQ(NumSwaps("discarded"), "1");
+  EXPECT_EQ(num_changes_, num_changes + 1);
+}
+
+TEST_F(HeadVersionsPushTest, CountsRowsThatAreReplacedOrDiscarded) {
+  ASSERT_TRUE(Push({.version = 2}, {Rows(0, kHalf)}).ok());
+  ASSERT_TRUE(Push({.version = 3}, {Rows(0, kHalf)}).ok());
+  EXPECT_EQ(NumSwaps("discarded"), "1");
+
+  ASSERT_TRUE(versions_->Discard(true, false).ok());
+
+  EXPECT_EQ(NumSwaps("discarded"), "2");
+  ASSERT_TRUE(versions_->Discard(true, false).ok());
+  EXPECT_EQ(NumSwaps("discarded"), "2");
+}
+
+TEST_F(HeadVersionsPushTest, TakesMemoryInTurnWithLoadsOfOtherHeads) {
+  std::optional<LoadTurn::Holder> other = load_turn_.Take(absl::ZeroDuration());
+  ASSERT_TRUE(other.has_value());
+  progress_ = [](const WeightsProgress&) { return false; };  // the client gives up
+  EXPECT_EQ(Push({.version = 2}, {}).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(versions_->memory().empty());
+  progress_ = [&](const WeightsProgress&) {
+    other.reset();
+    return true;
+  };
+
+  EXPECT_EQ(Push({.version = 2}, {Rows(0, kHalf)})->pushed.rows, kHalf);
+}
+
+TEST_F(HeadVersionsPushTest, OtherCallsGoOnWhileMemoryIsTaken) {
+  parts_.available_host_bytes = [&]() -> absl::StatusOr<int64_t> {
+    EXPECT_FALSE(load_turn_.Take(absl::ZeroDuration()).has_value());  // two never take at once
+    EXPECT_FALSE(versions_->List().pushed.has_value());
+    EXPECT_EQ(Push({.version = 3}, {}).status().code(), absl::StatusCode::kAborted);
+    return available_;
+  };
+  Make();
+
+  EXPECT_EQ(Push({.version = 2}, {Rows(0, kHalf)})->pushed.rows, kHalf);
+}
+
+TEST_F(HeadVersionsPushTest, ABadHeaderLeavesTheRowsOfAnotherVersion) {
+  ASSERT_TRUE(Push({.version = 2}, {Rows(0, kHalf)}).ok());
+
+  EXPECT_FALSE(Push({.version = 3, .vocab_rows = 1}, {}).ok());
+
+  EXPECT_EQ(versions_->List().pushed->rows, kHalf);
 }
 
 TEST_F(HeadVersionsPushTest, CallsAtOnceStageTheVersionOnce) {
