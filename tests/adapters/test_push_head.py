@@ -137,6 +137,19 @@ def test_tensor_parallel_shards_name_their_first_row(client) -> None:
     assert (staged.version, staged.sha256) == (2, digest(weight.detach()))
 
 
+def test_the_next_version_is_none_that_was_ever_used(client) -> None:
+    weight = torch.randn(VOCAB, HIDDEN).bfloat16()
+    push_head(client, weight, version=5)
+    client.commit()
+    client.rollback()
+    client.discard(previous=True)
+
+    version = next_version(client)
+
+    assert version == 6
+    assert push_head(client, weight + 1, version=version).version == 6
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5, 12, 1003])
 @pytest.mark.parametrize("shape", [(4,), (2, 3)])
 def test_shards_have_the_rows_of_chunks(rows, shape) -> None:

@@ -110,6 +110,65 @@ def test_a_client_that_ends_in_its_push_can_push_its_rows_again(start_pushable, 
         assert not weights.list().HasField("pushed")
 
 
+def test_rows_sent_again_are_answered_with_the_staged_version(start_pushable, models) -> None:
+    server = start_pushable()
+    rows = models[1].weight
+    with Weights(server.admin) as weights:
+        staged = weights.push(2, rows).staged
+
+        assert weights.push(2, rows).staged == staged
+        assert weights.push(2, rows[SPLIT:], SPLIT, sha256=staged.sha256).staged == staged
+
+        changed = rows.copy()
+        changed[700, 5] ^= 1
+        with pytest.raises(grpc.RpcError) as refused:
+            weights.push(2, changed)
+        assert refused.value.code() == Code.FAILED_PRECONDITION
+        assert "staged with other weights" in refused.value.details()
+        assert weights.commit(version=2).live.sha256 == staged.sha256
+
+
+def test_ranks_that_push_all_rows_at_once_stage_one_version(start_pushable, models) -> None:
+    server = start_pushable()
+    rows = models[1].weight
+    with Weights(server.admin) as weights, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for version in range(2, 8):
+            ranks = [pool.submit(weights.push, version, rows) for _ in range(4)]
+            answers = [rank.result() for rank in ranks]
+            staged = [answer.staged for answer in answers if answer.HasField("staged")]
+            assert {answer.pushed.rows for answer in answers} == {VOCAB}
+            assert {each.sha256 for each in staged} == {hashlib.sha256(rows.tobytes()).hexdigest()}
+            assert weights.commit(version=version).live.version == version
+
+
+def test_a_number_that_was_live_is_refused_before_rows_are_sent(start_pushable, models) -> None:
+    server = start_pushable()
+    rows = models[1].weight
+    with Weights(server.admin) as weights:
+        digest = weights.push(5, rows).staged.sha256
+        weights.commit(version=5)
+        weights.rollback()
+        weights.discard(previous=True)
+        state = weights.list()
+        assert (state.live.version, state.highest_version) == (1, 5)
+
+        with pytest.raises(grpc.RpcError) as refused:
+            weights.push_call([push_header(5)]).result()
+
+        assert refused.value.code() == Code.ALREADY_EXISTS
+        assert "the next free number is 6" in refused.value.details()
+        assert not weights.list().HasField("pushed")
+        assert weights.push(5, rows, sha256=digest).staged.version == 5
+
+
+def test_rows_to_which_nobody_adds_are_dropped(start_pushable, models) -> None:
+    server = start_pushable("--push-idle-s", "1")
+    with Weights(server.admin) as weights:
+        weights.push(2, models[1].weight[:SPLIT])
+        assert server.eventually(lambda: not weights.list().HasField("pushed"))
+    assert server.metric("logprobd_weights_swaps_total", result="discarded") == 1
+
+
 def test_a_push_whose_digest_differs_is_dropped(start_pushable, models) -> None:
     server = start_pushable()
     rows = models[1].weight

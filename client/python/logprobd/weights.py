@@ -320,11 +320,13 @@ class WeightsClient:
         arrived.
 
         Any number of clients send the rows of a version, in any order. Each names the same version,
-        vocab_rows, dtype, sha256 and allow_nonfinite. After an error, send the same rows again: the
-        server keeps what has arrived until `discard(staged=True)`, or the first push of another
-        version. It compares rows that it has with those that are sent again. If all have arrived,
-        but another change of the head prevented the version from being staged (WeightsConflict),
-        `push(None, version=..., dtype=...)` stages it without sending them again.
+        vocab_rows, dtype, sha256 and allow_nonfinite. After an error, send the same rows again,
+        also if the version may be staged already: the server keeps what has arrived until
+        `discard(staged=True)`, the first push of another version, or a time without rows (its
+        --push-idle-s), and compares rows that it has with those that are sent again. If all have
+        arrived, but another change of the head prevented the version from being staged
+        (WeightsConflict), `push(None, version=..., dtype=...)` stages it without sending them
+        again. A number that was live needs the sha256 of its weights.
 
         Args:
             rows: [n, hidden_size], a NumPy array or torch.Tensor (CPU or CUDA) of bf16, fp16 or
@@ -342,9 +344,10 @@ class WeightsClient:
             sha256: hex digest of all rows followed by the bias; "" means that it is not compared.
             allow_nonfinite: accept weights with NaN or Inf.
 
-        Returns the staged version if its last rows were among these, otherwise None. Rows and bias
-        must not change during the call. Raises also WeightsDataLoss, if the sha256 differs or rows
-        differ from those that have arrived before.
+        Returns the staged version if its last rows were among these or it was staged before,
+        otherwise None. Rows and bias must not change during the call. Raises also WeightsDataLoss,
+        if the sha256 differs or rows differ from those that have arrived before, and
+        WeightsConflict, if they differ from those of the staged version.
         """
         weight = None if rows is None else _tensor(rows, "rows", "[n, hidden_size]", 2, dtype)
         elements = None if bias is None else _tensor(bias, "bias", "[n]", 1, dtype)

@@ -131,13 +131,14 @@ absl::Status HeadVersions::OpenPush(const std::shared_ptr<PendingPush::Version>&
     LOGPROBD_ASSIGN_OR_RETURN(const LoadTurn::Holder turn, AwaitTurn(ticker));
     return loader_.OpenPush(info);
   };
-  const absl::StatusOr<std::shared_ptr<PushedWeights>> rows = open();
+  absl::StatusOr<std::shared_ptr<PushedWeights>> rows = open();
+  absl::Status opened;
   {
     const absl::MutexLock lock(&mutex_);
-    push_.EndOpen(version, rows.ok() ? *rows : nullptr);
+    opened = push_.EndOpen(version, std::move(rows));
   }
   NotifyChange();
-  return rows.status();
+  return opened;
 }
 
 absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(

@@ -13,6 +13,8 @@ bool IsSame(const WeightsPush& a, const WeightsPush& b) {
          a.sha256 == b.sha256 && a.allow_nonfinite == b.allow_nonfinite;
 }
 
+absl::Status Discarded() { return absl::AbortedError("the rows pushed so far were discarded"); }
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<PendingPush::Version>> PendingPush::Join(const WeightsPush& push) {
@@ -39,13 +41,18 @@ absl::StatusOr<std::shared_ptr<PendingPush::Version>> PendingPush::Join(const We
   return next;
 }
 
-void PendingPush::EndOpen(const std::shared_ptr<Version>& version,
-                          std::shared_ptr<PushedWeights> rows) {
-  version->is_busy = false;
-  version->rows = std::move(rows);
-  if (version == version_ && version->rows == nullptr) {
-    version_ = nullptr;
+absl::Status PendingPush::EndOpen(const std::shared_ptr<Version>& version,
+                                  absl::StatusOr<std::shared_ptr<PushedWeights>> rows) {
+  if (version != version_) {
+    return Discarded();
   }
+  version->is_busy = false;
+  if (!rows.ok()) {
+    version_ = nullptr;
+    return rows.status();
+  }
+  version->rows = *std::move(rows);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> PendingPush::Leave(const std::shared_ptr<Version>& version, bool has_all,
@@ -56,8 +63,7 @@ absl::StatusOr<bool> PendingPush::Leave(const std::shared_ptr<Version>& version,
     return false;
   }
   if (version != version_) {
-    return version->is_staged ? absl::StatusOr<bool>(false)
-                              : absl::AbortedError("the rows pushed so far were discarded");
+    return version->is_staged ? absl::StatusOr<bool>(false) : Discarded();
   }
   if (version->is_busy || !version->rows->is_complete()) {
     return false;

@@ -33,8 +33,10 @@ class PendingPush {
   ///   INVALID_ARGUMENT  the header differs from that of the version's first call
   ///   ABORTED           calls are sending rows of another version
   absl::StatusOr<std::shared_ptr<Version>> Join(const WeightsPush& push);
-  /// Sets the rows of a new version. If `rows` is null, drops it.
-  void EndOpen(const std::shared_ptr<Version>& version, std::shared_ptr<PushedWeights> rows);
+  /// Sets the rows of a new version, or drops it and returns the error of `rows`. Returns ABORTED
+  /// if the version was dropped meanwhile.
+  absl::Status EndOpen(const std::shared_ptr<Version>& version,
+                       absl::StatusOr<std::shared_ptr<PushedWeights>> rows);
   /// Ends a call's part, whose stream was read to its end if `has_all`. Returns whether the call
   /// must stage the version and call EndStaging, because all rows have arrived. Returns ABORTED if
   /// the version was dropped before they had.

@@ -111,6 +111,7 @@ TEST_F(WeightsCommandTest, ListShowsEveryVersion) {
   server_.service().state().mutable_pushed()->set_version(8);
   server_.service().state().mutable_pushed()->set_rows(10);
   server_.service().state().mutable_pushed()->set_vocab_rows(1'000);
+  server_.service().state().set_highest_version(9);
 
   const Outcome text = Run({"list"});
   const auto report = nlohmann::json::parse(Run({"list", "--json", "--head", "policy"}).out);
@@ -123,6 +124,7 @@ TEST_F(WeightsCommandTest, ListShowsEveryVersion) {
   EXPECT_EQ(report["heads"][0]["live"]["source"], "/models/step-100");
   EXPECT_EQ(report["heads"][0]["staged"]["version"], 2);
   EXPECT_EQ(report["heads"][0]["pushed"]["rows"], 10);
+  EXPECT_EQ(report["heads"][0]["highest_version"], 9);
   EXPECT_THAT(server_.service().calls(), ElementsAre("List", "List head: \"policy\""));
 }
 

@@ -102,6 +102,7 @@ TEST_F(WeightsClientTest, ReturnsTheVersionsThatAHeadHas) {
   server_.service().state().mutable_pushed()->set_version(4);
   server_.service().state().mutable_pushed()->set_rows(10);
   server_.service().state().mutable_pushed()->set_vocab_rows(1'000);
+  server_.service().state().set_highest_version(9);
 
   const auto head = Connect()->Commit("policy", 3);
 
@@ -113,6 +114,7 @@ TEST_F(WeightsClientTest, ReturnsTheVersionsThatAHeadHas) {
   EXPECT_EQ(head->pushed->version, 4U);
   EXPECT_EQ(head->pushed->rows, 10);
   EXPECT_EQ(head->pushed->vocab_rows, 1'000);
+  EXPECT_EQ(head->highest_version, 9U);
 }
 
 TEST_F(WeightsClientTest, PassesOnTheServersErrors) {

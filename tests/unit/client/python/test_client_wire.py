@@ -283,7 +283,7 @@ def test_answers_of_weights_decode_as_in_protobuf(weights_pb2):
     version = {"version": 3, "sha256": "ab", "source": "pushed", "weight_bytes": 2**40}
     version["loaded_unix_seconds"] = 2**33
     pushed = {"version": 4, "rows": 5, "vocab_rows": 6}
-    state = {"head": "h", "live": version, "pushed": pushed}
+    state = {"head": "h", "live": version, "pushed": pushed, "highest_version": 7}
 
     theirs = weights_pb2.ListWeightsResponse(heads=[state, {}]).SerializeToString()
     ours = _wire.decode(_wire.ListWeightsResponse, theirs)
@@ -291,7 +291,10 @@ def test_answers_of_weights_decode_as_in_protobuf(weights_pb2):
     progress = weights_pb2.LoadWeightsProgress(phase="loading", bytes_done=1, done=version)
 
     known = _wire.HeadWeightsState(
-        "h", live=_wire.WeightsVersion(**version), pushed=_wire.PushedVersion(**pushed)
+        "h",
+        live=_wire.WeightsVersion(**version),
+        pushed=_wire.PushedVersion(**pushed),
+        highest_version=7,
     )
     assert ours.heads == [known, _wire.HeadWeightsState()]
     assert _wire.decode(_wire.PushWeightsResponse, answer) == _wire.PushWeightsResponse(

@@ -264,6 +264,7 @@ TEST_F(WeightsServiceTest, ChangesVersionsAndReturnsTheStateOfTheHead) {
 
 TEST_F(WeightsServiceTest, ListsHeadsWithoutAbsentVersions) {
   store_.state = {"policy", WeightsVersion(), std::nullopt, std::nullopt};
+  store_.state.highest_version = 9;
 
   ASSERT_TRUE(List("value").ok());
 
@@ -273,6 +274,8 @@ TEST_F(WeightsServiceTest, ListsHeadsWithoutAbsentVersions) {
   EXPECT_FALSE(list_.heads(1).has_live());
   EXPECT_FALSE(list_.heads(1).has_staged());
   EXPECT_FALSE(list_.heads(1).has_previous());
+  EXPECT_FALSE(list_.heads(1).has_pushed());
+  EXPECT_EQ(list_.heads(1).highest_version(), 9U);
 }
 
 TEST_F(WeightsServiceTest, PassesOnTheErrorsOfTheStore) {

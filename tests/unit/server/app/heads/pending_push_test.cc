@@ -29,7 +29,7 @@ class PendingPushTest : public ::testing::Test {
   /// Begins a version, whose first call has joined.
   std::shared_ptr<PendingPush::Version> Begin(uint64_t version) {
     auto begun = *push_.Join({.version = version});
-    push_.EndOpen(begun, MakeRows(version));
+    EXPECT_TRUE(push_.EndOpen(begun, MakeRows(version)).ok());
     return begun;
   }
 
@@ -52,7 +52,7 @@ TEST_F(PendingPushTest, TheFirstCallTakesTheMemoryWhileOthersWait) {
   EXPECT_FALSE(push_.state().has_value());
   EXPECT_EQ(push_.memory_bytes(), 0);
 
-  push_.EndOpen(*first, MakeRows(2));
+  ASSERT_TRUE(push_.EndOpen(*first, MakeRows(2)).ok());
 
   EXPECT_FALSE(push_.is_busy());
   EXPECT_EQ(*push_.Join({.version = 2}), *first);
@@ -61,11 +61,23 @@ TEST_F(PendingPushTest, TheFirstCallTakesTheMemoryWhileOthersWait) {
 }
 
 TEST_F(PendingPushTest, AVersionWithoutMemoryIsDropped) {
-  push_.EndOpen(*push_.Join({.version = 2}), nullptr);
+  EXPECT_EQ(push_.EndOpen(*push_.Join({.version = 2}), absl::ResourceExhaustedError("1 B")).code(),
+            absl::StatusCode::kResourceExhausted);
 
   EXPECT_FALSE(push_.is_busy());
   EXPECT_EQ(push_.Drop(), nullptr);
   EXPECT_EQ((*push_.Join({.version = 3}))->replaced, nullptr);
+}
+
+TEST_F(PendingPushTest, AVersionThatIsDroppedBeforeItHasMemoryIsAborted) {
+  const auto version = *push_.Join({.version = 2});
+  EXPECT_EQ(push_.Drop(), version);
+  const auto next = *push_.Join({.version = 3});
+
+  EXPECT_EQ(push_.EndOpen(version, MakeRows(2)).code(), absl::StatusCode::kAborted);
+
+  EXPECT_EQ(version->rows, nullptr);
+  EXPECT_EQ(push_.Drop(), next);
 }
 
 TEST_F(PendingPushTest, OneCallStagesTheCompleteRows) {
