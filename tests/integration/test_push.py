@@ -120,7 +120,7 @@ def test_rows_sent_again_are_answered_with_the_staged_version(start_pushable, mo
         assert weights.push(2, rows[SPLIT:], SPLIT, sha256=staged.sha256).staged == staged
 
         changed = rows.copy()
-        changed[700, 5] ^= 1
+        changed.view(np.uint16)[700, 5] ^= 1
         with pytest.raises(grpc.RpcError) as refused:
             weights.push(2, changed)
         assert refused.value.code() == Code.FAILED_PRECONDITION

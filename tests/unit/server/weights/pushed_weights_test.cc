@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <fstream>
 #include <memory>
@@ -156,6 +157,33 @@ TEST_F(PushedWeightsTest, CallsAtOnceAddRowsOfWhichSomeAreTheSame) {
     ASSERT_TRUE(
         weights_->ReadRows(0, kRows, reinterpret_cast<std::byte*>(out.data()), kRowBytes).ok());
     EXPECT_EQ(out, values_);
+  }
+}
+
+TEST(PushedWeightsLargeTest, OfCallsAtOnceWhoseRowsDifferOneFails) {
+  HeadInfo info;
+  info.hidden_size = 4'096;
+  info.vocab_size = info.vocab_rows = 256;
+  info.dtype = Dtype::kBf16;
+  info.weight_bytes = int64_t{2} << 20;  // copying takes long enough for calls to overlap
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    const auto weights = *PushedWeights::Create(info);
+    std::vector<std::thread> calls;
+    std::atomic<int> num_added = 0;
+    for (int value = 1; value < 4; ++value) {
+      calls.emplace_back([&, value] {
+        const std::vector<std::byte> bytes(static_cast<size_t>(info.weight_bytes),
+                                           std::byte(value));
+        num_added +=
+            static_cast<int>(weights->Add({.row_begin = 0, .num_rows = 256, .bytes = bytes}).ok());
+      });
+    }
+    for (std::thread& call : calls) {
+      call.join();
+    }
+
+    ASSERT_EQ(num_added, 1);
+    EXPECT_TRUE(weights->is_complete());
   }
 }
 
