@@ -80,9 +80,8 @@ class HeadWeights:
     """The version that `rollback` makes live."""
     pushed: PushedVersion | None
     """The version of which `push` has sent rows, until it is staged."""
-    highest_version: int = 0
-    """Highest number that a staged or live version has ever had; every higher number is free. 0 if
-    the server does not say."""
+    highest_version: int
+    """Highest number that a staged or live version has ever had; every higher number is free."""
 
 
 @dataclass(frozen=True)
