@@ -87,8 +87,8 @@ class VersionLoader {
   /// INVALID_ARGUMENT if the header is malformed or does not have the shape of `live`.
   absl::StatusOr<HeadInfo> PushedHead(const WeightsPush& push, const HeadInfo& live) const;
 
-  /// Takes the memory for the rows of a result of PushedHead, which takes about a second for 4 GB.
-  /// Returns RESOURCE_EXHAUSTED if the host has no room for them.
+  /// Takes the memory for the rows of a result of PushedHead, and writes to it, which may take
+  /// seconds. Returns RESOURCE_EXHAUSTED if the host has no room for them.
   absl::StatusOr<std::shared_ptr<PushedWeights>> OpenPush(const HeadInfo& info) const;
 
   /// Plans the engines. Returns RESOURCE_EXHAUSTED with the numbers if GPUs or host have no room

@@ -267,6 +267,37 @@ TEST_F(PushCallTest, ACancelledCallEndsTheWaitForRows) {
   EXPECT_TRUE(received_.empty());
 }
 
+TEST_F(PushCallTest, ACancelledCallEndsBetweenThePiecesOfAMessage) {
+  ControlClient control(server_->unix_socket_path() + SameHostAccess::kControlSuffix);
+  control.Hello();
+  MappedRegion region(control.CreateRegion(kDeviceRows * kDeviceRowBytes));
+  v1::PushWeightsRequest message = Rows(0, kDeviceRows, "");
+  message.mutable_rows()->mutable_shared_memory()->set_region(region.id());
+  message.mutable_rows()->mutable_shared_memory()->set_bytes(kDeviceRows * kDeviceRowBytes);
+  absl::Status second;
+  store_.on_push = [&](const WeightsPush&, const NextPushedRows& next,
+                       const TellProgress& progress) -> absl::StatusOr<PushedWeightsResult> {
+    EXPECT_TRUE(next().ok());
+    begun_.Notify();
+    while (progress({})) {  // until the server knows of the cancellation
+      std::this_thread::yield();
+    }
+    second = next().status();
+    return second;
+  };
+  grpc::ClientContext context;
+  const auto writer = stub_->Push(&context, &response_);
+  writer->Write(Header());
+  writer->Write(message);
+  begun_.WaitForNotification();
+
+  context.TryCancel();
+
+  EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  server_ = nullptr;  // waits for the call's thread
+  EXPECT_EQ(second.code(), absl::StatusCode::kCancelled);
+}
+
 TEST_F(PushCallTest, ShutdownEndsTheWaitForRowsWithoutTheGrace) {
   grpc::ClientContext context;
   const auto writer = stub_->Push(&context, &response_);
