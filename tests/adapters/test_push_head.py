@@ -144,7 +144,7 @@ def test_the_next_version_is_none_that_was_ever_used(client) -> None:
     client.rollback()
     client.discard(previous=True)
 
-    version = next_version(client)
+    version = begin_version(client)
 
     assert version == 6
     assert push_head(client, weight + 1, version=version).version == 6

@@ -109,7 +109,7 @@ def push_head(
 
 
 def begin_version(client: WeightsClient, head: str = "") -> int:
-    """Returns one more than the highest version that the server holds of a head, after it has
+    """Returns one more than the highest version that a head has ever had on the server, after it has
     dropped what a step that failed before its commit has left.
 
     One rank calls it and tells the others the number before any of them pushes. Rows of the failed
