@@ -34,7 +34,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support" / "python"))
 
 import bench_records
-from e2e import baselines, latency, swap, throughput
+from e2e import baselines, latency, swap, throughput, tls
 from e2e.fixture import GRACE_S, Fixture, Skipped, say, within
 from e2e.processes import gpu_memory_mib
 
@@ -53,6 +53,7 @@ SECTIONS = {
     "small-beside-bulk": Section(latency.small_beside_bulk, 150),
     "baselines": Section(baselines.measure, 420),
     "swap": Section(swap.measure, 390),
+    "tls": Section(tls.measure, 240),
 }
 THROUGHPUT_LIMIT_S = 180  # per hidden size
 QUICK = {"hidden": [64], "vocab": 2048, "batch_rows": 512, "rounds": 1, "seconds": 0.4}

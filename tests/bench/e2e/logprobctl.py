@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import socket
 import subprocess
 from collections.abc import Iterator
 
@@ -56,6 +55,7 @@ class LoadPlan:
     retries: int = 0  # retries of a request that is refused or whose connection breaks
     timeout_s: float = 30  # per request
     busy_poll_s: float = 0  # time for which a caller polls for its answer before it sleeps
+    tls_ca: pathlib.Path | None = None  # CA of the server's certificate; None: plaintext
 
     def flags(self) -> list[str]:
         flags = ["--rows", f"{self.rows}", "--duration", f"{self.seconds:g}s"]
@@ -68,6 +68,7 @@ class LoadPlan:
             flags += ["--concurrency-range", f"{self.concurrency}"]
         flags += ["--busy-poll", f"{self.busy_poll_s:g}s"] if self.busy_poll_s else []
         flags += ["--fresh"] if self.fresh else []
+        flags += ["--tls-ca", str(self.tls_ca)] if self.tls_ca else []
         return flags + (["--method", "stream"] if self.stream else [])
 
 
@@ -182,13 +183,6 @@ class WeightsTool:
         self._run("rollback", "--head", HEAD)
 
 
-def server_flags(admin: str, root: pathlib.Path) -> list[str]:
+def server_flags(root: pathlib.Path) -> list[str]:
     """Returns the flags of a server that may load weights from folders below `root`."""
-    return ["--admin", admin, "--weights-root", str(root)]
-
-
-def free_port() -> int:
-    """Returns a port of the loopback interface that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return ["--admin", "auto", "--weights-root", str(root)]

@@ -13,7 +13,7 @@ import time
 from bench_records import record, record_of_rounds
 from e2e.fixture import Fixture, OutOfTime, say
 from e2e.grpc_load import Answer, Clients, Requests, call
-from e2e.logprobctl import WeightsTool, free_port, server_flags
+from e2e.logprobctl import WeightsTool, server_flags
 from scoring_rpc import Scoring
 
 SWAPS = 100
@@ -56,14 +56,13 @@ def judge(answers: list[Answer], crc_of: list[int], rows: int = 1) -> Verdict:
 def measure(fixture: Fixture) -> None:
     hidden = fixture.hidden_sizes[0]
     heads = [fixture.model(hidden, seed) for seed in (1, 2)]
-    admin = f"127.0.0.1:{free_port()}"
     requests = Requests(max(1, fixture.batch_rows // MESSAGES_OF_BATCH), hidden, fixture.vocab)
-    weights = WeightsTool(fixture.binaries, admin)
     failures: list[str] = []
     with (
         fixture.engine(hidden) as engine,
-        fixture.server(hidden, *server_flags(admin, fixture.work)) as server,
+        fixture.server(hidden, *server_flags(fixture.work)) as server,
     ):
+        weights = WeightsTool(fixture.binaries, server.admin)
         alone = engine.throughput(fixture.batch_rows, fixture.seconds)
         crc_of = bits_of_both(server.grpc, requests, weights, heads)
         clients = Clients(server.grpc, requests, processes=CLIENT_PROCESSES, inflight=IN_FLIGHT)
