@@ -58,8 +58,8 @@ int fallocate(int file, int mode, off_t offset, off_t bytes) {
   return IsFaulty("fallocate") ? -1 : (int)syscall(SYS_fallocate, file, mode, offset, bytes);
 }
 
-// CUDA's runtime is linked into the server and takes the driver's functions from cuGetProcAddress, which it
-// looks up with dlsym.
+// CUDA's runtime is linked into the server. It takes the driver's functions from dlsym, and from
+// cuGetProcAddress, which it takes from dlsym and then, in the version that it prefers, from itself.
 static int (*real_event_query)(void* event);
 static int (*real_get_proc_address)(const char*, void**, int, uint64_t, void*);
 
@@ -68,11 +68,28 @@ static int EventQuery(void* event) {
   return real_event_query(event);
 }
 
+static int GetProcAddress(const char* symbol, void** function, int version, uint64_t flags, void* status);
+
+// Returns the function that the caller gets in place of `found`.
+static void* Replaced(const char* symbol, void* found) {
+  if (found == NULL) return NULL;
+  if (strcmp(symbol, "cuEventQuery") == 0) {
+    real_event_query = (int (*)(void*))found;
+    return (void*)EventQuery;
+  }
+  if (strcmp(symbol, "cuGetProcAddress_v2") == 0) {
+    real_get_proc_address = (int (*)(const char*, void**, int, uint64_t, void*))found;
+    return (void*)GetProcAddress;
+  }
+  return found;
+}
+
 static int GetProcAddress(const char* symbol, void** function, int version, uint64_t flags, void* status) {
   const int result = real_get_proc_address(symbol, function, version, flags, status);
-  if (result == 0 && strcmp(symbol, "cuEventQuery") == 0) {
-    real_event_query = (int (*)(void*))*function;
-    *function = (void*)EventQuery;
+  if (result == 0) {
+    // From version 12.0 on this name means the function with five parameters.
+    const bool is_itself = strcmp(symbol, "cuGetProcAddress") == 0 && version >= 12000;
+    *function = Replaced(is_itself ? "cuGetProcAddress_v2" : symbol, *function);
   }
   return result;
 }
@@ -82,8 +99,5 @@ void* dlsym(void* restrict library, const char* restrict symbol) {
   if (real_dlsym == NULL) {
     real_dlsym = (void* (*)(void*, const char*))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
   }
-  void* const found = real_dlsym(library, symbol);
-  if (found == NULL || strcmp(symbol, "cuGetProcAddress_v2") != 0) return found;
-  real_get_proc_address = (int (*)(const char*, void**, int, uint64_t, void*))found;
-  return (void*)GetProcAddress;
+  return Replaced(symbol, real_dlsym(library, symbol));
 }
