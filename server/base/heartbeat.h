@@ -26,7 +26,7 @@ class Heartbeat {
     int32_t replica = -1;  ///< -1 if the thread works for all replicas of the head.
   };
 
-  Heartbeat() = default;
+  Heartbeat() : Heartbeat(Owner{}) {}
   explicit Heartbeat(Owner owner) : owner_(std::move(owner)) {}
 
   /// The thread has work in hand, from now on for `shard`, or for no shard in particular if -1. May

@@ -23,7 +23,6 @@ ELSEWHERE = (
     "python3 tests/gpu/",
     "bash .ci/",
     "cmake --workflow",
-    "cmake -S . -B build/fuzz",
     "compute-sanitizer",
     "ctest ",
     "sudo bash tests/bare_debian.sh",
