@@ -63,6 +63,11 @@ TEST_F(TokenFileTest, ReadsTimesOfFarYears) {
                 absl::Milliseconds(500));
 }
 
+TEST_F(TokenFileTest, RefusesTextThatIsNotUtf8) {
+  ExpectRefused("a = ['''x\xF4''', {y = 1}]\n", "is not UTF-8");
+  ExpectRefused("a = '''x\x01'''\n", "contains a control character");
+}
+
 TEST_F(TokenFileTest, OptionalKeysHaveDefaults) {
   const auto tokens = Read(kToken);
 
