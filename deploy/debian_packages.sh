@@ -13,7 +13,7 @@ run_packages=(ca-certificates curl python3 python3-venv)
 test_packages=(
   libgtest-dev libgmock-dev libdnnl-dev prometheus
   chromium chromium-driver fonts-dejavu-core
-  clang-format-14 clang-tidy-14 git openssl
+  clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 git openssl
   buildah debootstrap
   systemd dpkg-dev help2man
 )

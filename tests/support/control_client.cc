@@ -43,7 +43,10 @@ std::optional<ControlReply> ControlClient::Receive() {
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  const ssize_t size = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  ssize_t size = 0;
+  do {
+    size = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  } while (size < 0 && errno == EINTR);
   if (size <= 0) {
     return std::nullopt;
   }

@@ -10,6 +10,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/civil_time.h"
+#include "absl/time/time.h"
 #include "server/app/options/toml_file.h"
 #include "server/base/errors.h"
 
@@ -75,8 +77,15 @@ absl::Status SetNotAfter(const toml::value& value, absl::Time& not_after) {
   if (!value.is_offset_datetime()) {
     return Bad("not_after", "must be a time with its zone, such as 2027-01-31T00:00:00Z");
   }
-  not_after = absl::FromChrono(
-      static_cast<std::chrono::system_clock::time_point>(value.as_offset_datetime()));
+  // The library's own conversion counts nanoseconds in 64 bits, which overflow in the year 2262.
+  const toml::offset_datetime& at = value.as_offset_datetime();
+  const absl::CivilSecond civil(at.date.year, at.date.month + 1, at.date.day, at.time.hour,
+                                at.time.minute, at.time.second);
+  const absl::Duration fraction = absl::Milliseconds(at.time.millisecond) +
+                                  absl::Microseconds(at.time.microsecond) +
+                                  absl::Nanoseconds(at.time.nanosecond);
+  not_after = absl::FromCivil(civil, absl::UTCTimeZone()) + fraction - absl::Hours(at.offset.hour) -
+              absl::Minutes(at.offset.minute);
   return absl::OkStatus();
 }
 

@@ -3,17 +3,26 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 #include <system_error>
+#include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {
 
 /// Larger files are rejected without being read, because they are not configuration files.
 constexpr std::uintmax_t kFileBytesMax = 1 << 20;
+
+bool IsForbiddenControl(unsigned char c) {
+  return absl::ascii_iscntrl(c) && c != '\t' && c != '\n' && c != '\r';
+}
 
 }  // namespace
 
@@ -48,8 +57,15 @@ absl::StatusOr<toml::value> ParseTomlFile(absl::string_view what, const std::str
   if (!file) {
     return absl::PermissionDeniedError(absl::StrCat(what, " ", path, " cannot be read"));
   }
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  // TOML allows neither of them, and toml11 3.7 reads beyond its buffer at some of them.
+  if (!IsUtf8(text) || absl::c_any_of(text, IsForbiddenControl)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " ", path, " contains a control character or is not UTF-8"));
+  }
   try {
-    return toml::parse(file, path);
+    std::istringstream stream(std::move(text));
+    return toml::parse(stream, path);
   } catch (const std::exception& e) {
     return absl::InvalidArgumentError(absl::StrCat(what, " ", path, ": ", OneLine(e.what())));
   }

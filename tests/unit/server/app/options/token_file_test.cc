@@ -54,6 +54,20 @@ TEST_F(TokenFileTest, ReadsAllKeys) {
   EXPECT_EQ(token.priority_max, Priority::kLow);
 }
 
+TEST_F(TokenFileTest, ReadsTimesOfFarYears) {
+  const auto tokens = Read(absl::StrCat(kToken, "not_after = 9999-12-31T23:59:59.5-01:30\n"));
+
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  EXPECT_EQ(tokens->front().not_after,
+            absl::FromCivil(absl::CivilSecond(10000, 1, 1, 1, 29, 59), absl::UTCTimeZone()) +
+                absl::Milliseconds(500));
+}
+
+TEST_F(TokenFileTest, RefusesTextThatIsNotUtf8) {
+  ExpectRefused("a = ['''x\xF4''', {y = 1}]\n", "is not UTF-8");
+  ExpectRefused("a = '''x\x01'''\n", "contains a control character");
+}
+
 TEST_F(TokenFileTest, OptionalKeysHaveDefaults) {
   const auto tokens = Read(kToken);
 
