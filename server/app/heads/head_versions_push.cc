@@ -14,6 +14,9 @@
 namespace logprobd {
 namespace {
 
+/// WeightsVersion::source of a pushed version.
+constexpr char kSource[] = "pushed";
+
 /// Passes all rows of a call to `take`, and returns its first error or that of `next`.
 template <typename Take>
 absl::Status ReceiveRows(const NextPushedRows& next, const Take& take) {
@@ -145,19 +148,28 @@ absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(
     const std::shared_ptr<PendingPush::Version>& version, const LoadTicker::Progress& progress) {
   const WeightsPush& push = version->header;
   const auto open = [&](uint64_t number) -> absl::StatusOr<VersionLoader::Candidate> {
+    {
+      // A discard may have come between the last row and the change.
+      const absl::MutexLock lock(&mutex_);
+      LOGPROBD_RETURN_IF_ERROR(push_.CheckNotDropped(version));
+    }
     return VersionLoader::Candidate{
         .weights = version->rows,
         .version = {.version = number,
                     .sha256 = "",
-                    .source = "pushed",
+                    .source = kSource,
                     .loaded_unix_seconds = 0,
                     .weight_bytes = version->rows->info().weight_bytes}};
   };
-  absl::StatusOr<WeightsVersion> staged = LoadAs({.path = "the pushed rows",
-                                                  .version = push.version,
-                                                  .sha256 = push.sha256,
-                                                  .allow_nonfinite = push.allow_nonfinite},
-                                                 open, progress);
+  LoadTicker ticker(progress, is_stopped_);
+  absl::StatusOr<WeightsVersion> staged = WeightsVersion();
+  if (const absl::Status going_on = ticker.Report("checking", 0, 0); !going_on.ok()) {
+    staged = going_on;
+  } else {
+    staged = LoadAs(
+        {.version = push.version, .sha256 = push.sha256, .allow_nonfinite = push.allow_nonfinite},
+        kSource, open, progress);
+  }
   {
     const absl::MutexLock lock(&mutex_);
     push_.EndStaging(version, staged.status(), options_.clock->Now());
