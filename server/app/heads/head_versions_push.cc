@@ -161,15 +161,14 @@ absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(
                     .loaded_unix_seconds = 0,
                     .weight_bytes = version->rows->info().weight_bytes}};
   };
-  LoadTicker ticker(progress, is_stopped_);
-  absl::StatusOr<WeightsVersion> staged = WeightsVersion();
-  if (const absl::Status going_on = ticker.Report("checking", 0, 0); !going_on.ok()) {
-    staged = going_on;
-  } else {
-    staged = LoadAs(
+  const auto stage = [&]() -> absl::StatusOr<WeightsVersion> {
+    // A call that was cancelled with its last row does not keep others from changing the head.
+    LOGPROBD_RETURN_IF_ERROR(LoadTicker(progress, is_stopped_).Report("checking", 0, 0));
+    return LoadAs(
         {.version = push.version, .sha256 = push.sha256, .allow_nonfinite = push.allow_nonfinite},
         kSource, open, progress);
-  }
+  };
+  absl::StatusOr<WeightsVersion> staged = stage();
   {
     const absl::MutexLock lock(&mutex_);
     push_.EndStaging(version, staged.status(), options_.clock->Now());
