@@ -131,8 +131,8 @@ class _Piece(NamedTuple):
 class WeightsClient:
     """Changes the weights of a server's heads through its admin listener (logprobd --admin).
 
-    Calls are not retried: after a lost connection, `list` shows whether a change took effect. Only a
-    push that finds no room on the server waits for it, until load_timeout.
+    Calls are not retried: after a lost connection, `list` shows whether a change took effect. Only
+    a push that finds no room on the server waits for it, until load_timeout.
     Connections are opened at first use, separately in each process, so a client may be pickled and
     may be used after a fork. Thread-safe.
 
