@@ -20,7 +20,7 @@ namespace logprobd {
 struct WeightsVersion {
   uint64_t version = 0;
   std::string sha256;  ///< Hex digest of the head's rows and bias as stored in the files.
-  std::string source;  ///< Path from which the version was loaded.
+  std::string source;  ///< Path from which the version was loaded, or "pushed".
   int64_t loaded_unix_seconds = 0;
   int64_t weight_bytes = 0;
 };

@@ -309,7 +309,7 @@ GrpcServer::~GrpcServer() {
   Shutdown(absl::ZeroDuration());
   impl_->admin.Shutdown(std::chrono::system_clock::now());  // cancels loads that still run
   if (impl_->weights != nullptr) {
-    impl_->weights->work().AwaitNone(impl_->clock, absl::InfiniteFuture());
+    impl_->weights->AwaitNone(impl_->clock, absl::InfiniteFuture());
   }
 }
 
@@ -429,7 +429,7 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     bool is_loading = false;
     if (impl_->weights != nullptr) {
       impl_->weights->RefuseNew();
-      is_loading = !impl_->weights->work().AwaitNone(impl_->clock, until);
+      is_loading = !impl_->weights->AwaitNone(impl_->clock, until);
     }
     const auto now = std::chrono::system_clock::now();
     impl_->data.Shutdown(now);

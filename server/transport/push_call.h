@@ -28,8 +28,9 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   /// Maximum number of bytes in PushedRows::data.
   static constexpr int64_t kDataBytesMax = int64_t{8} << 20;
-  /// A call ends when no message has arrived for this time.
-  static constexpr absl::Duration kIdleMax = absl::Seconds(60);
+  /// A call ends when no message has arrived for this time, so that an idle one does not keep its
+  /// place (WeightsService::kPushesMax). One of kDataBytesMax then needs 2.3 Mbit/s.
+  static constexpr absl::Duration kIdleMax = absl::Seconds(30);
 
   /// The references must be valid until Run has returned, and `response` until OnDone.
   struct Context {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "server/base/errors.h"
 #include "server/base/host.h"
 #include "server/base/text.h"
@@ -23,6 +24,9 @@
 
 namespace logprobd {
 namespace {
+
+/// Hint to calls that found no room. Clients add a random wait of their own.
+constexpr absl::Duration kRetryAfter = absl::Milliseconds(200);
 
 /// Writes the change to the audit log and returns the answer of its call.
 absl::StatusOr<grpc::ByteBuffer> Answer(const Caller& caller, AuditedChange change,
@@ -232,13 +236,15 @@ absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
 
 }  // namespace
 
-absl::Status WeightsService::CheckRoom() const {
+absl::Status WeightsService::CheckRoom(const WorkCount& running, int max) const {
   if (refuses_new_) {
     return absl::UnavailableError("the server is shutting down");
   }
-  if (work_->count() >= kCallsMax) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(kCallsMax, " calls of the Weights service are running: try again later"));
+  if (running.count() >= max) {
+    return WithRetryAfter(absl::ResourceExhaustedError(
+                              absl::StrCat(max, &running == pushes_.get() ? " pushes" : " calls",
+                                           " of the Weights service are running: try again later")),
+                          kRetryAfter);
   }
   return absl::OkStatus();
 }
@@ -250,7 +256,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
   if (status.ok()) {
     const absl::StatusOr<WeightsLoad> load = ParseLoad(*request);
     status =
-        load.ok() ? RunOnThread(work_, [call, load = *load] { call->Run(load); }) : load.status();
+        load.ok() ? RunOnThread(calls_, [call, load = *load] { call->Run(load); }) : load.status();
   }
   if (!status.ok()) {
     call->Finish(ToAdminStatus(status));
@@ -266,11 +272,12 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
                              .clock = clock_,
                              .ends_soon = refuses_new_,
                              .response = *response});
-  absl::Status status = CheckRoom();
+  absl::Status status = CheckRoom(*pushes_, kPushesMax);
   if (status.ok()) {
-    status = RunOnThread(work_, [call] { call->Run(); });
+    status = RunOnThread(pushes_, [call] { call->Run(); });
   }
   if (!status.ok()) {
+    AddRetryHint(status, *context);
     call->Finish(ToAdminStatus(status));
   }
   return call;
@@ -280,7 +287,7 @@ grpc::ServerUnaryReactor* WeightsService::Commit(grpc::CallbackServerContext* co
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
   return UnaryCall::Start(
-      CheckRoom(), work_,
+      CheckRoom(), calls_,
       [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::CommitWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
@@ -299,7 +306,7 @@ grpc::ServerUnaryReactor* WeightsService::Rollback(grpc::CallbackServerContext* 
                                                    const grpc::ByteBuffer* request,
                                                    grpc::ByteBuffer* response) {
   return UnaryCall::Start(
-      CheckRoom(), work_,
+      CheckRoom(), calls_,
       [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::RollbackWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
@@ -315,7 +322,7 @@ grpc::ServerUnaryReactor* WeightsService::Discard(grpc::CallbackServerContext* c
                                                   const grpc::ByteBuffer* request,
                                                   grpc::ByteBuffer* response) {
   return UnaryCall::Start(
-      CheckRoom(), work_,
+      CheckRoom(), calls_,
       [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::DiscardWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
@@ -331,7 +338,7 @@ grpc::ServerUnaryReactor* WeightsService::List(grpc::CallbackServerContext* /*co
                                                const grpc::ByteBuffer* request,
                                                grpc::ByteBuffer* response) {
   return UnaryCall::Start(
-      CheckRoom(), work_,
+      CheckRoom(), calls_,
       [this, bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::ListWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));

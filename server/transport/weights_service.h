@@ -15,19 +15,24 @@
 namespace logprobd {
 
 /// The Weights service, with raw methods like ScoringService. Each call runs on a thread of its
-/// own, because it may take as long as reading a weight. At most kCallsMax calls run at once.
+/// own, because it may take as long as reading a weight. Pushes have a limit of their own, so that
+/// open ones never keep out the calls that roll back or discard.
 class WeightsService final
     : public v1::Weights::WithRawCallbackMethod_Load<v1::Weights::WithRawCallbackMethod_Push<
           v1::Weights::WithRawCallbackMethod_Commit<v1::Weights::WithRawCallbackMethod_Rollback<
               v1::Weights::WithRawCallbackMethod_Discard<
                   v1::Weights::WithRawCallbackMethod_List<v1::Weights::Service>>>>>> {
  public:
+  /// Maximum number of calls other than pushes that run at once.
   static constexpr int kCallsMax = 32;
+  /// Maximum number of pushes at once. Each holds a thread and up to two messages of
+  /// PushCall::kDataBytesMax. A push above it is refused with a retry hint.
+  static constexpr int kPushesMax = 256;
 
-  /// The arguments must live until the count of work() is 0. If `same_host` is null, pushed rows
+  /// The arguments must live until AwaitNone has returned true. If `same_host` is null, pushed rows
   /// must be in the messages.
   WeightsService(WeightStore& store, const SameHostAccess* same_host, const Clock& clock)
-      : store_(store), same_host_(same_host), clock_(clock), work_(std::make_shared<WorkCount>()) {}
+      : store_(store), same_host_(same_host), clock_(clock) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Load(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request) override;
@@ -48,17 +53,22 @@ class WeightsService final
 
   /// Refuses later calls with UNAVAILABLE, and ends pushes that wait for rows.
   void RefuseNew() { refuses_new_ = true; }
-  /// Returns the count of the calls whose thread is still running.
-  WorkCount& work() { return *work_; }
+  /// Waits until no call's thread is running or `clock` reaches `until`. Returns whether none is.
+  bool AwaitNone(const Clock& clock, absl::Time until) {
+    return calls_->AwaitNone(clock, until) && pushes_->AwaitNone(clock, until);
+  }
 
  private:
-  /// Returns OK if one more call may run.
-  absl::Status CheckRoom() const;
+  /// Returns OK if one more call may run beside those that `running` counts.
+  absl::Status CheckRoom(const WorkCount& running, int max) const;
+  absl::Status CheckRoom() const { return CheckRoom(*calls_, kCallsMax); }
 
   WeightStore& store_;
   const SameHostAccess* const same_host_;
   const Clock& clock_;
-  const std::shared_ptr<WorkCount> work_;  // shared with the threads, which call End() last
+  // Shared with the threads, which call End() last.
+  const std::shared_ptr<WorkCount> calls_ = std::make_shared<WorkCount>();  // except pushes
+  const std::shared_ptr<WorkCount> pushes_ = std::make_shared<WorkCount>();
   std::atomic<bool> refuses_new_ = false;
 };
 

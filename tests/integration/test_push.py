@@ -30,17 +30,37 @@ def test_two_clients_push_their_rows_under_load_without_a_failed_request(
         with Scoring(start_server("--model", str(model.path)).grpc) as scoring:
             expected.append(bits(scoring.score(message)))
     assert expected[0] != expected[1]
-    server = start_pushable()
+    # Batches of one row keep a backlog waiting for seconds, during which the version is committed.
+    server = start_pushable("--batch-rows", "1", "--client-share", "1")
     is_over = threading.Event()
 
-    def score_until_over(pinned: int) -> set[int]:
-        versions = set()
+    def score_until_over() -> list[int]:
+        """Returns the versions of all answers, the last of which was asked for after the end."""
+        versions = []
         with Scoring(server.grpc) as scoring:
-            while not is_over.is_set():
-                response = scoring.score(request(rows=17, weights_version=pinned))
-                versions.add(response.weights_version)
+            while True:
+                is_last = is_over.is_set()
+                response = scoring.score(message)
+                versions.append(response.weights_version)
                 assert bits(response) == expected[response.weights_version % 2 == 0]
-        return versions
+                if is_last:
+                    return versions
+
+    def pinned_backlog(scoring: Scoring) -> list:
+        """Sends requests pinned to version 1, and returns their calls once the server has all of them.
+
+        The first keeps the engines busy, and the others wait behind it, because their priority is lower.
+        """
+        low = messages().Priority.Value("PRIORITY_LOW")
+        busy = request(rows=32_768, weights_version=1, targets=bytes(4 * 32_768))
+        waiting = request(rows=17, weights_version=1, priority=low)
+        calls = [scoring.score_future(busy.SerializeToString())]
+        assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 1_000)
+        calls += [scoring.score_future(waiting.SerializeToString()) for _ in range(8)]
+        assert server.eventually(
+            lambda: server.metric("logprobd_queue_requests", priority="low") == 8
+        )
+        return calls
 
     rows = models[1].weight
     with (
@@ -49,7 +69,7 @@ def test_two_clients_push_their_rows_under_load_without_a_failed_request(
         Weights(server.admin) as other,
         Scoring(server.grpc) as scoring,
     ):
-        loads = [pool.submit(score_until_over, pinned) for pinned in (0, 1)]
+        load = pool.submit(score_until_over)
         try:
             pushes = [
                 pool.submit(weights.push, 2, rows[:SPLIT]),
@@ -60,15 +80,18 @@ def test_two_clients_push_their_rows_under_load_without_a_failed_request(
             assert staged.sha256 == hashlib.sha256(rows.tobytes()).hexdigest()
             assert (staged.version, staged.source) == (2, "pushed")
             assert scoring.score(message).weights_version == 1  # it is staged only
-            is_over.set()
-            assert [load.result() for load in loads] == [{1}, {1}]
-            is_over.clear()
-            loads = [pool.submit(score_until_over, 0)]
+            pinned = pinned_backlog(scoring)
+            assert not any(call.done() for call in pinned)
+            # The commit returns once the engines of version 1 have scored them.
             assert weights.commit(version=2).live.version == 2
             assert bits(scoring.score(message)) == expected[1]
         finally:
             is_over.set()
-        assert loads[0].result() <= {1, 2}
+        versions = load.result()
+        assert versions == sorted(versions) and versions[-1] == 2
+        answers = [messages().ScoreResponse.FromString(call.result()) for call in pinned]
+        assert {answer.weights_version for answer in answers} == {1}
+        assert all(bits(answer) == expected[0] for answer in answers[1:])
     assert server.metric("logprobd_weights_swaps_total", result="committed") == 1
 
 

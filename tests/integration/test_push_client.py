@@ -1,10 +1,13 @@
 """Tests the Python client of the service Weights with the real server."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import pickle
 import queue
+import threading
 
+import grpc
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,11 +17,13 @@ from logprobd import (
     InvalidArgument,
     LogprobdError,
     NotFound,
+    Overloaded,
     Unavailable,
     WeightsClient,
     WeightsConflict,
     WeightsDataLoss,
 )
+from logprobd.retry import RetryPolicy
 from model_folder import ModelFolder, write_biased_head
 from weights_rpc import Weights, push_header, pushed_rows
 
@@ -39,6 +44,31 @@ def connect():
     yield connect
     for client in clients:
         client.close()
+
+
+PUSHES_MAX = 256
+"""The server's limit of pushes at once (weights.proto)."""
+
+
+@contextlib.contextmanager
+def open_pushes(server, count: int, version: int):
+    """Holds `count` pushes open, each of which has sent one row of zeros, and yields their calls, which end afterwards."""
+    sent: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(count)]
+    row = np.zeros((1, HIDDEN), np.uint16)
+    # The pushes take all streams of their connection.
+    with Weights(server.admin) as weights, Weights(server.admin) as other:
+        try:
+            calls = [weights.push_call(iter(each.get, None)) for each in sent]
+            for i, each in enumerate(sent):
+                each.put(push_header(version))
+                each.put(pushed_rows(i, row))
+            assert server.eventually(lambda: other.list().pushed.rows == count)
+            yield calls
+        finally:
+            for each in sent:
+                each.put(None)
+        for call in calls:
+            call.exception(timeout=30)
 
 
 def digest(rows: np.ndarray) -> str:
@@ -246,3 +276,62 @@ def test_a_client_that_ends_is_told_apart_from_a_server_that_ends(start_pushable
 
     with pytest.raises(Unavailable, match="--admin"):
         client.list()
+
+
+# Regression: the 33rd push at once failed.
+def test_more_ranks_than_the_limit_push_at_once(start_pushable, models, connect) -> None:
+    server = start_pushable()
+    rows = models[1].weight
+    ranks = PUSHES_MAX + 64
+    step = -(-VOCAB // ranks)
+    begins = [min(rank * step, VOCAB) for rank in range(ranks)]
+    clients = [connect(server) for _ in range(ranks)]
+    barrier = threading.Barrier(ranks, timeout=60)
+
+    def push(client, begin: int):
+        barrier.wait()
+        return client.push(rows[begin : begin + step], version=2, row_begin=begin)
+
+    with concurrent.futures.ThreadPoolExecutor(ranks) as pool:
+        answers = list(pool.map(push, clients, begins))
+
+    (staged,) = filter(None, answers)
+    assert staged.sha256 == digest(rows)
+
+
+def test_a_push_above_the_limit_waits_for_room(
+    start_pushable, models, connect, monkeypatch
+) -> None:
+    server = start_pushable()
+    rows = np.zeros((VOCAB, HIDDEN), np.uint16)
+    client = connect(server)
+    refusals: queue.SimpleQueue = queue.SimpleQueue()
+
+    class Recorder(RetryPolicy):
+        def delay(self, error, *rest):
+            refusals.put(error)
+            return super().delay(error, *rest)
+
+    monkeypatch.setattr("logprobd.weights._PUSH_RETRY", Recorder())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with open_pushes(server, PUSHES_MAX, version=2):
+            push = pool.submit(client.push, rows, version=2, dtype="bf16")
+            refused = refusals.get(timeout=30)
+        staged = push.result(timeout=30)
+
+    assert (type(refused), refused.retry_after) == (Overloaded, 0.2)
+    assert f"{PUSHES_MAX} pushes" in str(refused)
+    assert staged.sha256 == digest(rows)
+
+
+# Regression: 32 open pushes locked out all other calls.
+def test_open_pushes_keep_out_no_rollback(start_pushable, models, connect) -> None:
+    server = start_pushable()
+    client = connect(server)
+    client.push(models[1].weight, version=2)
+    client.commit(version=2)
+    with open_pushes(server, PUSHES_MAX, version=3) as calls:
+        assert client.list()[0].pushed.version == 3
+        assert client.rollback().live.version == 1
+        assert client.discard(staged=True).pushed is None
+    assert {call.code() for call in calls} == {grpc.StatusCode.ABORTED}

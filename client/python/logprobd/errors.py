@@ -247,8 +247,11 @@ def from_status(
     return LogprobdError(f"{code}: {details}", code=code)
 
 
-def from_weights_status(code: str, details: str, *, address: str) -> LogprobdError:
-    """Returns the error for a status of the service Weights. `address` is that of --admin."""
+def from_weights_status(
+    code: str, details: str, *, address: str, retry_after: float | None = None
+) -> LogprobdError:
+    """Returns the error for a status of the service Weights. `address` is that of --admin, and
+    `retry_after` is the server's hint in seconds."""
     if code in ("FAILED_PRECONDITION", "ALREADY_EXISTS", "ABORTED"):
         return WeightsConflict(details, code=code)
     if code == "DATA_LOSS":
@@ -270,6 +273,10 @@ def from_weights_status(code: str, details: str, *, address: str) -> LogprobdErr
             f"no answer from {address} in time: {details}. Raise timeout, or load_timeout for load "
             "and push",
             code=code,
+        )
+    if code == "RESOURCE_EXHAUSTED" and retry_after is not None:
+        return Overloaded(
+            f"{address} has no room for the call: {details}", code=code, retry_after=retry_after
         )
     if code in ("RESOURCE_EXHAUSTED", "UNIMPLEMENTED"):
         return LogprobdError(f"{code}: {details}", code=code)

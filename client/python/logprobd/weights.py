@@ -14,7 +14,7 @@ import grpc
 from logprobd import _wire, arrays, settings
 from logprobd._core import TIMEOUT_MAX_SECONDS, decode_answer
 from logprobd._local_transport import LocalTransport, PlacedChunk, RowsAt
-from logprobd._pool import Pool, identity
+from logprobd._pool import Pool, identity, pushback_seconds
 from logprobd.addresses import DEFAULT_PORT
 from logprobd.client import Client
 from logprobd.errors import (
@@ -22,10 +22,12 @@ from logprobd.errors import (
     DeadlineExceeded,
     InvalidArgument,
     LogprobdError,
+    Overloaded,
     ServerBug,
     from_weights_status,
     is_answer,
 )
+from logprobd.retry import RetryPolicy
 from logprobd.tls import Tls
 
 DEFAULT_ADDRESS = "auto"
@@ -40,6 +42,8 @@ _CALL_MESSAGES = 8
 _LOAD_SECONDS = 3600.0
 _PUSH_SECONDS = 600.0
 _PUSH_BYTES_PER_SECOND = 8 << 20
+# For pushes that find no room.
+_PUSH_RETRY = RetryPolicy()
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ class _Piece(NamedTuple):
 class WeightsClient:
     """Changes the weights of a server's heads through its admin listener (logprobd --admin).
 
-    Calls are not retried: after a lost connection, `list` shows whether a change took effect.
+    Calls are not retried: after a lost connection, `list` shows whether a change took effect. Only
+    a push that finds no room on the server waits for it, until load_timeout.
     Connections are opened at first use, separately in each process, so a client may be pickled and
     may be used after a fork. Thread-safe.
 
@@ -473,6 +478,19 @@ class WeightsClient:
         return self._local.place_rows(piece.tensor, rows, size, encode)
 
     def _push_requests(self, requests: Sequence[bytes], deadline: float) -> bytes:
+        """Makes a call of Push, and repeats it while the server has no room for another push."""
+        attempts = 0
+        while True:
+            try:
+                return self._push_once(requests, deadline)
+            except Overloaded as error:
+                attempts += 1
+                delay = _PUSH_RETRY.delay(error, attempts)
+                if delay is None or time.monotonic() + delay >= deadline:
+                    raise
+                time.sleep(delay)
+
+    def _push_once(self, requests: Sequence[bytes], deadline: float) -> bytes:
         left = deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"load_timeout passed before {self.address} had all rows")
@@ -498,7 +516,12 @@ class WeightsClient:
             return Cancelled("the client was closed", code=code)
         if code == "CANCELLED":
             code, details = "UNAVAILABLE", f"the server cancelled the call: {details}"
-        return from_weights_status(code, details, address=self.address)
+        return from_weights_status(
+            code,
+            details,
+            address=self.address,
+            retry_after=pushback_seconds(call.trailing_metadata()),
+        )
 
 
 def _seconds(timeout: float) -> float:

@@ -66,11 +66,13 @@ HeadVersions::~HeadVersions() = default;
 absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
                                                   const LoadTicker::Progress& progress) {
   return LoadAs(
-      load, [&](uint64_t number) { return loader_.Open(load, number, *head_.info()); }, progress);
+      load, load.path, [&](uint64_t number) { return loader_.Open(load, number, *head_.info()); },
+      progress);
 }
 
-/// Loads the candidate that `open` returns.
+/// Loads the candidate that `open` returns, whose WeightsVersion::source is `source`.
 absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
+                                                    absl::string_view source,
                                                     const OpenCandidate& open,
                                                     const LoadTicker::Progress& progress) {
   const Change change(*this);
@@ -93,17 +95,17 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
   };
   absl::StatusOr<WeightsVersion> loaded = load_candidate();
   if (!loaded.ok()) {
-    RecordFailure(load, loaded.status());
+    RecordFailure(source, loaded.status());
   }
   return loaded;
 }
 
-void HeadVersions::RecordFailure(const WeightsLoad& load, const absl::Status& status) {
+void HeadVersions::RecordFailure(absl::string_view source, const absl::Status& status) {
   const bool is_cancelled = absl::IsCancelled(status) || is_stopped_;
   metrics_.RecordWeightsSwap(
       name(), is_cancelled ? Metrics::WeightsSwap::kCancelled : Metrics::WeightsSwap::kFailed);
   LogWarning("weights were not loaded", {{"head", name()},
-                                         {"path", load.path},
+                                         {"source", source},
                                          {"code", absl::StatusCodeToString(status.code())},
                                          {"reason", status.message()}});
 }

@@ -98,12 +98,13 @@ class HeadVersions {
     WeightsVersion staged;                             ///< the rows of this version.
   };
 
-  absl::StatusOr<WeightsVersion> LoadAs(const WeightsLoad& load, const OpenCandidate& open,
+  absl::StatusOr<WeightsVersion> LoadAs(const WeightsLoad& load, absl::string_view source,
+                                        const OpenCandidate& open,
                                         const LoadTicker::Progress& progress);
   absl::StatusOr<WeightsVersion> LoadCandidate(const WeightsLoad& load,
                                                VersionLoader::Candidate candidate,
                                                LoadTicker& ticker);
-  void RecordFailure(const WeightsLoad& load, const absl::Status& status);
+  void RecordFailure(absl::string_view source, const absl::Status& status);
   absl::StatusOr<JoinedPush> JoinPush(const WeightsPush& push, const HeadInfo& info,
                                       LoadTicker& ticker);
   absl::Status OpenPush(const std::shared_ptr<PendingPush::Version>& version, const HeadInfo& info,

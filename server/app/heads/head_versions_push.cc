@@ -14,6 +14,9 @@
 namespace logprobd {
 namespace {
 
+/// WeightsVersion::source of a pushed version.
+constexpr char kSource[] = "pushed";
+
 /// Passes all rows of a call to `take`, and returns its first error or that of `next`.
 template <typename Take>
 absl::Status ReceiveRows(const NextPushedRows& next, const Take& take) {
@@ -145,19 +148,27 @@ absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(
     const std::shared_ptr<PendingPush::Version>& version, const LoadTicker::Progress& progress) {
   const WeightsPush& push = version->header;
   const auto open = [&](uint64_t number) -> absl::StatusOr<VersionLoader::Candidate> {
+    {
+      // A discard may have come between the last row and the change.
+      const absl::MutexLock lock(&mutex_);
+      LOGPROBD_RETURN_IF_ERROR(push_.CheckNotDropped(version));
+    }
     return VersionLoader::Candidate{
         .weights = version->rows,
         .version = {.version = number,
                     .sha256 = "",
-                    .source = "pushed",
+                    .source = kSource,
                     .loaded_unix_seconds = 0,
                     .weight_bytes = version->rows->info().weight_bytes}};
   };
-  absl::StatusOr<WeightsVersion> staged = LoadAs({.path = "the pushed rows",
-                                                  .version = push.version,
-                                                  .sha256 = push.sha256,
-                                                  .allow_nonfinite = push.allow_nonfinite},
-                                                 open, progress);
+  const auto stage = [&]() -> absl::StatusOr<WeightsVersion> {
+    // A call that was cancelled with its last row does not keep others from changing the head.
+    LOGPROBD_RETURN_IF_ERROR(LoadTicker(progress, is_stopped_).Report("checking", 0, 0));
+    return LoadAs(
+        {.version = push.version, .sha256 = push.sha256, .allow_nonfinite = push.allow_nonfinite},
+        kSource, open, progress);
+  };
+  absl::StatusOr<WeightsVersion> staged = stage();
   {
     const absl::MutexLock lock(&mutex_);
     push_.EndStaging(version, staged.status(), options_.clock->Now());

@@ -72,6 +72,10 @@ absl::StatusOr<bool> PendingPush::Leave(const std::shared_ptr<Version>& version,
   return true;
 }
 
+absl::Status PendingPush::CheckNotDropped(const std::shared_ptr<Version>& version) const {
+  return version == version_ ? absl::OkStatus() : Discarded();
+}
+
 void PendingPush::EndStaging(const std::shared_ptr<Version>& version, const absl::Status& staged,
                              absl::Time now) {
   version->is_busy = false;

@@ -41,6 +41,9 @@ class PendingPush {
   /// must stage the version and call EndStaging, because all rows have arrived. Returns ABORTED if
   /// the version was dropped before they had.
   absl::StatusOr<bool> Leave(const std::shared_ptr<Version>& version, bool has_all, absl::Time now);
+  /// Returns ABORTED if the version was dropped since Leave. Call it before the staging changes
+  /// anything, while Drop is not possible.
+  absl::Status CheckNotDropped(const std::shared_ptr<Version>& version) const;
   /// Ends the staging. The rows stay for another attempt if `staged` is an error that may pass.
   void EndStaging(const std::shared_ptr<Version>& version, const absl::Status& staged,
                   absl::Time now);

@@ -209,14 +209,15 @@ absl::Status VersionLoader::CheckContent(const WeightsLoad& load, Candidate& can
       });
   LOGPROBD_RETURN_IF_ERROR(reported);
   LOGPROBD_RETURN_IF_ERROR(content.status());
+  const std::string& source = candidate.version.source;
   if (!load.sha256.empty() && absl::AsciiStrToLower(load.sha256) != content->sha256) {
-    return absl::DataLossError(absl::StrCat("sha256: the head in ", load.path, " has ",
+    return absl::DataLossError(absl::StrCat("sha256: the head (source: ", source, ") has ",
                                             content->sha256, ", but the request expects ",
                                             load.sha256));
   }
   if (!content->nonfinite.empty() && !load.allow_nonfinite) {
-    return absl::InvalidArgumentError(absl::StrCat("the head in ", load.path,
-                                                   " is not finite: ", content->nonfinite,
+    return absl::InvalidArgumentError(absl::StrCat("the head (source: ", source,
+                                                   ") is not finite: ", content->nonfinite,
                                                    "; set allow_nonfinite to load it anyway"));
   }
   candidate.version.sha256 = std::move(content->sha256);

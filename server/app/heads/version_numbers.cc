@@ -12,7 +12,7 @@ void VersionNumbers::RecordLive(const WeightsVersion& version) {
   highest_ = std::max(highest_, version.version);
   digests_.try_emplace(version.version, version.sha256);
   if (digests_.size() > kDigestsMax) {
-    highest_forgotten_ = digests_.begin()->first;
+    highest_forgotten_ = std::max(highest_forgotten_, digests_.begin()->first);
     digests_.erase(digests_.begin());
   }
 }

@@ -230,6 +230,36 @@ def test_each_code_of_the_service_has_its_class(code, error):
     assert "some details" in str(made)
 
 
+def test_a_push_without_room_waits_only_while_its_time_lasts(fake):
+    def refuse(requests, context):
+        fake.calls.append(list(requests))
+        context.set_trailing_metadata((("grpc-retry-pushback-ms", "30000"),))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "256 pushes")
+
+    fake.push = refuse
+
+    with WeightsClient(fake.address, load_timeout=20) as client:
+        with pytest.raises(errors.Overloaded, match="256 pushes") as refused:
+            client.push(weight()[:1], version=2)
+
+    assert refused.value.retry_after == 30
+    assert len(fake.calls) == 1
+
+
+def test_a_push_for_which_memory_is_missing_is_not_repeated(fake):
+    def refuse(requests, context):
+        fake.calls.append(list(requests))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "1 B are missing")
+
+    fake.push = refuse
+
+    with WeightsClient(fake.address, load_timeout=20) as client:
+        with pytest.raises(errors.LogprobdError, match="1 B are missing"):
+            client.push(weight()[:1], version=2)
+
+    assert len(fake.calls) == 1
+
+
 def test_the_default_address_is_the_socket_of_the_own_user(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     path = tmp_path / "logprobd-8470.sock.admin"

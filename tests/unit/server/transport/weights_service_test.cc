@@ -1,5 +1,6 @@
 #include "server/transport/weights_service.h"
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
+#include "server/base/errors.h"
 #include "tests/support/fake_weight_store.h"
 #include "tests/support/transport_server.h"
 
@@ -327,6 +329,77 @@ TEST_F(WeightsServiceTest, RunsABoundedNumberOfCallsAtOnce) {
   go_on.Notify();
   for (std::thread& client : clients) {
     client.join();
+  }
+}
+
+/// A push that sends its header and then nothing, on a connection of its own: a connection has a
+/// limit of calls too.
+struct OpenPush {
+  explicit OpenPush(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    stub = v1::Weights::NewStub(
+        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+    writer = stub->Push(&context, &response);
+    v1::PushWeightsRequest header;
+    header.mutable_header()->set_version(7);
+    header.mutable_header()->set_dtype(v1::DTYPE_F16);
+    writer->Write(header);
+  }
+
+  grpc::Status End() {
+    writer->WritesDone();
+    return writer->Finish();
+  }
+
+  grpc::ClientContext context;
+  v1::PushWeightsResponse response;
+  std::unique_ptr<v1::Weights::Stub> stub;
+  std::unique_ptr<grpc::ClientWriter<v1::PushWeightsRequest>> writer;
+};
+
+// Regression: pushes and all other calls had one limit, so that open pushes kept out a rollback.
+TEST_F(WeightsServiceTest, OpenPushesAreBoundedAndKeepOutNoOtherCall) {
+  std::atomic<int> num_running = 0;
+  store_.on_push = [&](const WeightsPush&, const NextPushedRows& next,
+                       const TellProgress&) -> absl::StatusOr<PushedWeightsResult> {
+    ++num_running;
+    const absl::Status end = next().status();
+    --num_running;
+    LOGPROBD_RETURN_IF_ERROR(end);
+    return PushedWeightsResult();
+  };
+  const auto await_running = [&](int count) {
+    while (num_running != count) {
+      std::this_thread::yield();
+    }
+  };
+  std::vector<std::unique_ptr<OpenPush>> pushes;
+  for (int i = 0; i < WeightsService::kPushesMax; ++i) {
+    pushes.push_back(std::make_unique<OpenPush>(server_->admin_address()));
+  }
+  await_running(WeightsService::kPushesMax);
+
+  OpenPush refused(server_->admin_address());
+
+  const grpc::Status status = refused.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("256 pushes"));
+  EXPECT_EQ(refused.context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1U);
+  EXPECT_TRUE(List().ok());
+  grpc::ClientContext context;
+  v1::WeightsResponse response;
+  EXPECT_TRUE(stub_->Rollback(&context, {}, &response).ok());
+  EXPECT_TRUE(pushes.back()->End().ok());
+  pushes.pop_back();
+  while (true) {  // the ended push gives up its place after its answer
+    OpenPush next(server_->admin_address());
+    if (next.End().ok()) {
+      break;
+    }
+  }
+  for (const auto& push : pushes) {
+    EXPECT_TRUE(push->End().ok());
   }
 }
 

@@ -168,6 +168,57 @@ TEST_F(HeadVersionsPushTest, DiscardDropsTheRowsAndEndsTheCallsThatSendThem) {
   ExpectUnharmed();
 }
 
+// Regression: the rows were staged although the discard had returned OK.
+TEST_F(HeadVersionsPushTest, RowsThatAreDiscardedBeforeTheirStagingBeginsAreNotStaged) {
+  bool is_received = false;
+  bool is_discarded = false;
+  const auto next = [&]() -> absl::StatusOr<std::optional<PushedRows>> {
+    if (std::exchange(is_received, true)) {
+      return std::nullopt;
+    }
+    return Rows(0, kVocab);
+  };
+  const LoadTicker::Progress progress = [&](const WeightsProgress&) {
+    if (is_received && !std::exchange(is_discarded, true)) {
+      EXPECT_TRUE(versions_->Discard(true, false).ok());
+    }
+    return true;
+  };
+
+  const absl::Status pushed = versions_->Push({.version = 2}, next, progress).status();
+
+  EXPECT_TRUE(is_discarded);
+  EXPECT_EQ(pushed.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(pushed.message(), HasSubstr("were discarded"));
+  EXPECT_EQ(num_created_, 0);
+  ExpectUnharmed();
+  EXPECT_EQ(Push({.version = 2}, {Rows(0, kVocab)})->staged->version, 2U);
+}
+
+TEST_F(HeadVersionsPushTest, ACallThatIsCancelledBeforeTheStagingLeavesItToTheNext) {
+  bool is_received = false;
+  const auto next = [&]() -> absl::StatusOr<std::optional<PushedRows>> {
+    if (std::exchange(is_received, true)) {
+      return std::nullopt;
+    }
+    return Rows(0, kVocab);
+  };
+  const LoadTicker::Progress progress = [&](const WeightsProgress&) { return !is_received; };
+
+  EXPECT_EQ(versions_->Push({.version = 2}, next, progress).status().code(),
+            absl::StatusCode::kCancelled);
+
+  EXPECT_EQ(Push({.version = 2}, {})->staged->version, 2U);
+}
+
+// Regression: errors and logs named a path "the pushed rows".
+TEST_F(HeadVersionsPushTest, ErrorsNameTheSourceOfTheRows) {
+  const absl::Status refused =
+      Push({.version = 2, .sha256 = std::string(64, '0')}, {Rows(0, kVocab)}).status();
+
+  EXPECT_THAT(refused.message(), HasSubstr("sha256: the head (source: pushed) has "));
+}
+
 TEST_F(HeadVersionsPushTest, RefusesHeadersThatDoNotFit) {
   const auto code_of = [&](const WeightsPush& push) { return Push(push, {}).status().code(); };
   EXPECT_EQ(code_of({.version = 0}), absl::StatusCode::kInvalidArgument);

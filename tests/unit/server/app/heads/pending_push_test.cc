@@ -135,6 +135,17 @@ TEST_F(PendingPushTest, CallsOfADroppedVersionAreAborted) {
   EXPECT_EQ(push_.Leave(version, true, start_).status().code(), absl::StatusCode::kAborted);
 }
 
+TEST_F(PendingPushTest, TellsWhetherAVersionWasDroppedBeforeItsStaging) {
+  const auto version = Begin(2);
+  AddAllRows(*version);
+  ASSERT_TRUE(*push_.Leave(version, true, start_));
+  EXPECT_TRUE(push_.CheckNotDropped(version).ok());
+
+  EXPECT_EQ(push_.Drop(), version);
+
+  EXPECT_EQ(push_.CheckNotDropped(version).code(), absl::StatusCode::kAborted);
+}
+
 TEST_F(PendingPushTest, ACallThatEndsAfterTheStagingSucceeds) {
   const auto version = Begin(2);
   ASSERT_EQ(*push_.Join({.version = 2}), version);

@@ -74,5 +74,20 @@ TEST(VersionNumbersTest, ForgottenNumbersAreNeverFree) {
   EXPECT_TRUE(numbers.CheckNames(11, "a").ok());
 }
 
+// Regression: a lower number that was forgotten after a higher one freed those between them.
+TEST(VersionNumbersTest, ForgottenNumbersStayTakenIfALowerOneFollows) {
+  VersionNumbers numbers;
+  constexpr uint64_t kLast = VersionNumbers::kDigestsMax + 10;
+  for (uint64_t number = 10; number <= kLast; ++number) {
+    RecordLive(numbers, number, "a");
+  }
+  ASSERT_EQ(numbers.CheckNames(10, "a").code(), absl::StatusCode::kAlreadyExists);
+
+  RecordLive(numbers, 5, "b");
+
+  EXPECT_EQ(numbers.CheckNames(10, "a").code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(numbers.CheckNames(11, "a").ok());
+}
+
 }  // namespace
 }  // namespace logprobd
