@@ -156,7 +156,8 @@ def test_a_row_that_is_not_finite_has_rank_0_and_changes_no_other(model, built_o
         (Prompt([1, 8192]), "token 1 of the prompt is 8192, expected an id below 8192"),
         (Prompt([-1, 2]), "token 0 of the prompt is -1"),
         (Prompt([1, 2], 129), "129 most likely tokens were asked for, expected 0 to 128"),
-        (Prompt([1, 2], temperature=0.0), "the temperature is 0.0, expected above 0"),
+        (Prompt([1, 2], temperature=0.0), "the temperature is 0.0, expected 0.0001 to 10000"),
+        (Prompt([1, 2], temperature=float("inf")), "the temperature is inf"),
         (Prompt([1, 2], temperature=float("nan")), "the temperature is nan"),
         (Prompt([1, 2], start=2), "the first row is 2, expected 0 to 1"),
         (

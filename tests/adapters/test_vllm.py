@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 ROOT = pathlib.Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_vllm"
 EXAMPLE = ROOT / "client" / "adapters" / "examples" / "vllm_backbone" / "vllm_backbone.py"
-GATEWAY = [sys.executable, "-m", "logprobd_adapters.gateway"]
+GATEWAY = [sys.executable, "-m", "logprobd_adapters.gateway_command"]
 PORT = ("--listen", "127.0.0.1:0")
 TOLERANCE = 1e-5  # nats, of fp32 sums
 PROMPTS = [[5, 17, 4000, 3, 8191, 12], [9], [7, 7, 2, 100]]
