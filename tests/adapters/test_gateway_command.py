@@ -127,7 +127,8 @@ def test_the_bench_measures_every_case(environment, built_operator) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     figures = {entry["what"]: entry["figure"] for entry in json.loads(done.stdout)}
     cases = [
-        f"{tokens} tokens, top {k}" for tokens, k in ((128, 1), (512, 8), (2048, 8), (2048, 64))
+        f"{tokens} tokens, top {k}"
+        for tokens, k in ((128, 1), (512, 8), (512, 100), (2048, 8), (2048, 64), (2048, 100))
     ]
     columns = ("answer", "body", "head", "added by the gateway", "CPU time added")
     assert set(figures) == {f"{case}: {column}" for case in cases for column in columns}
