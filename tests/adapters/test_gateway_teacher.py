@@ -2,6 +2,7 @@
 
 import gc
 import pathlib
+import types
 import weakref
 
 import logprobd
@@ -11,6 +12,7 @@ import torch
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import LocalScorer, RemoteScorer
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
+from readme_examples import run_example
 from server_process import ServerProcess
 from transformers import AutoModelForCausalLM
 
@@ -85,6 +87,17 @@ def test_scores_agree_with_the_models_log_softmax(teacher, model) -> None:
     for prompt, of_prompt in zip(prompts, scores, strict=True):
         exact = exact_logprobs(model, prompt.tokens, prompt.temperature)
         assert_scores(of_prompt, prompt, exact, TOLERANCE)
+
+
+def test_the_example_of_the_readme_scores(model, built_operator) -> None:
+    trainer = types.SimpleNamespace()
+    replaced = {"9707": "970"}  # the vocabulary is smaller
+
+    names = run_example("## A teacher over HTTP", replaced, model=model, trainer=trainer)
+
+    prompt = Prompt([970, 11, 1879], 8)
+    assert_scores(names["scores"], prompt, exact_logprobs(model, prompt.tokens), TOLERANCE)
+    assert trainer.teacher_client is names["teacher"]
 
 
 def test_candidates_are_scored_and_absent_ones_are_minus_infinity(teacher, model) -> None:

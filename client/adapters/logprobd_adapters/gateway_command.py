@@ -1,6 +1,6 @@
 """The command logprobd-gateway.
 
-    logprobd-gateway --model DIR --address HOST:PORT
+logprobd-gateway --model DIR --address HOST:PORT
 """
 
 from __future__ import annotations

@@ -85,7 +85,11 @@ class Teacher:
     """
 
     def __init__(
-        self, backbone: Backbone, scorer: Scorer, max_model_len: int, batch_tokens: int = BATCH_TOKENS
+        self,
+        backbone: Backbone,
+        scorer: Scorer,
+        max_model_len: int,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         self._backbone, self._scorer = backbone, scorer
         self.max_model_len = max_model_len
