@@ -286,6 +286,7 @@ UNITS = {
     "s",
     "ms",
     "us",
+    "kB",
     "MiB",
     "GB/s",
     "s/GB",
