@@ -1,7 +1,8 @@
-"""vLLM 0.33.0's trainer side of weight transfer, as far as the adapter uses it.
+"""A stand-in for vLLM 0.33.0's trainer side of weight transfer, as far as the adapter uses it.
 
-Names, arguments and order of calls are recorded from vllm/distributed/weight_transfer/base.py and
-factory.py; vLLM itself needs a GPU. `install` puts the modules in sys.modules.
+A test compares its signatures with those of vllm/distributed/weight_transfer/base.py and factory.py,
+which tests/support/python/vllm_signatures.py records; vLLM itself needs a GPU. `install` puts the
+modules in sys.modules.
 """
 
 import abc
@@ -48,8 +49,10 @@ class TrainerInitInfo:
         return self.rank == 0
 
 
-class WeightSource:
-    metadata: list[ParamMeta]
+class WeightSource(abc.ABC):
+    @property
+    @abc.abstractmethod
+    def metadata(self) -> list[ParamMeta]: ...
 
     def implements_iter_full(self) -> bool:
         return type(self).iter_full is not WeightSource.iter_full

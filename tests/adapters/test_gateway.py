@@ -243,7 +243,11 @@ BAD = [
     ),
     ({"prompt_logprob_token_ids": [1], "prompt_logprob_start": 3}, "prompt_logprob_start is 3"),
     ({"prompt_logprob_token_ids": [1], "prompt": [[1, 2], [3, 4]]}, "needs a single prompt"),
-    ({"temperature": 0}, "the temperature is 0, expected above 0"),
+    ({"temperature": 0}, "the temperature is 0, expected 0.0001 to 10000"),
+    # Regression: these are 0, infinite or subnormal in fp32.
+    ({"temperature": 1e-300}, "the temperature is 1e-300"),
+    ({"temperature": 1e39}, "the temperature is 1e+39"),
+    ({"temperature": 1e-40}, "the temperature is 1e-40"),
     ({"temperature": "hot"}, "temperature is 'hot'"),
     ({"max_tokens": 16}, "max_tokens is 16, expected 1"),
     ({"stream": True}, "stream is True: this gateway scores prompts and generates no text"),
@@ -361,6 +365,33 @@ def test_a_prompt_that_fails_does_not_fail_its_batch(teacher, backbone) -> None:
         assert backbone.shapes == [(1, 3), (3, 2), (1, 2), (1, 2), (1, 2)]
 
     run(teacher, scenario)
+
+
+# Regression: such errors, which Scorer.score documents, were 500.
+@pytest.mark.parametrize(
+    ("tokens", "ids"), [([4, VOCAB - 2], [1]), ([4, 5], [VOCAB - 2])], ids=["target", "candidate"]
+)
+def test_a_prompt_that_the_scorer_refuses_is_400_and_does_not_fail_its_batch(
+    backbone, built_operator, tokens, ids
+) -> None:
+    class SmallHead(LocalScorer):
+        vocab_size = VOCAB  # of which the head has fewer
+
+    async def scenario(client, gateway) -> None:
+        backbone.release.clear()
+        requests = [asyncio.create_task(post(client, [1, 2, 3]))]
+        await entered(backbone)
+        refused = post(client, tokens, prompt_logprob_token_ids=ids)
+        requests += [asyncio.create_task(each) for each in (refused, post(client, [7, 8]))]
+        await queued(gateway, 7)
+        backbone.release.set()
+
+        answers = await asyncio.gather(*requests)
+
+        assert [status for status, _ in answers] == [200, 400, 200]
+        assert "the scorer refuses the prompt" in answers[1][1]["error"]["message"]
+
+    run(Teacher(backbone, SmallHead(torch.randn(VOCAB - 5, HIDDEN)), MAX_MODEL_LEN), scenario)
 
 
 def test_a_request_whose_client_leaves_is_taken_off_the_queue(teacher, backbone) -> None:

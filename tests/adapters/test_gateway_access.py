@@ -28,7 +28,7 @@ from logprobd_adapters.http_access import AccessError, Certificate, Tokens, chec
 from server_process import ServerProcess
 from token_file import TokenFile
 
-MODULE = [sys.executable, "-m", "logprobd_adapters.gateway"]
+MODULE = [sys.executable, "-m", "logprobd_adapters.gateway_command"]
 TOLERANCE = 1e-5  # nats
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -13,7 +13,7 @@ import distill_teacher
 import pytest
 from gateway_process import GatewayProcess
 
-MODULE = [sys.executable, "-m", "logprobd_adapters.gateway"]
+MODULE = [sys.executable, "-m", "logprobd_adapters.gateway_command"]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,8 @@ def test_verbose_logs_a_line_for_each_request(environment, folder, built_operato
         (("--local", "--model", "/nowhere"), 1, "/nowhere"),
         (("--local", "--model", "m", "--address", "127.0.0.1:1"), 2, "--local needs no server"),
         (("--local", "--model", "m", "--listen", "8480"), 2, "'8480' is not HOST:PORT"),
+        (("--local", "--model", "m", "--listen", "127.0.0.1:65536"), 2, "a port to 65535"),
+        (("--local", "--model", "m", "--listen", "127.0.0.1:²"), 2, "'127.0.0.1:²' is not HOST"),
         (("--local", "--model", "m", "--batch-tokens", "0"), 2, "'0' is not a number above 0"),
         ((), 2, "--model"),
     ],
@@ -125,7 +127,8 @@ def test_the_bench_measures_every_case(environment, built_operator) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     figures = {entry["what"]: entry["figure"] for entry in json.loads(done.stdout)}
     cases = [
-        f"{tokens} tokens, top {k}" for tokens, k in ((128, 1), (512, 8), (2048, 8), (2048, 64))
+        f"{tokens} tokens, top {k}"
+        for tokens, k in ((128, 1), (512, 8), (512, 100), (2048, 8), (2048, 64), (2048, 100))
     ]
     columns = ("answer", "body", "head", "added by the gateway", "CPU time added")
     assert set(figures) == {f"{case}: {column}" for case in cases for column in columns}

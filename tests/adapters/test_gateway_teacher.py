@@ -2,6 +2,7 @@
 
 import gc
 import pathlib
+import types
 import weakref
 
 import logprobd
@@ -11,6 +12,7 @@ import torch
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import LocalScorer, RemoteScorer
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
+from readme_examples import run_example
 from server_process import ServerProcess
 from transformers import AutoModelForCausalLM
 
@@ -87,6 +89,17 @@ def test_scores_agree_with_the_models_log_softmax(teacher, model) -> None:
         assert_scores(of_prompt, prompt, exact, TOLERANCE)
 
 
+def test_the_example_of_the_readme_scores(model, built_operator) -> None:
+    trainer = types.SimpleNamespace()
+    replaced = {"9707": "970"}  # the vocabulary is smaller
+
+    names = run_example("## A teacher over HTTP", replaced, model=model, trainer=trainer)
+
+    prompt = Prompt([970, 11, 1879], 8)
+    assert_scores(names["scores"], prompt, exact_logprobs(model, prompt.tokens), TOLERANCE)
+    assert trainer.teacher_client is names["teacher"]
+
+
 def test_candidates_are_scored_and_absent_ones_are_minus_infinity(teacher, model) -> None:
     tokens = random_tokens(9)
     candidates = np.arange(5 * 4).reshape(5, 4) * 100
@@ -156,7 +169,8 @@ def test_a_row_that_is_not_finite_has_rank_0_and_changes_no_other(model, built_o
         (Prompt([1, 8192]), "token 1 of the prompt is 8192, expected an id below 8192"),
         (Prompt([-1, 2]), "token 0 of the prompt is -1"),
         (Prompt([1, 2], 129), "129 most likely tokens were asked for, expected 0 to 128"),
-        (Prompt([1, 2], temperature=0.0), "the temperature is 0.0, expected above 0"),
+        (Prompt([1, 2], temperature=0.0), "the temperature is 0.0, expected 0.0001 to 10000"),
+        (Prompt([1, 2], temperature=float("inf")), "the temperature is inf"),
         (Prompt([1, 2], temperature=float("nan")), "the temperature is nan"),
         (Prompt([1, 2], start=2), "the first row is 2, expected 0 to 1"),
         (

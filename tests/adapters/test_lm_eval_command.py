@@ -126,9 +126,10 @@ def test_cached_answers_are_not_scored_again(folder, tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_the_example_shows_smaller_errors_and_fewer_rows(environment) -> None:
-    done = run(environment, sys.executable, str(tiny_model.HERE / "compare.py"))
+def test_the_example_shows_smaller_errors_and_fewer_rows(environment, tmp_path) -> None:
+    done = run(environment, sys.executable, str(tiny_model.HERE / "compare.py"), cwd=tmp_path)
 
+    assert "it/s" not in done.stderr and "fatal" not in done.stderr
     rows = [
         line for line in done.stdout.splitlines() if line.startswith(("| lm-eval", "| logprobd"))
     ]
@@ -157,6 +158,18 @@ def readme_environment(
     }
     del variables["PYTHONPATH"], variables["LINEAR_LOGPROB_LIBRARY"]
     return variables
+
+
+# Regression: the command stood alone, and failed without lm_eval.
+@pytest.mark.timeout(1800)
+def test_the_demonstration_of_the_root_readme_runs(readme_environment) -> None:
+    text = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"^```text\n(pip install [^`]*compare\.py)\n```", text, re.MULTILINE)
+
+    # The variables name the folders of this build's packages.
+    done = run(readme_environment, "bash", "-euc", block.replace("--find-links build/packages", ""))
+
+    assert "| logprobd-local |" in done.stdout
 
 
 @pytest.mark.timeout(1800)

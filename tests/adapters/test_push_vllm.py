@@ -1,8 +1,11 @@
 """vLLM's trainer pushes the head and moves all weights by another backend (recorded signatures)."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib
+import inspect
+import json
 import sys
 import unittest.mock
 from typing import Any, ClassVar
@@ -12,7 +15,7 @@ import pytest
 import torch
 from logprobd import InvalidArgument, Tls, WeightsClient
 from model_folder import ModelFolder, write_biased_head
-from readme_examples import run_example
+from readme_examples import README, run_example
 from server_process import ServerProcess
 
 VOCAB, HIDDEN = 1003, 64
@@ -73,12 +76,16 @@ class Client:
 class FullSource(vllm.WeightSource):
     def __init__(self, tensors: dict[str, torch.Tensor], **layout: Any) -> None:
         """`layout` is that of `tensors`, of which a rank may have a part."""
-        norm = torch.ones(HIDDEN)
-        self.tensors = {"model.norm.weight": norm} | tensors
-        self.metadata = [vllm.ParamMeta("model.norm.weight", norm.dtype, (HIDDEN,))]
-        for name, tensor in tensors.items():
-            shape = (VOCAB, *tensor.shape[1:])
-            self.metadata.append(vllm.ParamMeta(name, tensor.dtype, shape, **layout))
+        self.tensors = {"model.norm.weight": torch.ones(HIDDEN)} | tensors
+        self.layout = layout
+
+    @functools.cached_property
+    def metadata(self) -> list[vllm.ParamMeta]:
+        (norm_name, norm), *head = self.tensors.items()
+        return [vllm.ParamMeta(norm_name, norm.dtype, (HIDDEN,))] + [
+            vllm.ParamMeta(name, tensor.dtype, (VOCAB, *tensor.shape[1:]), **self.layout)
+            for name, tensor in head
+        ]
 
     def iter_full(self):
         yield from self.tensors.items()
@@ -109,6 +116,28 @@ def start(adapter, address, source, rank=0, client=None, **options):
 def live(server):
     with WeightsClient(server.admin) as client:
         return client.list()[0].live
+
+
+RECORD = json.loads(
+    (README.parents[2] / "tests/support/fake_vllm/vllm/signatures.json").read_text()
+)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORD if hasattr(vllm, name.split(".")[0])])
+def test_the_stand_in_has_the_signatures_of_vllm(name) -> None:
+    def described(signature: inspect.Signature) -> list[tuple]:
+        return [
+            (each.name, each.kind, each.default)
+            for each in signature.parameters.values()
+            if each.name != "self"
+        ]
+
+    owner, _, function = name.partition(".")
+    of_class = getattr(vllm, owner)
+
+    found = inspect.signature(getattr(of_class, function) if function else of_class)
+
+    assert described(found) == described(inspect.signature(eval(f"lambda {RECORD[name]}: None")))
 
 
 STEP = [

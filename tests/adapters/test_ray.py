@@ -29,6 +29,7 @@ from logprobd_adapters.ray.pool import _bundles
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.data.checkpoint import CheckpointConfig
+from readme_examples import run_example
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(300)
@@ -411,6 +412,27 @@ def test_a_second_run_scores_only_what_is_missing(pool, folder, sequences, tmp_p
     expected = ScoreBatch(folder, scorer, batch_tokens=1)(sequences)
     torch.set_num_threads(threads)
     assert pq.read_table(out).sort_by("id").equals(expected)
+
+
+def test_the_example_of_the_readme_scores(cluster, folder, model, sequences, tmp_path) -> None:
+    pq.write_table(sequences, tmp_path / "sequences.parquet")
+    replaced = {
+        "/models/Qwen3-8B": str(folder),
+        "/shared/": f"{tmp_path}/",
+        "/sequences": "/sequences.parquet",
+        '"cuda"': '"cpu"',
+        "size=4": "size=1",
+        "num_gpus=1": "num_gpus=0",
+    }
+
+    run_example("## Ray", replaced)
+
+    scored = pq.read_table(tmp_path / "reference" / "logprobs").sort_by("id")
+    assert scored.select(["id", "input_ids"]).equals(sequences)
+    for row in scored.to_pylist():
+        expected, _ = expected_logprobs(model, row["input_ids"], 1)
+        actual = torch.tensor(row["logprobs"], dtype=torch.float64)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 def test_a_lost_node_is_replaced_by_a_new_one(cluster, pool, rows) -> None:

@@ -23,6 +23,7 @@ from linear_logprob_reference import reference
 from logprobd_adapters import LocalScorer, RemoteScorer, Scorer, Scores
 from logprobd_adapters.scorer import CHECKED_TOKENS
 from logprobd_adapters.trl import use_scorer
+from readme_examples import run_example
 from server_process import ServerProcess
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -379,6 +380,20 @@ def test_grpo_needs_no_head_of_the_reference(make_scorer, folder, tmp_path) -> N
     assert stock.state.log_history[1]["kl"] > 1e-3
     for mine, theirs in zip(ours.state.log_history[:2], stock.state.log_history[:2], strict=True):
         assert mine["kl"] == pytest.approx(theirs["kl"], abs=LOGPROB_TOLERANCE)
+
+
+def test_the_example_of_the_readme_trains(addresses, folder, tmp_path) -> None:
+    stock, ours = (grpo(folder, tmp_path, False) for _ in range(2))
+    torch.manual_seed(2)  # of the completions
+    stock.train()
+    torch.manual_seed(2)
+
+    run_example("## TRL", {"127.0.0.1:8470": addresses[torch.float32]}, trainer=ours)
+
+    assert isinstance(ours.ref_model.get_output_embeddings(), torch.nn.Identity)
+    expected = stock.state.log_history[0]["kl"]
+    assert expected > 1e-3
+    assert ours.state.log_history[0]["kl"] == pytest.approx(expected, abs=LOGPROB_TOLERANCE)
 
 
 def test_an_adapter_whose_training_goes_on_is_its_own_reference(

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+import threading
 import unittest.mock
 
 import pytest
@@ -135,6 +136,27 @@ def test_a_push_that_fails_without_an_answer_stops_no_transfer(server, monkeypat
         asyncio.run(engine.send_weights(iter(weights().items())))
 
     assert list(engine.sent) == list(weights())
+
+
+# Regression: the version was asked for and committed on the event loop.
+def test_the_event_loop_goes_on_while_a_version_is_begun_and_committed(server, monkeypatch) -> None:
+    def after_a_turn_of_the_loop(call, loop):
+        def called(*arguments, **keywords):
+            turned = threading.Event()
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(10), f"{call.__name__} held up the event loop"
+            return call(*arguments, **keywords)
+
+        return called
+
+    async def step() -> dict:
+        for name in ("list", "commit"):
+            call = getattr(WeightsClient, name)
+            loop = asyncio.get_running_loop()
+            monkeypatch.setattr(WeightsClient, name, after_a_turn_of_the_loop(call, loop))
+        return await make(server).send_weights(iter(weights().items()))
+
+    assert asyncio.run(step())["logprobd/weights_version"] == 2
 
 
 # Regression: the bias was not pushed, and a version that was not staged was committed.

@@ -18,13 +18,14 @@ import torch
 from gateway_process import GatewayProcess
 from logprobd_adapters import RemoteScorer
 from logprobd_adapters.teacher import Prompt, Teacher
+from readme_examples import run_example
 from server_process import ServerProcess
 from transformers import AutoModelForCausalLM
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_vllm"
 EXAMPLE = ROOT / "client" / "adapters" / "examples" / "vllm_backbone" / "vllm_backbone.py"
-GATEWAY = [sys.executable, "-m", "logprobd_adapters.gateway"]
+GATEWAY = [sys.executable, "-m", "logprobd_adapters.gateway_command"]
 PORT = ("--listen", "127.0.0.1:0")
 TOLERANCE = 1e-5  # nats, of fp32 sums
 PROMPTS = [[5, 17, 4000, 3, 8191, 12], [9], [7, 7, 2, 100]]
@@ -170,6 +171,16 @@ def test_a_teacher_on_the_backbone_has_the_models_scores(
         assert of_prompt.logprobs == pytest.approx(exact.numpy(), abs=TOLERANCE)
     exact = exact_logprobs(folder, PROMPTS[0]).gather(1, torch.from_numpy(candidates))
     assert scores[0].candidate_logprobs == pytest.approx(exact.numpy(), abs=TOLERANCE)
+
+
+def test_the_example_of_the_readme_scores(adapter, folder, address) -> None:
+    replaced = {"Qwen/Qwen3-8B": folder, "127.0.0.1:8470": address, "9707": "970"}
+
+    names = run_example("## vLLM", replaced, "VllmBackbone")
+
+    assert [len(states) for states in names["hidden"]] == [3, 2]
+    exact = exact_logprobs(folder, [970, 11, 1879])[[0, 1], [11, 1879]]
+    assert names["scores"].logprobs == pytest.approx(exact.numpy(), abs=TOLERANCE)
 
 
 def test_the_gateway_serves_a_model_in_vllm(fake_environment, folder, address) -> None:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from logprobd.errors import InvalidArgument
+from logprobd_adapters import LocalScorer
 from logprobd_adapters.final_norm import FinalNorm
+from readme_examples import run_example
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -149,6 +151,22 @@ def test_the_weights_can_be_cast(tmp_path) -> None:
 
     before, after = around_norm(model.to(torch.bfloat16), "norm")
     assert torch.equal(norm(before), after)
+
+
+def test_the_example_of_the_readme_scores(built_operator, tmp_path) -> None:
+    model = make_model("llama")
+    model.save_pretrained(tmp_path)
+    before, after = around_norm(model, "norm")
+    targets = torch.arange(12).reshape(2, 6)
+    given = {"scorer": LocalScorer.from_model(model), "states": before, "targets": targets}
+
+    names = run_example(
+        "## vLLM", {"models/Qwen3-8B": str(tmp_path), "cuda": "cpu"}, "FinalNorm", **given
+    )
+
+    exact = (after.double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    expected = exact.gather(-1, targets[..., None])[..., 0].float()
+    torch.testing.assert_close(names["scores"].logprob, expected, atol=1e-5, rtol=0)
 
 
 def test_a_result_has_no_gradient(tmp_path) -> None:

@@ -27,7 +27,8 @@ from logprobd_adapters.gateway import Gateway
 from logprobd_adapters.teacher import Teacher
 from transformers import LlamaConfig, LlamaForCausalLM
 
-CASES = ((128, 1), (512, 8), (2048, 8), (2048, 64))  # tokens of the prompt, most likely tokens
+# Tokens of the prompt, and most likely tokens; 100 is the default of get_sequence_logprobs of TRL's clients.
+CASES = ((128, 1), (512, 8), (512, 100), (2048, 8), (2048, 64), (2048, 100))
 
 
 def make_model(vocab_size: int) -> LlamaForCausalLM:

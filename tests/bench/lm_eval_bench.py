@@ -12,10 +12,10 @@ its own, one after another. The body is the same in all of them and small, so th
 Memory is the peak of a call beyond what is in use after loading and a short call. On a GPU it is that of PyTorch's
 allocator, and for the server the GPU memory that it reserves beyond the weights, from its metrics. On a CPU it is
 resident memory; rows that client and server share count in both. Time is the median of three calls after the first, or
-that of the first if it takes over a minute. CPU time is the sum over the cores, of client and server; other work on the
-machine changes it less. Errors are those of single tokens after short contexts, compared with logits and softmax in
-double precision of the same hidden states. A way that runs out of memory, or would need more than is free on a CPU, has
-a record without a figure.
+that of the first if it takes over a minute. On a CPU it is CPU time, the sum over the cores, of client and server,
+which other work on the machine changes little. Errors are those of single tokens after short contexts, compared with
+logits and softmax in double precision of the same hidden states. A way that runs out of memory, or would need more than
+is free on a CPU, has a record without a figure.
 
 Needs lm_eval and transformers, as in the environment of `.ci/run-adapters lm-eval`, and the operator's library
 (LINEAR_LOGPROB_LIBRARY; by default that of the build).
@@ -267,12 +267,13 @@ def records_of(case: Case, way: str, outcome: Outcome | None, why: str) -> list[
     def what(column: str) -> str:
         return f"{case}, {way}: {column}"
 
+    is_cpu = case.device == "cpu"
+    time_column = what("CPU time" if is_cpu else "time")
     if outcome is None:
-        return [bench_records.record(what("time"), None, "s", note=why)]
-    records = [bench_records.record_of_rounds(what("time"), "s", outcome.seconds)]
-    if case.device == "cpu":
-        records.append(bench_records.record_of_rounds(what("CPU time"), "s", outcome.cpu_seconds))
-    records += [
+        return [bench_records.record(time_column, None, "s", note=why)]
+    seconds = outcome.cpu_seconds if is_cpu else outcome.seconds
+    records = [
+        bench_records.record_of_rounds(time_column, "s", seconds),
         bench_records.record(what("peak memory"), outcome.peak_bytes / MIB, "MiB"),
     ]
     if outcome.server_peak_bytes is not None:

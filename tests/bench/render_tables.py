@@ -237,9 +237,10 @@ def origins(records: list[dict]) -> str:
 
 def caption(name: str, records: list[dict]) -> str:
     """Returns a caption that says where and how a file was measured."""
-    rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1})
+    # A figure without a spread is not one of rounds, such as a size.
+    rounds = sorted({r["rounds"] for r in records if r["rounds"] > 1 or r.get("spread")})
     count = " to ".join(dict.fromkeys(str(r) for r in (rounds[:1] + rounds[-1:])))
-    medians = f"; medians of {count} rounds" if rounds else ""
+    medians = f"; medians of {count} rounds" if rounds and rounds[-1] > 1 else ""
     about = "".join(f"; {part}" for part in remarks_of_all(records))
     return f"`{name}`: {origins(records)}{medians}{about}."
 

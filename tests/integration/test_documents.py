@@ -285,6 +285,7 @@ UNITS = {
     "s",
     "ms",
     "us",
+    "kB",
     "MiB",
     "GB/s",
     "s/GB",

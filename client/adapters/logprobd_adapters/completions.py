@@ -92,7 +92,7 @@ def parse_completion(data: bytes, model: str) -> Completion:
     if temperature is None:
         temperature = 1.0
     elif type(temperature) not in (int, float):
-        raise InvalidArgument(f"temperature is {temperature!r}, expected a number above 0")
+        raise InvalidArgument(f"temperature is {temperature!r}, expected a number")
     length = min(map(len, prompts))
     start = _integer(body, "prompt_logprob_start", 0, 0, length - 1)
     first = start if top_k < 0 else 0

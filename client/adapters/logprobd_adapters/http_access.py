@@ -27,7 +27,7 @@ _SCOPES = (_SCOPE, "verify", "admin")
 _KEYS = ("id", "sha256", "tenant", "scopes", "not_after", "share", "priority_max")
 _TOKEN_LENGTH_MAX = 512
 
-Path = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 
 
 class AccessError(Exception):
@@ -62,7 +62,7 @@ class Tokens:
     Raises InvalidArgument, which names the entry, if the file is not one of the server's.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: FilePath) -> None:
         self._path = path
         self._tokens = _read(path)
 
@@ -109,7 +109,7 @@ def _text_of(authorization: str) -> str:
     return text
 
 
-def _read(path: Path) -> list[_Token]:
+def _read(path: FilePath) -> list[_Token]:
     what = f"file of tokens {os.fspath(path)}"
     try:
         content = tomllib.loads(pathlib.Path(path).read_text())
@@ -162,7 +162,7 @@ class Certificate:
     Raises InvalidArgument if the files cannot be read or do not belong together.
     """
 
-    def __init__(self, cert: Path, key: Path) -> None:
+    def __init__(self, cert: FilePath, key: FilePath) -> None:
         self._paths = (cert, key)
         self.context = self._load()
         """The context of the listener. It takes the pair of the latest reload."""

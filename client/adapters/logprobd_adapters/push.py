@@ -109,8 +109,8 @@ def push_head(
 
 
 def begin_version(client: WeightsClient, head: str = "") -> int:
-    """Returns one more than the highest version that a head has ever had on the server, after it has
-    dropped what a step that failed before its commit has left.
+    """Returns one more than the highest version that a head has ever had on the server, and drops
+    what a step that failed before its commit has left.
 
     One rank calls it and tells the others the number before any of them pushes. Rows of the failed
     step would refuse those of the next one, which differ, and a staged version would refuse every

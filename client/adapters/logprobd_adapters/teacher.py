@@ -7,13 +7,12 @@ logprobd_adapters.gateway serves a Teacher over HTTP.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from logprobd.errors import InvalidArgument
+from logprobd.errors import InvalidArgument, LogprobdError
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -23,6 +22,12 @@ from logprobd_adapters.scorer import CHECKED_TOKENS, LocalScorer, Scorer, check_
 
 TOP_K_MAX = 128
 """Largest Prompt.top_k, that of a server and of the operator."""
+
+TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-4, 1e4
+"""Bounds of Prompt.temperature, those of a server. Within them float32 logits stay finite."""
+
+BATCH_TOKENS = 8192
+"""Default of Teacher's batch_tokens."""
 
 Backbone = Callable[[Sequence[Sequence[int]]], Sequence[Tensor]]
 """Returns the hidden states [length, H] of each prompt, after the final norm, from token ids of the
@@ -38,7 +43,7 @@ class Prompt:
     top_k: int = 0
     """Number of most likely tokens to list for each row, from 0 to TOP_K_MAX and vocab_size."""
     temperature: float = 1.0
-    """Divisor of the logits, above 0."""
+    """Divisor of the logits, from TEMPERATURE_MIN to TEMPERATURE_MAX."""
     start: int = 0
     """First row that is scored, from 0 to length - 1."""
     candidates: NDArray[np.int64] | None = None
@@ -80,7 +85,11 @@ class Teacher:
     """
 
     def __init__(
-        self, backbone: Backbone, scorer: Scorer, max_model_len: int, batch_tokens: int = 8192
+        self,
+        backbone: Backbone,
+        scorer: Scorer,
+        max_model_len: int,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         self._backbone, self._scorer = backbone, scorer
         self.max_model_len = max_model_len
@@ -93,7 +102,7 @@ class Teacher:
         scorer: Scorer | None = None,
         *,
         max_model_len: int | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> Teacher:
         """Returns a teacher whose backbone is the body of a Hugging Face model.
 
@@ -150,9 +159,10 @@ class Teacher:
                 f"{prompt.top_k} most likely tokens were asked for, expected 0 to {top_k_max}: for "
                 "more, list their ids"
             )
-        if not (prompt.temperature > 0 and math.isfinite(prompt.temperature)):
+        if not TEMPERATURE_MIN <= prompt.temperature <= TEMPERATURE_MAX:
             raise InvalidArgument(
-                f"the temperature is {prompt.temperature}, expected above 0: it divides the logits"
+                f"the temperature is {prompt.temperature}, expected {TEMPERATURE_MIN:g} to "
+                f"{TEMPERATURE_MAX:g}: it divides the logits"
             )
         if not 0 <= prompt.start < length:
             raise InvalidArgument(
@@ -177,8 +187,8 @@ class Teacher:
     def score(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
         """Scores prompts in batches of consecutive ones.
 
-        Raises InvalidArgument for a prompt that cannot be scored, before any is, and the errors of
-        the scorer.
+        Raises InvalidArgument for a prompt that cannot be scored, before any is, or that the scorer
+        refuses, and the other errors of the scorer.
         """
         for prompt in prompts:
             self.check(prompt)
@@ -211,14 +221,20 @@ class Teacher:
         temperature = torch.tensor([p.temperature for p in prompts])
         device = hidden[0].device
         targets = [token for p in prompts for token in p.tokens[p.start + 1 :]]
-        scores = self._scorer.score(
-            torch.cat([states[p.start : -1] for states, p in zip(hidden, prompts, strict=True)]),
-            torch.tensor(targets, dtype=torch.int64, device=device),
-            temperature=temperature.repeat_interleave(torch.tensor(counts)).to(device),
-            outputs=("logprob", "target_rank"),
-            candidates=(torch.from_numpy(ids).to(device), torch.from_numpy(offsets).to(device)),
-            top_k=max(p.top_k for p in prompts),
-        )
+        rows = torch.cat([states[p.start : -1] for states, p in zip(hidden, prompts, strict=True)])
+        try:
+            scores = self._scorer.score(
+                rows,
+                torch.tensor(targets, dtype=torch.int64, device=device),
+                temperature=temperature.repeat_interleave(torch.tensor(counts)).to(device),
+                outputs=("logprob", "target_rank"),
+                candidates=(torch.from_numpy(ids).to(device), torch.from_numpy(offsets).to(device)),
+                top_k=max(p.top_k for p in prompts),
+            )
+        except LogprobdError:
+            raise
+        except (ValueError, IndexError) as error:
+            raise InvalidArgument(f"the scorer refuses the prompt: {error}") from error
         none = scores.logprob.new_zeros(len(scores.logprob), 0)
         by_row = [
             values.numpy(force=True)

@@ -12,6 +12,7 @@ sends all weights to the rollouts as NAME does:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,9 @@ class HeadTee:
 
     The master pushes the head and makes it live once all weights are sent. A failed push does not
     stop the transfer; its error is raised at the end.
+
+    The engine takes the weights from a plain iterator, so a push runs within its step and holds up
+    the event loop for as long as it takes, at most load_timeout. Other calls of the server do not.
 
     Args:
         address: address of the server's admin listener (logprobd --admin).
@@ -84,7 +88,7 @@ class HeadTee:
         errors: list[Exception] = []
         version, is_staged = 0, False
         with collected(errors):
-            version = begin_version(client, self._head)
+            version = await asyncio.to_thread(begin_version, client, self._head)
 
         def passed() -> Iterator[tuple[str, Tensor]]:
             nonlocal is_staged
@@ -106,7 +110,7 @@ class HeadTee:
         if errors:
             raise errors[0]
         check_staged(is_staged, self._tensor, self._bias)
-        client.commit(self._head, version=version)
+        await asyncio.to_thread(client.commit, self._head, version=version)
         return {**(metrics or {}), "logprobd/weights_version": version}
 
 

@@ -14,7 +14,13 @@ class GatewayProcess:
 
     def __init__(self, environment: dict[str, str], *options: str) -> None:
         self._environment = environment
-        self._command = [sys.executable, "-m", "logprobd_adapters.gateway", "--device", "cpu"]
+        self._command = [
+            sys.executable,
+            "-m",
+            "logprobd_adapters.gateway_command",
+            "--device",
+            "cpu",
+        ]
         self._command += ["--listen", "127.0.0.1:0", *options]
         self.log: list[str] = []
         self.url = ""

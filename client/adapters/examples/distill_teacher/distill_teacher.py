@@ -65,7 +65,7 @@ def make_model(
 @contextlib.contextmanager
 def run_gateway(folder: Path, address: str) -> Iterator[str]:
     """Runs the command logprobd-gateway and yields its URL."""
-    command = [sys.executable, "-m", "logprobd_adapters.gateway", "--model", str(folder)]
+    command = [sys.executable, "-m", "logprobd_adapters.gateway_command", "--model", str(folder)]
     command += ["--address", address, "--device", "cpu", "--listen", "127.0.0.1:0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:

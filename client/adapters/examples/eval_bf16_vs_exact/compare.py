@@ -6,7 +6,9 @@ Writes a small model with random weights, serves its head on the CPU, evaluates 
 a table. All evaluations run the same body in the same batches, so only the head differs.
 """
 
+import contextlib
 import dataclasses
+import io
 import logging
 import tempfile
 from pathlib import Path
@@ -18,7 +20,7 @@ import tiny_model
 import torch
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks import TaskManager, get_task_dict
 from logprobd_adapters import Scorer
 from logprobd_adapters.lm_eval import LogprobdLM, LogprobdLocalLM
 from transformers import AutoModelForCausalLM
@@ -69,7 +71,8 @@ def count_rows(model: LM) -> list[int]:
 def evaluate(model: LM) -> Outcome:
     counts = count_rows(model)
     tasks = TaskManager(include_path=str(tiny_model.HERE), include_defaults=False)
-    results = lm_eval.simple_evaluate(model, tasks=TASKS, task_manager=tasks, bootstrap_iters=0)
+    # simple_evaluate would also ask git for the commit of the working directory.
+    results = lm_eval.evaluate(model, get_task_dict(TASKS, tasks), bootstrap_iters=0)
     questions, passages = (results["samples"][task] for task in TASKS)
     return Outcome(
         [answer[0][0] for sample in questions for answer in sample["resps"]],
@@ -106,9 +109,11 @@ def table(exact: Outcome, outcomes: dict[str, Outcome]) -> str:
 
 def main() -> None:
     logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
+    progress_bars = contextlib.redirect_stderr(io.StringIO())
+    with tempfile.TemporaryDirectory() as folder, progress_bars:
         tiny_model.write_model(Path(folder))
-        print(table(*compare(Path(folder))))
+        outcomes = compare(Path(folder))
+    print(table(*outcomes))
 
 
 if __name__ == "__main__":
