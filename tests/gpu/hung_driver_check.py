@@ -63,7 +63,7 @@ def check(binary: pathlib.Path, folder: pathlib.Path) -> dict[str, bool]:
         seconds = time.monotonic() - started
     print(f"answers {[code.name for code in codes]}, exit status {status} after {seconds:.1f} s")
     log = "".join(server.log)
-    named = "the process ends: thread engine-finish, head default, replica 0, shard 0 has not moved"
+    named = "the process ends: thread engine-finish, head default, replica 0 has not moved"
     return {
         "every answer is UNAVAILABLE": set(codes) == {grpc.StatusCode.UNAVAILABLE},
         "the exit status is 4": status == 4,
