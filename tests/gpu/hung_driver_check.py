@@ -65,7 +65,9 @@ def check(binary: pathlib.Path, folder: pathlib.Path) -> dict[str, bool]:
     print(f"answers {[code.name for code in codes]}, exit status {status} after {seconds:.1f} s")
     log = "".join(server.log)
     # The shard is named if the thread had begun with its batch when the driver hung.
-    named = r"the process ends: thread engine-finish, head default, replica 0(, shard 0)? has not moved"
+    named = (
+        r"the process ends: thread engine-finish, head default, replica 0(, shard 0)? has not moved"
+    )
     return {
         "every answer is UNAVAILABLE": set(codes) == {grpc.StatusCode.UNAVAILABLE},
         "the exit status is 4": status == 4,
