@@ -7,8 +7,8 @@ import threading
 import time
 
 import grpc
-import numpy as np
 import logprobd
+import numpy as np
 import pytest
 import scoring_rpc
 from http2_frames import (

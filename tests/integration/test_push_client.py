@@ -52,7 +52,7 @@ PUSHES_MAX = 256
 
 @contextlib.contextmanager
 def open_pushes(server, count: int, version: int):
-    """Holds `count` pushes open, each of which has sent one row of zeros, and yields their calls, which end afterwards."""
+    """Holds `count` pushes open, each of which has sent one row of zeros. Yields their calls, which end afterwards."""
     sent: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(count)]
     row = np.zeros((1, HIDDEN), np.uint16)
     # The pushes take all streams of their connection.
