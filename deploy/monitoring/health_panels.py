@@ -127,7 +127,7 @@ DEVICES = Row(
         ),
         Panel(
             "Insecure listeners",
-            "Listeners that others can use without authentication, because of --insecure. Servers without any have no series.",
+            "Listeners that others can use without authentication, because of --insecure. Others have no series.",
             one(f"logprobd_insecure_listener{{{OURS}}}", "{{instance}} {{flag}}"),
             width=6,
             is_optional=True,
