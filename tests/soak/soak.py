@@ -36,7 +36,7 @@ sys.path[:0] = [str(TESTS / "support" / "python"), str(TESTS / "bench")]
 import bench_records  # noqa: E402
 import slope  # noqa: E402
 from client_mix import MixedLoad  # noqa: E402
-from e2e.logprobctl import WeightsTool, free_port, server_flags  # noqa: E402
+from e2e.logprobctl import WeightsTool, server_flags  # noqa: E402
 from e2e.processes import (  # noqa: E402
     LOG_LINES_SHOWN,
     gpu_memory_mib,
@@ -156,10 +156,9 @@ def run(
     options: Options, seconds: float, title: str, environment: dict[str, str] | None = None
 ) -> Outcome:
     """Runs one server under load for `seconds` or until `options.stop` is set. The first third is warm-up."""
-    admin = f"127.0.0.1:{free_port()}"
     process = ServerProcess(
         options.binaries,
-        *("--model", str(options.model), *server_flags(admin, options.model.parent)),
+        *("--model", str(options.model), *server_flags(options.model.parent)),
         device=options.device,
         environment=ALLOCATOR | (environment or {}),
     )
@@ -180,7 +179,7 @@ def run(
         sampler = stack.enter_context(Sampler(pid, gpu_memory_reader(pid), options.sample_every_s))
         heads = [options.model, options.other_model]
         swapper = stack.enter_context(
-            Swapper(WeightsTool(options.binaries, admin), heads, options.swap_every_s)
+            Swapper(WeightsTool(options.binaries, server.admin), heads, options.swap_every_s)
         )
         begin = time.monotonic()
         kill, read, report = Every(options.kill_every_s), Every(SCRAPE_EVERY_S), Every(SAY_EVERY_S)
