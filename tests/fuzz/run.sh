@@ -30,6 +30,7 @@ options=(-timeout=10 -rss_limit_mb=2048 -max_len=8192 -print_final_stats=1)
 minimise() {
   local target=$1 small
   small=$(mktemp -d)
+  mkdir -p "build/fuzz/corpus/$target"
   "build/fuzz/fuzz/${target}_fuzz" -set_cover_merge=1 -use_counters=0 "${options[@]}" "$small" "tests/fuzz/corpus/$target" \
     "build/fuzz/corpus/$target" >"build/fuzz/logs/$target.merge" 2>&1
   rm -rf "tests/fuzz/corpus/$target"
