@@ -166,7 +166,7 @@ def start_swappable(start_server, model, tmp_path):
     ModelFolder.write(second, vocab=1003, hidden=64, seed=2)
 
     def start(*options: str, **keywords):
-        roots = ("--admin", "127.0.0.1:0", "--weights-root", str(tmp_path))
+        roots = ("--admin", "auto", "--weights-root", str(tmp_path))
         return start_server("--model", str(model.path), *roots, *options, **keywords)
 
     return start, second
