@@ -6,10 +6,12 @@
 Starts a server with a small random head and scores torch tensors through TCP, shared memory and CUDA
 IPC. The tensors come from torch's default allocator and from expandable segments, from streams that
 are still computing, from memory that is freed and allocated again, and from a second GPU if there is
-one. Prints a table and exits with 1 if a line is wrong. Needs torch with CUDA, grpcio and ml_dtypes.
+one. Then pushes a new head from the GPU. Prints a table and exits with 1 if a line is wrong. Needs
+torch with CUDA, grpcio and ml_dtypes.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -35,6 +37,7 @@ def serve(binary: pathlib.Path, folder: pathlib.Path, gpus: str):
     model.mkdir()
     ModelFolder.write(model, vocab=VOCAB, hidden=HIDDEN)
     options = ["--model", str(model), "--local", str(folder / "logprobd.sock"), "--cuda-ipc"]
+    options += ["--admin", f"unix:{folder}/admin.sock"]
     options += ["--gpus", gpus]
     process = ServerProcess(binary.parent, *options, device="cuda")
     process.command[0] = str(binary)
@@ -64,7 +67,7 @@ class Table:
         )
 
 
-def check(address: str) -> list[dict[str, str]]:
+def check(address: str, admin: str) -> list[dict[str, str]]:
     """Runs all cases with the allocator of this process."""
     import torch
     from logprobd import Client
@@ -118,7 +121,31 @@ def check(address: str) -> list[dict[str, str]]:
             # Rows of a GPU that the server's GPU cannot reach go through the host; both are correct.
             okay = got if got in (expected, "shm") else expected
             table.add("a second GPU", got, okay, same(result, hidden), client.transport_reason)
+    pushed(address, admin, table)
     return table.lines
+
+
+def pushed(address: str, admin: str, table: Table) -> None:
+    """Pushes a random head in two ranges of rows, and compares its sha256 and its scores."""
+    import torch
+    from logprobd import Client, WeightsClient
+
+    weight = (torch.randn(VOCAB, HIDDEN, device="cuda") / HIDDEN**0.5).bfloat16()
+    hidden = torch.randn(16, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    targets = torch.randint(0, VOCAB, (16,))
+    digest = hashlib.sha256(weight.cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
+    with WeightsClient(admin, scoring_address=address) as weights:
+        version = weights.list()[0].highest_version + 1
+        weights.push(weight[:9_000], version=version, vocab_rows=VOCAB)
+        weights.push(weight[9_000:], version=version, row_begin=9_000, vocab_rows=VOCAB)
+        staged = weights.list()[0].staged
+        table.add("a pushed head's sha256", "", "", staged is not None and staged.sha256 == digest)
+        weights.commit(version=version)
+    result = Client(address).score(hidden, targets)
+    logits = hidden.double() @ weight.double().T
+    exact = torch.log_softmax(logits, -1)[torch.arange(16), targets.cuda()]
+    error = (result.logprob.double().cuda() - exact).abs().max().item()
+    table.add("a pushed head's scores", "", "", error < 1e-3, f"errors up to {error:.1e} nats")
 
 
 def streams(client, tcp, table: Table, expected: str) -> None:
@@ -194,10 +221,10 @@ def main() -> int:
     parser.add_argument("server", type=pathlib.Path, help="the built logprobd")
     parser.add_argument("--gpus", default="0", help="GPUs of the server (default: 0)")
     parser.add_argument("--output", type=pathlib.Path, help="also write the lines as JSON")
-    parser.add_argument("--check", metavar="ADDRESS", help=argparse.SUPPRESS)
+    parser.add_argument("--check", nargs=2, metavar=("ADDRESS", "ADMIN"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.check:
-        print(json.dumps({"lines": check(options.check), "speed": speed(options.check)}))
+        print(json.dumps({"lines": check(*options.check), "speed": speed(options.check[0])}))
         return 0
 
     lines, rates = [], {}
@@ -207,7 +234,8 @@ def main() -> int:
             for configuration in ("", EXPANDABLE):
                 environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": configuration}
                 # Each allocator needs its own process, since torch chooses it when CUDA starts.
-                command = [sys.executable, __file__, str(options.server), "--check", server.grpc]
+                command = [sys.executable, __file__, str(options.server), "--check"]
+                command += [server.grpc, server.admin]
                 done = subprocess.run(
                     command, env=environment, stdout=subprocess.PIPE, text=True, timeout=600
                 )
