@@ -1,5 +1,7 @@
 #include "server/app/options/toml_file.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +13,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/text.h"
 
@@ -19,6 +22,57 @@ namespace {
 
 /// Larger files are rejected without being read, because they are not configuration files.
 constexpr std::uintmax_t kFileBytesMax = 1 << 20;
+
+/// Maximum depth of arrays and tables in each other; toml11 takes some of the stack for each level.
+constexpr int kNestingMax = 32;
+
+/// Returns the position after the string or comment that begins at `begin`, or `begin` itself if
+/// none does.
+size_t SkipText(absl::string_view text, size_t begin) {
+  if (text[begin] == '#') {
+    return std::min(text.find('\n', begin), text.size());
+  }
+  const char quote = text[begin];
+  if (quote != '"' && quote != '\'') {
+    return begin;
+  }
+  const std::string triple(3, quote);
+  const bool is_long = absl::StartsWith(text.substr(begin), triple);
+  size_t i = begin + (is_long ? triple.size() : 1);
+  while (i < text.size()) {
+    if (quote == '"' && text[i] == '\\') {
+      i += 2;
+    } else if (is_long && absl::StartsWith(text.substr(i), triple)) {
+      // Up to two further quotes belong to the string.
+      return std::min({text.find_first_not_of(quote, i), i + triple.size() + 2, text.size()});
+    } else if (!is_long && (text[i] == quote || text[i] == '\n')) {
+      return i + 1;
+    } else {
+      ++i;
+    }
+  }
+  return text.size();
+}
+
+bool IsNestedTooDeeply(absl::string_view text) {
+  int depth = 0;
+  for (size_t i = 0; i < text.size();) {
+    const size_t after = SkipText(text, i);
+    if (after > i) {
+      i = after;
+      continue;
+    }
+    const char c = text[i++];
+    if (c == '[' || c == '{') {
+      if (++depth > kNestingMax) {
+        return true;
+      }
+    } else if ((c == ']' || c == '}') && depth > 0) {
+      --depth;
+    }
+  }
+  return false;
+}
 
 bool IsForbiddenControl(unsigned char c) {
   return absl::ascii_iscntrl(c) && c != '\t' && c != '\n' && c != '\r';
@@ -62,6 +116,10 @@ absl::StatusOr<toml::value> ParseTomlFile(absl::string_view what, const std::str
   if (!IsUtf8(text) || absl::c_any_of(text, IsForbiddenControl)) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, " ", path, " contains a control character or is not UTF-8"));
+  }
+  if (IsNestedTooDeeply(text)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, " ", path, " has arrays or tables more than ", kNestingMax, " deep in each other"));
   }
   try {
     std::istringstream stream(std::move(text));

@@ -68,6 +68,30 @@ TEST_F(TokenFileTest, RefusesTextThatIsNotUtf8) {
   ExpectRefused("a = '''x\x01'''\n", "contains a control character");
 }
 
+// Regression: toml11 used up the stack, and SIGHUP ended the server.
+TEST_F(TokenFileTest, RefusesArraysThatAreNestedDeeply) {
+  constexpr char kRefusal[] = "more than 32 deep";
+  ExpectRefused("a = " + std::string(100'000, '[') + "\n", kRefusal);
+  // Brackets in strings and comments close nothing.
+  for (const char* const text : {"[ ']', ", "[ \"]\\\"]\", ", "[ '''\n]''''', ", "[ # ]\n"}) {
+    std::string nested = "a = ";
+    for (int i = 0; i < 33; ++i) {
+      nested += text;
+    }
+    ExpectRefused(nested, kRefusal);
+  }
+}
+
+TEST_F(TokenFileTest, AcceptsManyTablesAndBracketsInText) {
+  std::string text = "# [[[[\n";
+  text += kToken;
+  for (int i = 0; i < 40; ++i) {
+    text += "# '[\n";
+  }
+  const auto tokens = Read(text + "\n");
+  EXPECT_TRUE(tokens.ok()) << tokens.status();
+}
+
 TEST_F(TokenFileTest, OptionalKeysHaveDefaults) {
   const auto tokens = Read(kToken);
 
