@@ -29,12 +29,15 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-/// Returns whether `fd` is the file that has the name `path` now.
-bool IsNamed(int fd, const std::string& path) {
-  struct stat open = {};
-  struct stat named = {};
-  return fstat(fd, &open) == 0 && lstat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
-         open.st_ino == named.st_ino;
+/// Returns the id of the file at `path`, or that of no file.
+FileId IdOf(const std::string& path) {
+  struct stat info = {};
+  return lstat(path.c_str(), &info) == 0 ? FileId{info.st_dev, info.st_ino} : FileId();
+}
+
+FileId IdOf(const FileDescriptor& file) {
+  struct stat info = {};
+  return fstat(file.get(), &info) == 0 ? FileId{info.st_dev, info.st_ino} : FileId();
 }
 
 }  // namespace
@@ -88,16 +91,11 @@ absl::StatusOr<std::unique_ptr<SocketPathLock>> SocketPathLock::Take(absl::strin
               : absl::StrCat(flag, ": cannot lock ", file, ": ", std::strerror(errno)));
     }
     // A server that has just ended may have removed the file between open and flock.
-    if (IsNamed(lock.get(), file)) {
+    if (IdOf(lock) == IdOf(file)) {
       return std::unique_ptr<SocketPathLock>(new SocketPathLock(file, std::move(lock)));
     }
   }
   return absl::UnavailableError(absl::StrCat(flag, ": ", file, " is replaced again and again"));
-}
-
-UnixListener::FileId UnixListener::IdOf(const std::string& path) {
-  struct stat info = {};
-  return lstat(path.c_str(), &info) == 0 ? FileId{info.st_dev, info.st_ino} : FileId();
 }
 
 UnixListener::UnixListener(std::string path, FileDescriptor socket)

@@ -22,6 +22,15 @@ namespace logprobd {
 absl::Status CheckSocketPath(absl::string_view flag, const std::string& path,
                              int type = SOCK_STREAM);
 
+/// Identifies a file, so that it is not confused with a later one of the same path.
+struct FileId {
+  dev_t device = 0;
+  ino_t inode = 0;
+  bool operator==(const FileId& other) const {
+    return device == other.device && inode == other.inode;
+  }
+};
+
 /// The right to create Unix sockets at a path, which only one process has at a time. Without it,
 /// two servers that start at the same time would both find a leftover socket, and the second one
 /// would remove the socket of the first.
@@ -57,21 +66,11 @@ class UnixListener {
   int fd() const { return socket_.get(); }
 
  private:
-  /// Identifies a file, so that it is not confused with a later one of the same path.
-  struct FileId {
-    dev_t device = 0;
-    ino_t inode = 0;
-    bool operator==(const FileId& other) const {
-      return device == other.device && inode == other.inode;
-    }
-  };
-  static FileId IdOf(const std::string& path);
-
   UnixListener(std::string path, FileDescriptor socket);
 
   const std::string path_;
   const FileDescriptor socket_;
-  const FileId file_;
+  const FileId file_;  ///< Of the socket's file, which may be replaced by another of the same path.
 };
 
 /// The process at the other end of a connected Unix socket.

@@ -160,7 +160,7 @@ LOGPROBD_TLS_CERT, LOGPROBD_TLS_KEY, LOGPROBD_TLS_SERVER_NAME and LOGPROBD_TOKEN
 """
 
 
-# What the gateway presents to the logprobd server, see connect.
+# The gateway presents these to the logprobd server; see connect.
 _CREDENTIALS = {
     "--tls-ca": ("FILE", "PEM file with the CAs that may have issued the server's certificate"),
     "--tls-cert": ("FILE", "PEM file with a certificate for servers with --tls-client-ca"),

@@ -112,9 +112,8 @@ std::vector<Flag> MakeFlags() {
        "Read rows directly from the GPU memory of clients on the same host."},
       {"admin", "Listeners", Kind::kAddress, &O::admin, "ADDRESS",
        "Address of the gRPC service that loads and commits new weights: auto takes a Unix socket "
-       "in "
-       "a private folder, unix:PATH another one, each for this user and root only; HOST:PORT needs "
-       "TLS with client certificates or tokens, also on loopback; none turns it off."},
+       "in a private folder, unix:PATH another one, each for this user and root only; HOST:PORT "
+       "needs TLS with client certificates or tokens, also on loopback; none turns it off."},
       {"tls-cert", "Listeners", Kind::kText, &O::tls_cert, "FILE",
        "PEM file with the server's certificate and its chain, for TLS on --listen and --admin. It "
        "is read again when it changes and at SIGHUP. If it is empty, there is no TLS."},
