@@ -93,9 +93,12 @@ struct ScoreRequest {
   std::optional<CudaIpcSlice> cuda_ipc;
 
   // The transport sets the fields below; the client's message does not have them.
-  /// Whose request it is, for fairness: the token's tenant, or without tokens the id from the
-  /// metadata, otherwise the peer's address.
+  /// Whose request it is, for admission, fairness and limits: the tenant of the caller's token or
+  /// certificate. On a server without tokens, it is the id from the metadata or the peer's address.
   std::string client_id;
+  /// Divides only the turns of `client_id`: for a tenant, the id from the metadata or the peer's
+  /// address. Empty on a server without tokens. All requests of a client have one, or none has.
+  std::string sub_client_id;
   double client_share = 0;  ///< Share of the queue that the client may hold; 0 means the default.
   absl::Time deadline = absl::InfiniteFuture();  ///< Time of the server's Clock.
   absl::Time received;                           ///< Time of the server's Clock.

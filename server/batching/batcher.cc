@@ -280,8 +280,7 @@ absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
   }
   // This is a lower bound of the wait: this client's earlier rows must leave the queue first, at
   // the best measured rate.
-  const int64_t rows = pending.rows_to_score +
-                       queue_.ClientRows(request.client_id, request.priority(), pending.is_small());
+  const int64_t rows = pending.rows_to_score + queue_.RowsBefore(pending);
   const std::optional<absl::Duration> wait = rate_.LeastTimeFor(static_cast<double>(rows), now);
   if (wait.has_value() && now + *wait > request.deadline) {
     return absl::DeadlineExceededError(absl::StrCat(

@@ -27,6 +27,7 @@ struct RowQueue::Cutting {
   bool has_row = false;
   std::optional<Dtype> dtype = std::nullopt;
   std::vector<BatchPart> parts = {};
+  std::vector<Turns*> with_blocked = {};  ///< The turns that have blocked flows.
 
   bool Fits(const PendingRequest& pending) const {
     return !dtype.has_value() || *dtype == pending.request.dtype();
@@ -51,17 +52,32 @@ struct RowQueue::Cutting {
   }
 };
 
+std::list<RowQueue::Flow>::iterator RowQueue::Turns::Find(const std::string& id) {
+  const auto found = by_id.find(id);
+  return found == by_id.end() ? flows.end() : found->second;
+}
+
+RowQueue::Flow& RowQueue::Turns::FindOrAdd(const std::string& id) {
+  const auto [found, is_new] = by_id.try_emplace(id, flows.end());
+  if (is_new) {
+    found->second = flows.insert(flows.end(), Flow());
+    found->second->id = id;
+  }
+  return *found->second;
+}
+
+void RowQueue::Turns::Erase(std::list<Flow>::iterator flow) {
+  by_id.erase(flow->id);
+  flows.erase(flow);
+}
+
 void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
   PendingRequest& request = *pending;
   LOGPROBD_CHECK(!request.is_queued && request.next_row < request.request.rows);
-  Level& level = levels_[Index(request.request.priority())];
-  const auto [found, is_new] =
-      level.by_client.try_emplace(request.request.client_id, level.flows.end());
-  if (is_new) {
-    found->second = level.flows.insert(level.flows.end(), Flow());
-    found->second->client_id = request.request.client_id;
-  }
-  Flow& flow = *found->second;
+  const std::string& sub_client_id = request.request.sub_client_id;
+  Flow& client = levels_[Index(request.request.priority())].clients.FindOrAdd(
+      request.request.client_id);
+  Flow& flow = sub_client_id.empty() ? client : client.sub_clients.FindOrAdd(sub_client_id);
   Requests& requests = request.is_small() ? flow.small : flow.bulk;
   request.is_queued = true;
   small_requests_ += request.is_small() ? 1 : 0;
@@ -72,15 +88,26 @@ void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
 
 void RowQueue::Remove(PendingRequest& pending) {
   LOGPROBD_CHECK(pending.is_queued);
-  Level& level = levels_[Index(pending.request.priority())];
-  const auto found = level.by_client.find(pending.request.client_id);
-  LOGPROBD_CHECK(found != level.by_client.end());
-  Flow& flow = *found->second;
-  CountRows(flow, pending, -pending.waiting_rows);
-  Unlink(pending.is_small() ? flow.small : flow.bulk, pending);
-  if (flow.small.empty() && flow.bulk.empty()) {
-    level.flows.erase(found->second);
-    level.by_client.erase(found);
+  Turns& clients = levels_[Index(pending.request.priority())].clients;
+  const auto client = clients.Find(pending.request.client_id);
+  LOGPROBD_CHECK(client != clients.flows.end());
+  const auto remove_from = [&](Flow& flow) {
+    CountRows(flow, pending, -pending.waiting_rows);
+    Unlink(pending.is_small() ? flow.small : flow.bulk, pending);
+  };
+  if (pending.request.sub_client_id.empty()) {
+    remove_from(*client);
+  } else {
+    Turns& sub_clients = client->sub_clients;
+    const auto sub_client = sub_clients.Find(pending.request.sub_client_id);
+    LOGPROBD_CHECK(sub_client != sub_clients.flows.end());
+    remove_from(*sub_client);
+    if (sub_client->empty()) {
+      sub_clients.Erase(sub_client);
+    }
+  }
+  if (client->empty()) {
+    clients.Erase(client);
   }
 }
 
@@ -108,6 +135,9 @@ std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
   for (Level& level : levels_) {
     TakeFromLevel(level, cutting.rows_left, cutting);  // Uses reserved rows that nobody took.
   }
+  for (Turns* const turns : cutting.with_blocked) {
+    turns->flows.splice(turns->flows.begin(), turns->blocked);
+  }
   int64_t batch_row = 0;
   for (BatchPart& part : cutting.parts) {
     part.batch_row = batch_row;
@@ -117,55 +147,70 @@ std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
   return std::move(cutting.parts);
 }
 
-int64_t RowQueue::ClientRows(const std::string& client_id, Priority priority, bool is_small) const {
-  const Level& level = levels_[Index(priority)];
-  const auto found = level.by_client.find(client_id);
-  if (found == level.by_client.end()) {
+int64_t RowQueue::RowsBefore(const PendingRequest& pending) const {
+  const Turns* turns = &levels_[Index(pending.request.priority())].clients;
+  const std::string& sub_client_id = pending.request.sub_client_id;
+  auto found = turns->by_id.find(pending.request.client_id);
+  if (found != turns->by_id.end() && !sub_client_id.empty()) {
+    turns = &found->second->sub_clients;
+    found = turns->by_id.find(sub_client_id);
+  }
+  if (found == turns->by_id.end()) {
     return 0;
   }
-  return is_small ? found->second->small_rows : found->second->bulk_rows;
+  return pending.is_small() ? found->second->small_rows : found->second->bulk_rows;
 }
 
 void RowQueue::EarnCredit(int64_t batch_rows, int64_t rows_max) {
-  bool higher_waits = !levels_[0].flows.empty();
+  bool higher_waits = !levels_[0].clients.flows.empty();
   for (size_t i = 1; i < levels_.size(); ++i) {
     Level& level = levels_[i];
     const double earned = static_cast<double>(batch_rows) * kLowerPriorityShare;
-    if (level.flows.empty()) {
+    if (level.clients.flows.empty()) {
       level.credit = 0;
     } else if (higher_waits) {
       level.credit = std::min(level.credit + earned, static_cast<double>(rows_max));
     }
-    higher_waits = higher_waits || !level.flows.empty();
+    higher_waits = higher_waits || !level.clients.flows.empty();
   }
 }
 
 void RowQueue::TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting) {
-  std::list<Flow> blocked;  // Cannot add rows to this batch, and are first in the next one.
+  const int64_t taken = TakeInTurns(level.clients, rows_max, cutting);
+  level.credit = std::max(level.credit - static_cast<double>(taken), 0.0);
+}
+
+int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) {
+  int64_t taken = 0;
   rows_max = std::min(rows_max, cutting.rows_left);
-  while (rows_max > 0 && !level.flows.empty()) {
-    const auto flow = level.flows.begin();
+  while (rows_max > 0 && !turns.flows.empty()) {
+    const auto flow = turns.flows.begin();
     if (flow->deficit <= 0) {
       flow->deficit = cutting.turn_rows;
     }
-    const int64_t taken = TakeFromFlow(*flow, std::min(flow->deficit, rows_max), cutting);
+    const int64_t flow_taken = TakeFromFlow(*flow, std::min(flow->deficit, rows_max), cutting);
+    taken += flow_taken;
     // The first row determines the dtype, and with it the budget.
-    rows_max = std::min(rows_max - taken, cutting.rows_left);
-    flow->deficit -= taken;
-    level.credit = std::max(level.credit - static_cast<double>(taken), 0.0);
-    if (flow->small.empty() && flow->bulk.empty()) {
-      level.by_client.erase(flow->client_id);
-      level.flows.erase(flow);
+    rows_max = std::min(rows_max - flow_taken, cutting.rows_left);
+    flow->deficit -= flow_taken;
+    if (flow->empty()) {
+      turns.Erase(flow);
     } else if (flow->deficit == 0) {
-      level.flows.splice(level.flows.end(), level.flows, flow);
+      turns.flows.splice(turns.flows.end(), turns.flows, flow);
     } else if (rows_max > 0) {
-      blocked.splice(blocked.end(), level.flows, flow);
+      if (turns.blocked.empty()) {
+        cutting.with_blocked.push_back(&turns);
+      }
+      turns.blocked.splice(turns.blocked.end(), turns.flows, flow);
     }
   }
-  level.flows.splice(level.flows.begin(), blocked);
+  return taken;
 }
 
 int64_t RowQueue::TakeFromFlow(Flow& flow, int64_t rows_max, Cutting& cutting) {
+  if (!flow.sub_clients.by_id.empty()) {
+    return TakeInTurns(flow.sub_clients, rows_max, cutting);
+  }
   // Small requests get half of a turn when large ones wait too; each kind gets what the other
   // leaves.
   const int64_t small_share = flow.bulk.empty() ? rows_max : (rows_max + 1) / 2;

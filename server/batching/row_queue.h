@@ -36,11 +36,12 @@ struct BatchBudget {
 /// The waiting rows, in the order in which batches take them. Not thread-safe.
 ///
 /// Within a priority, clients take turns of a few rows (deficit round robin); a turn that the end
-/// of a batch interrupts continues in the next one. Within a client, small and large ("bulk")
-/// requests share its turns; each kind is served first in, first out. A lower priority that waits
-/// behind a higher one earns 1/16 of each batch; once it has earned a whole batch, it starts the
-/// next one. A batch has one dtype, that of its first row; a client whose next request has another
-/// dtype keeps its turn for the next batch.
+/// of a batch interrupts continues in the next one. If a client has sub-clients, they take turns in
+/// the same way within the client's turns, so that their number changes nothing for other clients.
+/// Within a client or sub-client, small and large ("bulk") requests share its turns; each kind is
+/// served first in, first out. A lower priority that waits behind a higher one earns 1/16 of each
+/// batch; once it has earned a whole batch, it starts the next one. A batch has one dtype, that of
+/// its first row; a client whose next request has another dtype keeps its turn for the next batch.
 class RowQueue {
  public:
   RowQueue() = default;
@@ -62,9 +63,10 @@ class RowQueue {
   int64_t rows() const { return rows_; }
   /// Returns the number of waiting rows of requests that are not small.
   int64_t bulk_rows() const { return bulk_rows_; }
-  /// Returns the number of waiting rows of a client at a priority, counting only its small or only
-  /// its bulk requests.
-  int64_t ClientRows(const std::string& client_id, Priority priority, bool is_small) const;
+  /// Returns the number of waiting rows that leave the queue before those of `pending` if it is
+  /// pushed now, at least: the rows of its client, or of its sub-client if it has one, at its
+  /// priority, in small or in bulk requests like it.
+  int64_t RowsBefore(const PendingRequest& pending) const;
   /// Returns whether a small request waits.
   bool has_small() const { return small_requests_ > 0; }
   /// Returns the time at which the longest-waiting request was submitted. The queue must not be
@@ -76,20 +78,40 @@ class RowQueue {
  private:
   using Requests = std::list<std::shared_ptr<PendingRequest>>;
 
-  /// The requests of one client at one priority.
+  struct Flow;
+
+  /// Flows that take turns.
+  struct Turns {
+    /// Returns the flow with this id, or flows.end().
+    std::list<Flow>::iterator Find(const std::string& id);
+    /// Returns the flow with this id, which is added at the end if there is none.
+    Flow& FindOrAdd(const std::string& id);
+    void Erase(std::list<Flow>::iterator flow);
+
+    std::list<Flow> flows;  ///< In the order of their turns; no flow is empty.
+    /// Flows that cannot add rows to the batch that is being cut. They are first in the next one.
+    std::list<Flow> blocked;
+    absl::flat_hash_map<std::string, std::list<Flow>::iterator> by_id;
+  };
+
+  /// What one client has queued at one priority: its requests, or the flows of its sub-clients.
+  /// A sub-client has a flow only while it has requests, so that ids that clients make up cost no
+  /// memory beyond that of their requests.
   struct Flow {
-    std::string client_id;
+    bool empty() const { return small.empty() && bulk.empty() && sub_clients.by_id.empty(); }
+
+    std::string id;
+    Turns sub_clients;
     Requests small;
     Requests bulk;
     int64_t small_rows = 0;
     int64_t bulk_rows = 0;
-    int64_t deficit = 0;  ///< Rows left in the client's current turn.
+    int64_t deficit = 0;  ///< Rows left in the current turn.
   };
 
   /// The requests of one priority.
   struct Level {
-    std::list<Flow> flows;  ///< In the order of their turns; no flow is empty.
-    absl::flat_hash_map<std::string, std::list<Flow>::iterator> by_client;
+    Turns clients;
     double credit = 0;  ///< Rows earned by waiting behind higher priorities.
   };
 
@@ -99,6 +121,7 @@ class RowQueue {
 
   void EarnCredit(int64_t batch_rows, int64_t rows_max);
   void TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting);
+  int64_t TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting);
   int64_t TakeFromFlow(Flow& flow, int64_t rows_max, Cutting& cutting);
   int64_t TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_max, Cutting& cutting);
   void CountRows(Flow& flow, const PendingRequest& pending, int64_t rows);

@@ -116,6 +116,7 @@ ScoreRequest MakeRequest(const RequestSpec& spec) {
   request.hidden.is_pinned = spec.is_pinned;
   request.hidden.gpu = spec.gpu;
   request.client_id = spec.client_id;
+  request.sub_client_id = spec.sub_client_id;
   request.deadline = spec.deadline;
   return request;
 }

@@ -18,6 +18,7 @@ struct RequestSpec {
   Dtype dtype = Dtype::kBf16;
   uint32_t seed = 1;
   std::string client_id = "client";
+  std::string sub_client_id = {};
   Priority priority = Priority::kNormal;
   absl::Time deadline = absl::InfiniteFuture();
   OutputSet outputs = {};  ///< Empty means the default, logprob and entropy.

@@ -21,7 +21,7 @@ ScoreRequest RequestOf(const std::shared_ptr<VerifyProbe>& probe, const HeadInfo
                        absl::Time now) {
   ScoreRequest request;
   request.request_id = "verify";
-  request.client_id = "verify";
+  request.client_id = "(verify)";  // no caller can have this id
   request.head = head.name;
   request.weights_version = head.weights_version;  // the truth is computed from the same weights
   request.dtype_number = static_cast<int32_t>(probe->dtype);

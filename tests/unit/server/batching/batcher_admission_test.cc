@@ -114,6 +114,18 @@ TEST_F(BatcherAdmissionTest, KeepsAClientWithinItsShareWithoutHurtingOthers) {
   EXPECT_TRUE(other.ok()) << other;
 }
 
+TEST_F(BatcherAdmissionTest, TheSubClientsOfAClientHaveItsShareTogether) {
+  MakeBatcher({.queue_rows_max = 20, .client_share_max = 0.5});
+  OccupyBothSlots();
+  Submit({.rows = 5, .client_id = "team", .sub_client_id = "x"});
+  Submit({.rows = 5, .client_id = "team", .sub_client_id = "y"});
+
+  const absl::Status third = Refusal({.rows = 1, .client_id = "team", .sub_client_id = "z"});
+
+  EXPECT_EQ(third.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(third.message(), HasSubstr("this client's queue rows: 10 are waiting"));
+}
+
 TEST_F(BatcherAdmissionTest, RefusesARequestThatCanNeverBeAdmitted) {
   MakeBatcher({.queue_rows_max = 20, .queue_bytes_max = 300, .client_share_max = 0.5});
 

@@ -27,6 +27,9 @@ RequestSpec RandomSpec(std::mt19937& random, int thread, uint32_t seed) {
   const auto below = [&](uint32_t limit) { return static_cast<int32_t>(random() % limit); };
   RequestSpec spec{.rows = below(8) == 0 ? below(600) : below(20), .seed = seed};
   spec.client_id = std::to_string(below(2) == 0 ? 0 : thread);
+  if (spec.client_id == "0") {
+    spec.sub_client_id = std::to_string(below(5));
+  }
   spec.priority = static_cast<Priority>(below(3));
   spec.dtype = below(4) == 0 ? Dtype::kF32 : Dtype::kBf16;
   spec.top_k = below(3);

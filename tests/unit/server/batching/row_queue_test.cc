@@ -1,14 +1,20 @@
 #include "server/batching/row_queue.h"
 
+#include <algorithm>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/test_requests.h"
 
 namespace logprobd::testing {
 namespace {
+
+using ::testing::ElementsAre;
 
 class RowQueueTest : public ::testing::Test {
  protected:
@@ -22,6 +28,13 @@ class RowQueueTest : public ::testing::Test {
 
   static BatchBudget Budget(int64_t rows) {
     return {.rows_max = rows, .rows_max_f32 = rows, .bulk_rows_max = rows};
+  }
+
+  /// Returns the rows of a batch by the client of their requests.
+  static std::map<std::string, int64_t> RowsByClient(const std::vector<BatchPart>& parts) {
+    std::map<std::string, int64_t> rows;
+    for (const BatchPart& part : parts) rows[part.pending->request.client_id] += part.num_rows;
+    return rows;
   }
 
   RowQueue queue_;
@@ -129,7 +142,7 @@ TEST_F(RowQueueTest, RemovesARequestThatWasPartlyCut) {
   queue_.Remove(*pending);
 
   EXPECT_EQ(queue_.rows(), 1);
-  EXPECT_EQ(queue_.ClientRows("client", Priority::kNormal, false), 0);
+  EXPECT_EQ(queue_.RowsBefore(*pending), 0);
   EXPECT_EQ(queue_.Oldest(), other.get());
   queue_.Remove(*other);
   EXPECT_TRUE(queue_.empty());
@@ -197,6 +210,107 @@ TEST_F(RowQueueTest, FillsABatchWithOtherRequestsWhenCandidatesDoNotFit) {
   EXPECT_EQ(parts[0].num_rows, 1);
   EXPECT_EQ(parts[1].num_rows, 3);
   EXPECT_EQ(queue_.rows(), 1);
+}
+
+TEST_F(RowQueueTest, SubClientsTakeTurnsWithinTheTurnsOfTheirClient) {
+  const auto x = Push({.rows = 1'000, .client_id = "team", .sub_client_id = "x"});
+  const auto y = Push({.rows = 1'000, .client_id = "team", .sub_client_id = "y"});
+  const auto other = Push({.rows = 1'000, .client_id = "other"});
+
+  std::vector<PendingRequest*> order;
+  for (int i = 0; i < 8; ++i) {
+    BatchBudget budget = Budget(64);  // turns of 4 rows
+    budget.taken_rows_max = 4;
+    const std::vector<BatchPart> parts = queue_.Cut(budget);
+    ASSERT_EQ(parts.size(), 1U);
+    ASSERT_EQ(parts[0].num_rows, 4);
+    order.push_back(parts[0].pending.get());
+  }
+
+  EXPECT_THAT(order, ElementsAre(x.get(), other.get(), y.get(), other.get(), x.get(), other.get(),
+                                 y.get(), other.get()));
+}
+
+TEST_F(RowQueueTest, ATurnThatEndsWithinASubClientsTurnContinuesThere) {
+  Push({.rows = 6, .client_id = "team", .sub_client_id = "x"});
+  const auto y = Push({.rows = 9, .client_id = "team", .sub_client_id = "y"});
+  const auto z = Push({.rows = 9, .client_id = "team", .sub_client_id = "z"});
+  BatchBudget budget = Budget(64);  // turns of 4 rows
+  budget.taken_rows_max = 8;
+
+  queue_.Cut(budget);  // x: 4, y: 4
+  budget.taken_rows_max = 7;
+  const std::vector<BatchPart> second = queue_.Cut(budget);  // z: 4, x: 2, y: 1
+  budget.taken_rows_max = 6;
+  const std::vector<BatchPart> third = queue_.Cut(budget);  // y: 3, z: 3
+
+  ASSERT_EQ(second.size(), 3U);
+  EXPECT_EQ(second[0].pending, z);
+  EXPECT_EQ(second[1].num_rows, 2);
+  EXPECT_EQ(second[2].num_rows, 1);
+  ASSERT_EQ(third.size(), 2U);
+  EXPECT_EQ(third[0].pending, y);
+  EXPECT_EQ(third[0].num_rows, 3);
+  EXPECT_EQ(third[1].num_rows, 3);
+}
+
+TEST_F(RowQueueTest, AThousandSubClientsGetNoMoreThanOne) {
+  for (int i = 0; i < 1'000; ++i) {
+    Push({.rows = 2, .client_id = "many", .sub_client_id = std::to_string(i)});
+  }
+  Push({.rows = 2'000, .client_id = "one", .sub_client_id = "x"});
+
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_THAT(RowsByClient(queue_.Cut(Budget(64))),
+                ElementsAre(std::pair("many", 32), std::pair("one", 32)));
+  }
+}
+
+TEST_F(RowQueueTest, SubClientsWhoseRowsDoNotFitAreFirstInTheNextBatch) {
+  Push({.rows = 2, .dtype = Dtype::kBf16, .client_id = "team", .sub_client_id = "x"});
+  const auto y = Push({.rows = 2, .dtype = Dtype::kF32, .client_id = "team", .sub_client_id = "y"});
+  const auto z = Push({.rows = 8, .client_id = "team", .sub_client_id = "z"});
+  const auto w = Push({.rows = 2, .dtype = Dtype::kF32, .client_id = "team", .sub_client_id = "w"});
+
+  const std::vector<BatchPart> first = queue_.Cut(Budget(8));
+  const std::vector<BatchPart> second = queue_.Cut(Budget(8));
+
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(first[1].pending, z);
+  EXPECT_EQ(first[1].num_rows, 6);
+  ASSERT_EQ(second.size(), 2U);
+  EXPECT_EQ(second[0].pending, y);
+  EXPECT_EQ(second[1].pending, w);
+  EXPECT_EQ(queue_.rows(), 2);
+}
+
+TEST_F(RowQueueTest, ASmallRequestPassesTheLargeOnesOfOtherSubClients) {
+  for (int i = 0; i < 100; ++i) {
+    Push({.rows = 1'000, .client_id = "team", .sub_client_id = std::to_string(i)});
+  }
+  const auto small = Push({.rows = 5, .client_id = "team", .sub_client_id = "small"});
+
+  queue_.Cut({.rows_max = 256, .rows_max_f32 = 256, .bulk_rows_max = 64});
+
+  EXPECT_FALSE(small->is_queued);
+  EXPECT_FALSE(queue_.has_small());
+}
+
+TEST_F(RowQueueTest, RemovesTheRequestsOfSubClients) {
+  const auto first = Push({.rows = 3, .client_id = "team", .sub_client_id = "x"});
+  const auto second = Push({.rows = 4, .client_id = "team", .sub_client_id = "x"});
+  const auto other = Push({.rows = 5, .client_id = "team", .sub_client_id = "y"});
+  EXPECT_EQ(queue_.RowsBefore(*first), 7);
+  EXPECT_EQ(queue_.RowsBefore(*other), 5);
+
+  queue_.Remove(*first);
+  queue_.Remove(*second);
+  EXPECT_EQ(queue_.RowsBefore(*first), 0);
+  EXPECT_EQ(queue_.RowsBefore(*other), 5);
+  queue_.Remove(*other);
+
+  EXPECT_TRUE(queue_.empty());
+  EXPECT_TRUE(queue_.Cut(Budget(8)).empty());
 }
 
 }  // namespace
