@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,9 +20,10 @@
 namespace logprobd::client {
 namespace {
 
-struct TokenOptions {
+/// The options of an entry of the server's file of tokens.
+struct EntryOptions {
   CommonOptions common;
-  std::string id;
+  std::string id;  ///< Id of the token, or name of the certificate.
   std::string tenant;
   std::vector<std::string> scopes = {"score"};
   double days = 0;
@@ -40,14 +42,16 @@ absl::StatusOr<std::string> NewToken() {
   return text;
 }
 
-/// Returns the entry of the server's file of tokens.
-absl::StatusOr<std::string> EntryOf(const std::string& token, const TokenOptions& options) {
+absl::StatusOr<std::string> DigestOf(const std::string& token) {
   Sha256 sha256;
   sha256.Add({reinterpret_cast<const std::byte*>(token.data()), token.size()});
-  LOGPROBD_ASSIGN_OR_RETURN(const std::string digest, sha256.Hex());
+  return sha256.Hex();
+}
+
+/// Returns the lines that entries of both kinds have.
+std::string CommonLines(const EntryOptions& options) {
   std::string entry =
-      absl::StrCat("[[token]]\nid = \"", options.id, "\"\nsha256 = \"", digest, "\"\nscopes = [\"",
-                   absl::StrJoin(options.scopes, "\", \""), "\"]\n");
+      absl::StrCat("scopes = [\"", absl::StrJoin(options.scopes, "\", \""), "\"]\n");
   if (!options.tenant.empty()) {
     absl::StrAppend(&entry, "tenant = \"", options.tenant, "\"\n");
   }
@@ -67,71 +71,100 @@ absl::StatusOr<std::string> EntryOf(const std::string& token, const TokenOptions
   return entry;
 }
 
-int RunNew(const TokenOptions& options, const CommandStreams& streams) {
+int RunNew(const EntryOptions& options, const CommandStreams& streams) {
   const absl::StatusOr<std::string> token = NewToken();
   if (!token.ok()) return ReportError(streams, options.common, token.status());
-  const absl::StatusOr<std::string> entry = EntryOf(*token, options);
-  if (!entry.ok()) return ReportError(streams, options.common, entry.status());
+  const absl::StatusOr<std::string> digest = DigestOf(*token);
+  if (!digest.ok()) return ReportError(streams, options.common, digest.status());
+  const std::string entry = absl::StrCat("[[token]]\nid = \"", options.id, "\"\nsha256 = \"",
+                                         *digest, "\"\n", CommonLines(options));
   if (options.common.json) {
-    const nlohmann::ordered_json report = {{"token", *token}, {"entry", *entry}};
+    const nlohmann::ordered_json report = {{"token", *token}, {"entry", entry}};
     streams.out << report.dump(2) << '\n';
     return kExitOk;
   }
-  streams.out << *entry;
+  streams.out << entry;
   streams.err << "token " << *token
               << "\nGive the token to the caller, since it is not stored; append the entry to the "
                  "server's --tokens file and send the server SIGHUP.\n";
   return kExitOk;
 }
 
-std::string CheckName(const std::string& name) {
-  const bool is_name =
-      !name.empty() && name.size() <= 64 &&
-      name.find_first_not_of(
-          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@/-") ==
-          std::string::npos;
-  return is_name ? "" : "must be 1 to 64 letters, digits and characters of ._:@/-";
+int RunCertificate(const EntryOptions& options, const CommandStreams& streams) {
+  const std::string entry =
+      absl::StrCat("[[certificate]]\nname = \"", options.id, "\"\n", CommonLines(options));
+  if (options.common.json) {
+    nlohmann::ordered_json report;
+    report["entry"] = entry;
+    streams.out << report.dump(2) << '\n';
+  } else {
+    streams.out << entry;
+  }
+  return kExitOk;
+}
+
+/// Checks a name of at most `bytes_max` bytes as the server does.
+std::function<std::string(const std::string&)> NameCheck(size_t bytes_max) {
+  return [bytes_max](const std::string& name) -> std::string {
+    const bool is_name =
+        !name.empty() && name.size() <= bytes_max &&
+        name.find_first_not_of(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@/-") ==
+            std::string::npos;
+    return is_name ? ""
+                   : absl::StrCat("must be 1 to ", bytes_max,
+                                  " letters, digits and characters of ._:@/-");
+  };
+}
+
+constexpr size_t kIdBytesMax = 64;
+constexpr size_t kCertificateNameBytesMax = 255;
+
+/// Adds the options that entries of both kinds have. `id` is the name of EntryOptions::id.
+void AddEntryOptions(CLI::App& command, absl::string_view id, EntryOptions& options) {
+  command
+      .add_option("--tenant", options.tenant,
+                  absl::StrCat("Whose work it is; the callers of a tenant share its part of the "
+                               "queue. By default the ",
+                               id))
+      ->type_name("NAME")
+      ->check(NameCheck(kIdBytesMax));
+  command
+      .add_option("--scopes", options.scopes,
+                  "What callers may do: score, verify, admin, with commas between them")
+      ->type_name("LIST")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"score", "verify", "admin"}))
+      ->capture_default_str();
+  command.add_option("--days", options.days, "How long it is valid; by default without an end")
+      ->type_name("DAYS")
+      ->check(CLI::PositiveNumber);
+  command
+      .add_option("--share", options.share,
+                  "Share of the queue that its tenant may occupy, in (0, 1]; by default the "
+                  "server's --client-share")
+      ->type_name("RATIO")
+      ->check(CLI::Range(1e-6, 1.0));
+  command
+      .add_option("--priority-max", options.priority_max,
+                  "Highest priority of its requests; by default high")
+      ->check(CLI::IsMember({"high", "normal", "low"}));
+  command.add_flag("--json", options.common.json, "Print as JSON");
 }
 
 }  // namespace
 
 void AddTokenCommand(CLI::App& app, CommandState& state) {
-  CLI::App* token = app.add_subcommand("token", "Make tokens for the callers of a server");
+  CLI::App* token =
+      app.add_subcommand("token", "Make entries of a server's file of tokens (logprobd --tokens)");
   token->require_subcommand(1);
-  CLI::App* command = token->add_subcommand(
-      "new", "Print a new token and its entry for the server's file of tokens (logprobd --tokens)");
-  const auto options = std::make_shared<TokenOptions>();
+  CLI::App* command = token->add_subcommand("new", "Print a new token and its entry");
+  const auto options = std::make_shared<EntryOptions>();
   command->add_option("id", options->id, "Name of the token in the server's logs")
       ->type_name("ID")
       ->required()
-      ->check(CheckName);
-  command
-      ->add_option("--tenant", options->tenant,
-                   "Whose work it is; the tokens of a tenant share its part of the queue. By "
-                   "default the id")
-      ->type_name("NAME")
-      ->check(CheckName);
-  command
-      ->add_option("--scopes", options->scopes,
-                   "What the token allows: score, verify, admin, with commas between them")
-      ->type_name("LIST")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"score", "verify", "admin"}))
-      ->capture_default_str();
-  command->add_option("--days", options->days, "How long it is valid; by default without an end")
-      ->type_name("DAYS")
-      ->check(CLI::PositiveNumber);
-  command
-      ->add_option("--share", options->share,
-                   "Share of the queue that its tenant may occupy, in (0, 1]; by default the "
-                   "server's --client-share")
-      ->type_name("RATIO")
-      ->check(CLI::Range(1e-6, 1.0));
-  command
-      ->add_option("--priority-max", options->priority_max,
-                   "Highest priority of its requests; by default high")
-      ->check(CLI::IsMember({"high", "normal", "low"}));
-  command->add_flag("--json", options->common.json, "Print token and entry as JSON");
+      ->check(NameCheck(kIdBytesMax));
+  AddEntryOptions(*command, "id", *options);
   command->footer(
       "The entry goes to the standard output and the token to the standard error, so that only the "
       "entry, which is no secret, reaches the file.\n\n"
@@ -139,6 +172,25 @@ void AddTokenCommand(CLI::App& app, CommandState& state) {
       "  logprobctl token new trainer-7 --tenant team-a --days 90 >> /etc/logprobd/tokens.toml\n"
       "  logprobctl token new operator --scopes score,verify,admin >> /etc/logprobd/tokens.toml");
   command->callback([options, &state] { state.exit_code = RunNew(*options, state.streams); });
+
+  CLI::App* certificate = token->add_subcommand(
+      "certificate", "Print an entry for the holders of a client certificate (--tls-client-ca)");
+  const auto of_certificate = std::make_shared<EntryOptions>();
+  certificate
+      ->add_option("name", of_certificate->id,
+                   "A DNS name or URI among the certificate's subject alternative names, or its "
+                   "common name if it has neither")
+      ->type_name("NAME")
+      ->required()
+      ->check(NameCheck(kCertificateNameBytesMax));
+  AddEntryOptions(*certificate, "name", *of_certificate);
+  certificate->footer(
+      "Example:\n"
+      "  logprobctl token certificate trainer-8.example --tenant team-a >> "
+      "/etc/logprobd/tokens.toml");
+  certificate->callback([of_certificate, &state] {
+    state.exit_code = RunCertificate(*of_certificate, state.streams);
+  });
 }
 
 }  // namespace logprobd::client

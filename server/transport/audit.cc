@@ -1,13 +1,26 @@
 #include "server/transport/audit.h"
 
+#include <memory>
+
 #include "server/base/log.h"
-#include "server/transport/token_processor.h"
+#include "server/transport/access_processor.h"
 
 namespace logprobd {
 
-Caller CallerOf(const grpc::CallbackServerContext& context) {
-  std::string token_id = TokenIdOf(context.auth_context().get());
-  return {.token_id = token_id.empty() ? "none" : std::move(token_id), .peer = context.peer()};
+Caller CallerOf(const grpc::CallbackServerContext& context, const AccessList* access) {
+  const std::shared_ptr<const grpc::AuthContext> connection = context.auth_context();
+  const Credentials credentials = CredentialsOf(context.client_metadata(), connection.get());
+  Caller caller{.peer = context.peer()};
+  if (!credentials.certificate_names.empty()) {
+    caller.certificate = std::string(credentials.certificate_names.front());
+  }
+  if (access != nullptr) {
+    const absl::StatusOr<std::shared_ptr<const AccessEntry>> entry = access->Identify(credentials);
+    if (entry.ok()) {
+      ((*entry)->is_token() ? caller.token : caller.certificate) = (*entry)->id;
+    }
+  }
+  return caller;
 }
 
 void AuditConnection(absl::string_view flag, const SocketPeer& process) {
@@ -18,7 +31,8 @@ void AuditConnection(absl::string_view flag, const SocketPeer& process) {
 
 void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome) {
   LogAlways("audit", {{"method", change.method},
-                      {"token", caller.token_id},
+                      {"token", caller.token},
+                      {"certificate", caller.certificate},
                       {"peer", caller.peer},
                       {"head", change.head},
                       {"version", change.version},

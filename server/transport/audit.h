@@ -6,17 +6,22 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/server_context.h"
+#include "server/transport/access_list.h"
 #include "server/transport/sockets.h"
 
 namespace logprobd {
 
 /// Who made a call.
 struct Caller {
-  std::string token_id;  ///< Id of the caller's token, or "none" if callers need no tokens.
-  std::string peer;      ///< "ipv4:127.0.0.1:50312" or "unix:".
+  std::string token = "none";  ///< Id of the caller's token, if callers need one.
+  /// Name of the client's certificate: that of its entry, or else its first.
+  std::string certificate = "none";
+  std::string peer = {};  ///< "ipv4:127.0.0.1:50312" or "unix:".
 };
 
-Caller CallerOf(const grpc::CallbackServerContext& context);
+/// Returns the caller of a call that an AccessProcessor of `access`, unless it is null, has
+/// accepted.
+Caller CallerOf(const grpc::CallbackServerContext& context, const AccessList* access);
 
 /// Writes a line that names the process at the other end of a new connection to the Unix socket of
 /// `flag`, at every log level.

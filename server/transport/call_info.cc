@@ -1,9 +1,11 @@
 #include "server/transport/call_info.h"
 
 #include <chrono>
+#include <memory>
+#include <utility>
 
 #include "absl/strings/ascii.h"
-#include "server/transport/token_processor.h"
+#include "server/transport/access_processor.h"
 
 namespace logprobd {
 namespace internal {
@@ -33,24 +35,29 @@ std::string ClientId(absl::string_view claimed, absl::string_view peer) {
 
 }  // namespace internal
 
-CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessTokens* tokens,
+CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessList* access,
                     const Clock& clock) {
   CallInfo info;
-  const std::shared_ptr<const AccessToken> token =
-      tokens == nullptr ? nullptr : tokens->Find(TokenIdOf(context.auth_context().get()));
-  if (token != nullptr) {
-    // Names that clients choose would let one caller take the shares of many.
-    info.client_id = token->tenant;
-    info.client_share = token->share;
-    info.priority_max = token->priority_max;
+  const auto& metadata = context.client_metadata();
+  const auto claimed = metadata.find("client_id");
+  std::string own_id = internal::ClientId(
+      claimed == metadata.end() ? absl::string_view()
+                                : absl::string_view(claimed->second.data(), claimed->second.size()),
+      context.peer());
+  if (access == nullptr) {
+    info.client_id = std::move(own_id);
   } else {
-    const auto& metadata = context.client_metadata();
-    const auto claimed = metadata.find("client_id");
-    info.client_id =
-        internal::ClientId(claimed == metadata.end()
-                               ? absl::string_view()
-                               : absl::string_view(claimed->second.data(), claimed->second.size()),
-                           context.peer());
+    // Names that clients choose would let one caller take the shares of many.
+    const std::shared_ptr<const grpc::AuthContext> connection = context.auth_context();
+    const absl::StatusOr<std::shared_ptr<const AccessEntry>> entry =
+        access->Identify(CredentialsOf(metadata, connection.get()));
+    info.access = entry.status();
+    if (entry.ok()) {
+      info.client_id = (*entry)->tenant;
+      info.sub_client_id = std::move(own_id);
+      info.client_share = (*entry)->share;
+      info.priority_max = (*entry)->priority_max;
+    }
   }
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {

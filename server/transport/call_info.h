@@ -5,20 +5,24 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_context.h"
 #include "server/base/clock.h"
 #include "server/base/score_request.h"
-#include "server/transport/access_tokens.h"
+#include "server/transport/access_list.h"
 
 namespace logprobd {
 
 /// The data of a gRPC call that is not in its messages.
 struct CallInfo {
-  std::string client_id;    ///< Whose call it is; see ScoreRequest::client_id.
-  double client_share = 0;  ///< See ScoreRequest::client_share.
+  /// UNAUTHENTICATED if the caller's entry has been removed since the call was accepted.
+  absl::Status access;
+  std::string client_id;      ///< Whose call it is; see ScoreRequest::client_id.
+  std::string sub_client_id;  ///< See ScoreRequest::sub_client_id.
+  double client_share = 0;    ///< See ScoreRequest::client_share.
   Priority priority_max = Priority::kHigh;
   absl::Time deadline = absl::InfiniteFuture();  ///< In the time of the server's Clock.
 };
@@ -26,10 +30,10 @@ struct CallInfo {
 /// Maximum size of a client id in bytes. Longer ids are truncated.
 inline constexpr size_t kClientIdBytesMax = 64;
 
-/// Returns the info of a call that has just arrived and that a TokenProcessor of `tokens`, unless
-/// they are null, has accepted. gRPC's deadline is a time of the wall clock.
+/// Returns the info of a call that has just arrived and that an AccessProcessor of `access`, unless
+/// it is null, has accepted. gRPC's deadline is a time of the wall clock.
 /// The result has the time of `clock` that lies equally far in the future.
-CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessTokens* tokens,
+CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessList* access,
                     const Clock& clock);
 
 namespace internal {
@@ -39,7 +43,7 @@ namespace internal {
 absl::Time DeadlineOn(const Clock& clock, absl::Time deadline,
                       absl::FunctionRef<absl::Time()> wall_now);
 
-/// Returns the name that identifies a client for fairness: `claimed` (the metadata `client_id`)
+/// Returns the name that a client gives itself: `claimed` (the metadata `client_id`)
 /// with every character except letters, digits and "._:@/-" replaced by '_', or, if `claimed` is
 /// empty, `peer` without its port.
 std::string ClientId(absl::string_view claimed, absl::string_view peer);

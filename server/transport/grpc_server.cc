@@ -28,11 +28,11 @@
 #include "grpcpp/server_builder.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/transport/access_processor.h"
 #include "server/transport/connection_acceptor.h"
 #include "server/transport/same_host_access.h"
 #include "server/transport/scoring_service.h"
 #include "server/transport/sockets.h"
-#include "server/transport/token_processor.h"
 #include "server/transport/weights_service.h"
 
 namespace logprobd {
@@ -122,7 +122,7 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
 ListenerSecurity SecurityOf(const GrpcServer::Options& options) {
   return {.has_tls = options.tls.is_enabled(),
           .has_client_certificates = options.tls.needs_client_certificates(),
-          .has_tokens = options.tokens != nullptr};
+          .has_tokens = options.access != nullptr};
 }
 
 /// Returns the address of the admin listener.
@@ -157,18 +157,18 @@ std::shared_ptr<grpc::ServerCredentials> TlsCredentialsOf(const TlsFiles& tls) {
 }
 
 /// Returns the credentials of a listener without TLS. With tokens they are gRPC's local
-/// credentials, since insecure ones call no TokenProcessor; they send nothing themselves, so
+/// credentials, since insecure ones call no AccessProcessor; they send nothing themselves, so
 /// clients connect as usual.
 std::shared_ptr<grpc::ServerCredentials> PlainCredentialsOf(
-    const std::shared_ptr<TokenProcessor>& processor, grpc_local_connect_type type) {
+    const std::shared_ptr<AccessProcessor>& processor, grpc_local_connect_type type) {
   return processor == nullptr ? grpc::InsecureServerCredentials()
                               : grpc::experimental::LocalServerCredentials(type);
 }
 
 /// Makes `processor`, unless it is null, check the calls of a listener.
-std::shared_ptr<grpc::ServerCredentials> WithTokens(
+std::shared_ptr<grpc::ServerCredentials> WithAccess(
     std::shared_ptr<grpc::ServerCredentials> credentials,
-    const std::shared_ptr<TokenProcessor>& processor) {
+    const std::shared_ptr<AccessProcessor>& processor) {
   if (processor != nullptr) {
     credentials->SetAuthMetadataProcessor(processor);
   }
@@ -282,15 +282,15 @@ void SetHealth(grpc::Server* server, bool serving) {
 
 struct GrpcServer::Impl {
   Impl(const HeadRegistry& heads, ServerInfo info, const AnswerBudget::Options& answers,
-       std::unique_ptr<SameHostAccess> access, std::shared_ptr<const AccessTokens> access_tokens,
+       std::unique_ptr<SameHostAccess> local, std::shared_ptr<const AccessList> access_list,
        Metrics& metrics, const Clock& clock)
-      : same_host(std::move(access)),
-        tokens(std::move(access_tokens)),
-        service(heads, std::move(info), answers, same_host.get(), tokens.get(), metrics, clock),
+      : same_host(std::move(local)),
+        access(std::move(access_list)),
+        service(heads, std::move(info), answers, same_host.get(), access.get(), metrics, clock),
         clock(clock) {}
 
-  const std::unique_ptr<SameHostAccess> same_host;   // null if there is no Unix socket
-  const std::shared_ptr<const AccessTokens> tokens;  // null if callers need none
+  const std::unique_ptr<SameHostAccess> same_host;  // null if there is no Unix socket
+  const std::shared_ptr<const AccessList> access;   // null if callers need no tokens
   ScoringService service;
   std::unique_ptr<WeightsService> weights;
   const Clock& clock;
@@ -329,20 +329,20 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                             OpenSameHostAccess(options, metrics));
   const std::string local_path = local == nullptr ? "" : local->info().grpc_path;
   auto impl = std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), options.answers,
-                                     std::move(local), options.tokens, metrics, clock);
-  const auto processor = options.tokens == nullptr
+                                     std::move(local), options.access, metrics, clock);
+  const auto processor = options.access == nullptr
                              ? nullptr
-                             : std::make_shared<TokenProcessor>(options.tokens, metrics);
+                             : std::make_shared<AccessProcessor>(options.access, metrics);
 
   if (options.tls.is_enabled()) {
     LOGPROBD_ASSIGN_OR_RETURN(impl->tls, TlsFiles::Create(options.tls, metrics, clock));
   }
   const std::shared_ptr<grpc::ServerCredentials> over_tcp =
-      WithTokens(impl->tls == nullptr ? PlainCredentialsOf(processor, LOCAL_TCP)
+      WithAccess(impl->tls == nullptr ? PlainCredentialsOf(processor, LOCAL_TCP)
                                       : TlsCredentialsOf(*impl->tls),
                  processor);
   const std::shared_ptr<grpc::ServerCredentials> over_unix =
-      WithTokens(PlainCredentialsOf(processor, UDS), processor);
+      WithAccess(PlainCredentialsOf(processor, UDS), processor);
 
   LOGPROBD_ASSIGN_OR_RETURN(
       impl->data.acceptor,
@@ -372,7 +372,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
     Configure(options, admin_builder);
     admin_builder.RegisterCallbackGenericService(&impl->admin_methods);
     if (weights != nullptr) {
-      impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(), clock);
+      impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(),
+                                                       impl->access.get(), clock);
       admin_builder.RegisterService(impl->weights.get());
     }
     LOGPROBD_RETURN_IF_ERROR(WithContext(

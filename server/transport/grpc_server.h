@@ -11,7 +11,7 @@
 #include "server/base/served_head.h"
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
-#include "server/transport/access_tokens.h"
+#include "server/transport/access_list.h"
 #include "server/transport/answer_budget.h"
 #include "server/transport/shared_regions.h"
 #include "server/transport/tls_files.h"
@@ -35,8 +35,8 @@ class GrpcServer {
     /// Address of the admin listener, host:port or unix:PATH. If empty, there is no admin listener.
     /// Only the server's own user and root can connect to a Unix socket.
     std::string admin;
-    /// The tokens that callers need; null if they need none.
-    std::shared_ptr<const AccessTokens> tokens;
+    /// The callers that the server accepts; null if they need no tokens.
+    std::shared_ptr<const AccessList> access;
     /// Files for TLS on TCP; without them, TCP is plaintext. Unix sockets are always plaintext.
     TlsFiles::Options tls;
     /// Allows listeners on addresses other than loopback that CheckReachable refuses.

@@ -100,7 +100,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
         context_(context),
         response_(response),
         received_(handler.clock().Now()),
-        deadline_(CallInfoOf(context, handler.tokens(), handler.clock()).deadline) {
+        deadline_(CallInfoOf(context, handler.access(), handler.clock()).deadline) {
     handler_.work().Begin();
   }
 

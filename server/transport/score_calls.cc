@@ -27,7 +27,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
   }
 
   void Start(const grpc::ByteBuffer& request) {
-    submission_ = handler_.Start(request, CallInfoOf(context_, handler_.tokens(), handler_.clock()),
+    submission_ = handler_.Start(request, CallInfoOf(context_, handler_.access(), handler_.clock()),
                                  Metrics::Method::kScore,
                                  [this](ScoreReply reply) { Reply(std::move(reply)); });
   }
@@ -87,7 +87,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   ScoreStream(ScoreHandler& handler, grpc::CallbackServerContext& context, int window)
       : handler_(handler),
         context_(context),
-        info_(CallInfoOf(context, handler.tokens(), handler.clock())),
+        info_(CallInfoOf(context, handler.access(), handler.clock())),
         window_(window) {}
 
   void Start() { Do(Advance()); }

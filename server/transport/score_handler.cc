@@ -64,6 +64,7 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
 
   ScoreRequest& request = parsed.request;
   request.client_id = call.client_id;
+  request.sub_client_id = call.sub_client_id;
   request.client_share = call.client_share;
   request.deadline = call.deadline;
   request.received = received;
@@ -81,9 +82,12 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
 
   metrics_.RecordReceived(pending->transport, slices.bytes);
 
-  if (parsed.status.ok() && request.priority() < call.priority_max) {
+  if (!call.access.ok()) {
+    parsed.status = WithRejection(call.access, Rejection::kUnauthenticated);
+  } else if (parsed.status.ok() && request.priority() < call.priority_max) {
     parsed.status = WithRejection(
-        absl::PermissionDeniedError("priority: above that which the caller's token allows"),
+        absl::PermissionDeniedError("priority: above that which the caller's token or certificate "
+                                    "allows"),
         Rejection::kPermissionDenied);
   }
   absl::StatusOr<Submission> submission =

@@ -35,16 +35,16 @@ class ScoreHandler {
   using ReplyCallback = absl::AnyInvocable<void(ScoreReply) &&>;
 
   /// References must outlive the handler. If `same_host` is null, every request must have its rows
-  /// in its message. If `tokens` is null, callers have no tokens.
+  /// in its message. If `access` is null, callers need no tokens.
   ScoreHandler(const HeadRegistry& heads, Metrics& metrics, const Clock& clock,
                const AnswerBudget::Options& answers = {}, const SameHostAccess* same_host = nullptr,
-               const AccessTokens* tokens = nullptr)
+               const AccessList* access = nullptr)
       : heads_(heads),
         metrics_(metrics),
         clock_(clock),
         answers_(answers),
         same_host_(same_host),
-        tokens_(tokens),
+        access_(access),
         error_lines_(kErrorLinesMax, kErrorLinesWindow, clock),
         unread_(clock) {}
 
@@ -66,7 +66,7 @@ class ScoreHandler {
   void SetAnswerLimits(const AnswerBudget::Options& answers) { answers_.SetLimits(answers); }
 
   const HeadRegistry& heads() const { return heads_; }
-  const AccessTokens* tokens() const { return tokens_; }
+  const AccessList* access() const { return access_; }
   const Clock& clock() const { return clock_; }
   Metrics& metrics() { return metrics_; }
   /// Returns the count of requests, including Verify, whose responses have not been sent. The
@@ -92,7 +92,7 @@ class ScoreHandler {
   const Clock& clock_;
   AnswerBudget answers_;
   const SameHostAccess* const same_host_;
-  const AccessTokens* const tokens_;
+  const AccessList* const access_;
   LogLimiter error_lines_;
   WorkCount work_;
   UnreadAnswers unread_;

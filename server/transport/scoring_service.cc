@@ -26,9 +26,9 @@ int StreamWindow(const HeadRegistry& heads) {
 
 ScoringService::ScoringService(const HeadRegistry& heads, ServerInfo server,
                                const AnswerBudget::Options& answers,
-                               const SameHostAccess* same_host, const AccessTokens* tokens,
+                               const SameHostAccess* same_host, const AccessList* access,
                                Metrics& metrics, const Clock& clock)
-    : handler_(heads, metrics, clock, answers, same_host, tokens), server_(std::move(server)) {}
+    : handler_(heads, metrics, clock, answers, same_host, access), server_(std::move(server)) {}
 
 grpc::ServerUnaryReactor* ScoringService::Score(grpc::CallbackServerContext* context,
                                                 const grpc::ByteBuffer* request,

@@ -19,7 +19,7 @@ class ScoringService final
  public:
   /// References must outlive the service. See ScoreHandler for pointers that may be null.
   ScoringService(const HeadRegistry& heads, ServerInfo server, const AnswerBudget::Options& answers,
-                 const SameHostAccess* same_host, const AccessTokens* tokens, Metrics& metrics,
+                 const SameHostAccess* same_host, const AccessList* access, Metrics& metrics,
                  const Clock& clock);
 
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context,

@@ -251,7 +251,7 @@ absl::Status WeightsService::CheckRoom(const WorkCount& running, int max) const 
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  auto* call = new LoadCall(store_, CallerOf(*context));
+  auto* call = new LoadCall(store_, CallerOf(*context, access_));
   absl::Status status = CheckRoom();
   if (status.ok()) {
     const absl::StatusOr<WeightsLoad> load = ParseLoad(*request);
@@ -267,7 +267,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
 grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
   auto* call = new PushCall({.store = store_,
-                             .caller = CallerOf(*context),
+                             .caller = CallerOf(*context, access_),
                              .same_host = same_host_,
                              .clock = clock_,
                              .ends_soon = refuses_new_,
@@ -288,7 +288,8 @@ grpc::ServerUnaryReactor* WeightsService::Commit(grpc::CallbackServerContext* co
                                                  grpc::ByteBuffer* response) {
   return UnaryCall::Start(
       CheckRoom(), calls_,
-      [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+      [this, caller = CallerOf(*context, access_),
+       bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::CommitWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
         return Answer(caller,
@@ -307,7 +308,8 @@ grpc::ServerUnaryReactor* WeightsService::Rollback(grpc::CallbackServerContext* 
                                                    grpc::ByteBuffer* response) {
   return UnaryCall::Start(
       CheckRoom(), calls_,
-      [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+      [this, caller = CallerOf(*context, access_),
+       bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::RollbackWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
         return Answer(
@@ -323,7 +325,8 @@ grpc::ServerUnaryReactor* WeightsService::Discard(grpc::CallbackServerContext* c
                                                   grpc::ByteBuffer* response) {
   return UnaryCall::Start(
       CheckRoom(), calls_,
-      [this, caller = CallerOf(*context), bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
+      [this, caller = CallerOf(*context, access_),
+       bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::DiscardWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
         return Answer(

@@ -9,6 +9,7 @@
 #include "logprobd/v1/weights.grpc.pb.h"
 #include "server/base/clock.h"
 #include "server/base/weight_store.h"
+#include "server/transport/access_list.h"
 #include "server/transport/call_info.h"
 #include "server/transport/same_host_access.h"
 
@@ -30,9 +31,10 @@ class WeightsService final
   static constexpr int kPushesMax = 256;
 
   /// The arguments must live until AwaitNone has returned true. If `same_host` is null, pushed rows
-  /// must be in the messages.
-  WeightsService(WeightStore& store, const SameHostAccess* same_host, const Clock& clock)
-      : store_(store), same_host_(same_host), clock_(clock) {}
+  /// must be in the messages. If `access` is null, callers need no entry.
+  WeightsService(WeightStore& store, const SameHostAccess* same_host, const AccessList* access,
+                 const Clock& clock)
+      : store_(store), same_host_(same_host), access_(access), clock_(clock) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Load(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request) override;
@@ -65,6 +67,7 @@ class WeightsService final
 
   WeightStore& store_;
   const SameHostAccess* const same_host_;
+  const AccessList* const access_;
   const Clock& clock_;
   // Shared with the threads, which call End() last.
   const std::shared_ptr<WorkCount> calls_ = std::make_shared<WorkCount>();  // except pushes

@@ -128,6 +128,17 @@ def test_a_file_that_the_server_would_refuse_is_an_error(tokens, text, problem) 
         Tokens(tokens.path)
 
 
+def test_entries_of_certificates_have_no_effect(tokens) -> None:
+    token = tokens.add("scorer", "score")
+    tokens.add_certificate("trainer.example", "score")
+
+    Tokens(tokens.path).check(f"Bearer {token}")
+
+    tokens.path.write_text('[[certificate]]\nname = "trainer.example"\nscopes = ["score"]\n')
+    with pytest.raises(InvalidArgument, match=r"expected entries \[\[token\]\]"):
+        Tokens(tokens.path)
+
+
 def test_a_file_is_read_again_and_a_bad_one_changes_nothing(tokens) -> None:
     first = tokens.add("first", "score")
     known = Tokens(tokens.path)

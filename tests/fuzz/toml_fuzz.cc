@@ -35,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                  pwrite(file, data, size, 0) == static_cast<ssize_t>(size));
 
   const auto settings = logprobd::ReadConfigFile(path);
-  const auto tokens = logprobd::ReadTokenFile(path);
+  const auto entries = logprobd::ReadTokenFile(path);
 
   if (settings.ok()) {
     for (const logprobd::Setting& setting : *settings) {
@@ -44,14 +44,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     CheckRefusal(settings.status());
   }
-  if (tokens.ok()) {
-    for (const logprobd::AccessToken& token : *tokens) {
-      LOGPROBD_CHECK(!token.id.empty() && !token.tenant.empty());
-      LOGPROBD_CHECK(absl::c_linear_search(token.scopes, true));
-      LOGPROBD_CHECK(token.share >= 0 && token.share <= 1);  // 0 if the file names none
+  if (entries.ok()) {
+    for (const logprobd::AccessEntry& entry : *entries) {
+      LOGPROBD_CHECK(!entry.id.empty() && !entry.tenant.empty());
+      LOGPROBD_CHECK(absl::c_linear_search(entry.scopes, true));
+      LOGPROBD_CHECK(entry.share >= 0 && entry.share <= 1);  // 0 if the file names none
     }
   } else {
-    CheckRefusal(tokens.status());
+    CheckRefusal(entries.status());
   }
   return 0;
 }

@@ -54,7 +54,8 @@ class _Token:
 class Tokens:
     """The tokens of a file of the server's --tokens. Callers need one with the scope score.
 
-    Shares, tenants and priorities have no effect here.
+    Shares, tenants and priorities have no effect here, and neither have entries of certificates,
+    since the listener asks for none.
 
     Args:
         path: TOML file that `logprobctl token new` writes.
@@ -118,8 +119,9 @@ def _read(path: FilePath) -> list[_Token]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidArgument(f"{what}: {error}") from error
     entries = content.pop("token", None)
+    content.pop("certificate", None)
     if content or not isinstance(entries, list) or not entries:
-        raise InvalidArgument(f"{what}: expected entries [[token]] and nothing else")
+        raise InvalidArgument(f"{what}: expected entries [[token]], beside [[certificate]] only")
     tokens: list[_Token] = []
     for number, entry in enumerate(entries, 1):
         try:

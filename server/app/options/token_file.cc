@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -20,14 +21,16 @@ namespace {
 
 constexpr Scope kScopes[kNumScopes] = {Scope::kScore, Scope::kVerify, Scope::kAdmin};
 constexpr size_t kNameBytesMax = 64;
+/// A DNS name has at most 253 bytes.
+constexpr size_t kCertificateNameBytesMax = 255;
 
 absl::Status Bad(absl::string_view key, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(key, ": ", problem));
 }
 
 /// Returns whether `name` can stand in a log line and in a metric without quotes.
-bool IsName(absl::string_view name) {
-  return !name.empty() && name.size() <= kNameBytesMax && absl::c_all_of(name, [](char c) {
+bool IsName(absl::string_view name, size_t bytes_max) {
+  return !name.empty() && name.size() <= bytes_max && absl::c_all_of(name, [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
            absl::string_view("._:@/-").find(c) != absl::string_view::npos;
   });
@@ -40,14 +43,18 @@ absl::StatusOr<std::string> TextOf(absl::string_view key, const toml::value& val
   return value.as_string().str;
 }
 
-absl::Status SetName(absl::string_view key, const toml::value& value, std::string& name) {
+absl::Status SetName(absl::string_view key, const toml::value& value, std::string& name,
+                     size_t bytes_max = kNameBytesMax) {
   LOGPROBD_ASSIGN_OR_RETURN(name, TextOf(key, value));
-  return IsName(name) ? absl::OkStatus()
-                      : Bad(key, "must be 1 to 64 letters, digits and characters of ._:@/-");
+  return IsName(name, bytes_max)
+             ? absl::OkStatus()
+             : Bad(key, absl::StrCat("must be 1 to ", bytes_max,
+                                     " letters, digits and characters of ._:@/-"));
 }
 
-absl::Status SetSha256(const toml::value& value, Sha256::Bytes& sha256) {
+absl::Status SetSha256(const toml::value& value, std::optional<Sha256::Bytes>& digest) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::string hex, TextOf("sha256", value));
+  Sha256::Bytes& sha256 = digest.emplace();
   if (hex.size() != 2 * sha256.size() || !absl::c_all_of(hex, absl::ascii_isxdigit)) {
     return Bad("sha256", "must be 64 hexadecimal digits");
   }
@@ -55,7 +62,7 @@ absl::Status SetSha256(const toml::value& value, Sha256::Bytes& sha256) {
   return absl::OkStatus();
 }
 
-absl::Status SetScopes(const toml::value& value, AccessToken& token) {
+absl::Status SetScopes(const toml::value& value, AccessEntry& entry) {
   constexpr absl::string_view kProblem =
       "must be an array of \"score\", \"verify\" and \"admin\" with at least one of them";
   if (!value.is_array() || value.as_array().empty()) {
@@ -68,7 +75,7 @@ absl::Status SetScopes(const toml::value& value, AccessToken& token) {
     if (scope == std::end(kScopes)) {
       return Bad("scopes", kProblem);
     }
-    token.scopes[static_cast<size_t>(*scope)] = true;
+    entry.scopes[static_cast<size_t>(*scope)] = true;
   }
   return absl::OkStatus();
 }
@@ -107,83 +114,123 @@ absl::Status SetPriorityMax(const toml::value& value, Priority& priority_max) {
   return absl::OkStatus();
 }
 
-absl::Status SetKey(const std::string& key, const toml::value& value, AccessToken& token) {
-  if (key == "id") {
-    return SetName(key, value, token.id);
+/// The entries of one kind.
+struct Kind {
+  const char* name;    ///< Name of the array of tables.
+  const char* id_key;  ///< Key of AccessEntry::id.
+  size_t id_bytes_max;
+  bool has_digest;
+};
+
+constexpr Kind kToken = {"token", "id", kNameBytesMax, true};
+constexpr Kind kCertificate = {"certificate", "name", kCertificateNameBytesMax, false};
+
+absl::Status SetKey(const Kind& kind, const std::string& key, const toml::value& value,
+                    AccessEntry& entry) {
+  if (key == kind.id_key) {
+    return SetName(key, value, entry.id, kind.id_bytes_max);
   }
-  if (key == "sha256") {
-    return SetSha256(value, token.sha256);
+  if (key == "sha256" && kind.has_digest) {
+    return SetSha256(value, entry.sha256);
   }
   if (key == "tenant") {
-    return SetName(key, value, token.tenant);
+    return SetName(key, value, entry.tenant);
   }
   if (key == "scopes") {
-    return SetScopes(value, token);
+    return SetScopes(value, entry);
   }
   if (key == "not_after") {
-    return SetNotAfter(value, token.not_after);
+    return SetNotAfter(value, entry.not_after);
   }
   if (key == "share") {
-    return SetShare(value, token.share);
+    return SetShare(value, entry.share);
   }
   if (key == "priority_max") {
-    return SetPriorityMax(value, token.priority_max);
+    return SetPriorityMax(value, entry.priority_max);
   }
-  return Bad(OneLine(key),
-             "is unknown; the keys are id, sha256, tenant, scopes, not_after, share and "
-             "priority_max");
+  return Bad(OneLine(key), absl::StrCat("is unknown; the keys are ", kind.id_key,
+                                        kind.has_digest ? ", sha256" : "",
+                                        ", tenant, scopes, not_after, share and priority_max"));
 }
 
-absl::StatusOr<AccessToken> TokenOf(const toml::value& entry) {
-  if (!entry.is_table()) {
+absl::StatusOr<AccessEntry> EntryOf(const Kind& kind, const toml::value& table) {
+  if (!table.is_table()) {
     return absl::InvalidArgumentError("must be a table");
   }
-  AccessToken token;
-  for (const auto& [key, value] : entry.as_table()) {
-    LOGPROBD_RETURN_IF_ERROR(SetKey(key, value, token));
+  AccessEntry entry;
+  for (const auto& [key, value] : table.as_table()) {
+    LOGPROBD_RETURN_IF_ERROR(SetKey(kind, key, value, entry));
   }
-  for (const char* const key : {"id", "sha256", "scopes"}) {
-    if (!entry.contains(key)) {
+  for (const char* const key : {kind.id_key, "scopes", "sha256"}) {
+    if (!table.contains(key) && (key != absl::string_view("sha256") || kind.has_digest)) {
       return Bad(key, "is missing");
     }
   }
-  if (token.tenant.empty()) {
-    token.tenant = token.id;
+  if (entry.tenant.empty()) {
+    entry.tenant = entry.id;
   }
-  return token;
+  return entry;
+}
+
+/// Appends the entries of one kind. Errors name the entry by its number.
+absl::Status AppendEntries(const Kind& kind, const toml::array& tables,
+                           std::vector<AccessEntry>& entries) {
+  const size_t begin = entries.size();
+  for (const toml::value& table : tables) {
+    const std::string label = absl::StrCat(kind.name, " ", entries.size() - begin + 1);
+    absl::StatusOr<AccessEntry> entry = EntryOf(kind, table);
+    if (!entry.ok()) {
+      return WithContext(entry.status(), label);
+    }
+    for (size_t i = begin; i < entries.size(); ++i) {
+      const AccessEntry& other = entries[i];
+      if (other.id == entry->id || (kind.has_digest && other.sha256 == entry->sha256)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(label, " has the ", other.id == entry->id ? kind.id_key : "sha256",
+                         " of another, ", other.id));
+      }
+    }
+    entries.push_back(*std::move(entry));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<AccessToken>> ReadTokenFile(const std::string& path) {
+absl::StatusOr<std::vector<AccessEntry>> ReadTokenFile(const std::string& path) {
   LOGPROBD_ASSIGN_OR_RETURN(const toml::value file, ParseTomlFile("file of tokens", path));
   const std::string prefix = absl::StrCat("file of tokens ", path);
-  std::vector<AccessToken> tokens;
   for (const auto& [key, value] : file.as_table()) {
-    if (key != "token" || !value.is_array()) {
+    if ((key != kToken.name && key != kCertificate.name) || !value.is_array()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(prefix, ": ", OneLine(key), " is unknown; each token is a [[token]]"));
-    }
-    for (const toml::value& entry : value.as_array()) {
-      absl::StatusOr<AccessToken> token = TokenOf(entry);
-      if (!token.ok()) {
-        return WithContext(token.status(), absl::StrCat(prefix, ": token ", tokens.size() + 1));
-      }
-      for (const AccessToken& other : tokens) {
-        if (other.id == token->id || other.sha256 == token->sha256) {
-          return absl::InvalidArgumentError(
-              absl::StrCat(prefix, ": token ", tokens.size() + 1, " has the ",
-                           other.id == token->id ? "id" : "sha256", " of another, ", other.id));
-        }
-      }
-      tokens.push_back(*std::move(token));
+          absl::StrCat(prefix, ": ", OneLine(key),
+                       " is unknown; each entry is a [[token]] or a [[certificate]]"));
     }
   }
-  if (tokens.empty()) {
+  std::vector<AccessEntry> entries;
+  for (const Kind& kind : {kToken, kCertificate}) {
+    if (file.contains(kind.name)) {
+      LOGPROBD_RETURN_IF_ERROR(
+          WithContext(AppendEntries(kind, file.at(kind.name).as_array(), entries), prefix));
+    }
+  }
+  if (entries.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        prefix, " has no token and no certificate, so that nobody could call the server"));
+  }
+  return entries;
+}
+
+absl::StatusOr<std::vector<AccessEntry>> AccessEntriesOf(const ServerOptions& options) {
+  LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessEntry> entries, ReadTokenFile(options.tokens));
+  if (options.tls_client_ca.empty() &&
+      !absl::c_all_of(entries, std::mem_fn(&AccessEntry::is_token))) {
     return absl::InvalidArgumentError(
-        absl::StrCat(prefix, " has no token, so that nobody could call the server"));
+        absl::StrCat("file of tokens ", options.tokens,
+                     ": a [[certificate]] needs --tls-client-ca, by which the server asks clients "
+                     "for certificates"));
   }
-  return tokens;
+  return entries;
 }
 
 }  // namespace logprobd

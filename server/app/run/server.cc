@@ -1,6 +1,7 @@
 #include "server/app/run/server.h"
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -44,14 +45,14 @@ constexpr absl::Duration kHungAnswerTime = absl::Seconds(1);
 
 absl::StatusOr<GrpcServer::Options> GrpcOptionsOf(const ServerOptions& options,
                                                   const SameHostMemory& same_host,
-                                                  std::shared_ptr<const AccessTokens> tokens) {
+                                                  std::shared_ptr<const AccessList> access) {
   GrpcServer::Options result;
   result.listen = options.listen;
   SetSameHostOptions(options, same_host, result);
   LOGPROBD_ASSIGN_OR_RETURN(result.admin, AdminAddress(options));
   result.tls = TlsOptionsOf(options);
   result.insecure = options.insecure;
-  result.tokens = std::move(tokens);
+  result.access = std::move(access);
   result.reflection = options.reflection;
   result.message_bytes_max = options.max_message_bytes;
   result.receive_bytes_max = options.receive_bytes;
@@ -164,8 +165,8 @@ struct Server::Impl {
   // The members below are destroyed in reverse order: no call may be running when the heads are
   // destroyed, and requests of the heads may hold memory of clients.
   SameHostMemory same_host;
-  std::shared_ptr<AccessTokens> tokens;  // Null if callers need none.
-  std::unique_ptr<DeviceTurns> turns;    // Null if no heads share devices.
+  std::shared_ptr<AccessList> access;  // Null if callers need no tokens.
+  std::unique_ptr<DeviceTurns> turns;  // Null if no heads share devices.
   bool serves_while_loading = true;
   LoadTurn load_turn;
   HeadTable head_table;
@@ -219,11 +220,11 @@ absl::Status Server::Impl::Listen() {
   }
   LOGPROBD_ASSIGN_OR_RETURN(same_host, CreateSameHostMemory(options, Plan(), metrics));
   if (!options.tokens.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessToken> list, ReadTokenFile(options.tokens));
-    tokens = std::make_shared<AccessTokens>(std::move(list));
+    LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessEntry> entries, AccessEntriesOf(options));
+    access = std::make_shared<AccessList>(std::move(entries));
   }
   LOGPROBD_ASSIGN_OR_RETURN(const GrpcServer::Options grpc_options,
-                            GrpcOptionsOf(options, same_host, tokens));
+                            GrpcOptionsOf(options, same_host, access));
   LOGPROBD_ASSIGN_OR_RETURN(
       grpc, GrpcServer::Create(grpc_options, head_table, metrics, clock, &head_table));
   for (const std::string& flag : InsecureListeners(options)) {
@@ -429,20 +430,22 @@ void Server::Impl::Reload() {
   const absl::StatusOr<ServerOptions> next_options = parts.read_options();
   const absl::StatusOr<logprobd::Reload> reload =
       next_options.ok() ? PlanReload(start_options, options, *next_options) : next_options.status();
-  absl::StatusOr<std::vector<AccessToken>> new_tokens;
-  if (tokens != nullptr) {
-    new_tokens = ReadTokenFile(options.tokens);
+  absl::StatusOr<std::vector<AccessEntry>> entries;
+  if (access != nullptr) {
+    entries = AccessEntriesOf(options);
   } else {
-    new_tokens.emplace();
+    entries.emplace();
   }
-  if (const absl::Status status = reload.ok() ? new_tokens.status() : reload.status();
-      !status.ok()) {
+  if (const absl::Status status = reload.ok() ? entries.status() : reload.status(); !status.ok()) {
     LogError("SIGHUP: all settings stay as they are", {{"reason", status.message()}});
     return;
   }
-  if (tokens != nullptr) {
-    tokens->Set(*new_tokens);
-    LogInfo("SIGHUP: the tokens were read again", {{"tokens", new_tokens->size()}});
+  if (access != nullptr) {
+    const auto num_tokens = absl::c_count_if(*entries, std::mem_fn(&AccessEntry::is_token));
+    LogInfo("SIGHUP: the tokens were read again",
+            {{"tokens", num_tokens},
+             {"certificates", static_cast<int64_t>(entries->size()) - num_tokens}});
+    access->Set(*std::move(entries));
   }
   Apply(reload->options);
   LogInfo("SIGHUP", {{"applied", reload->applied.empty() ? "nothing has changed"

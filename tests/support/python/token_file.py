@@ -1,4 +1,4 @@
-"""Makes tokens and the server's file of them for a test."""
+"""Makes tokens and the server's file of tokens and certificates for a test."""
 
 import hashlib
 import pathlib
@@ -21,6 +21,12 @@ class TokenFile:
         self.text += "".join(f"{key} = {value}\n" for key, value in keys.items())
         self.path.write_text(self.text)
         return token
+
+    def add_certificate(self, name: str, *scopes: str, **keys: str) -> None:
+        """Writes the entry of a client certificate with further keys as TOML."""
+        self.text += f'[[certificate]]\nname = "{name}"\nscopes = {list(scopes)}\n'
+        self.text += "".join(f"{key} = {value}\n" for key, value in keys.items())
+        self.path.write_text(self.text)
 
     def metadata(self, name: str | None) -> tuple[tuple[str, str], ...]:
         return () if name is None else (("authorization", f"Bearer {self.tokens[name]}"),)

@@ -22,8 +22,8 @@ struct Outcome {
   std::string err;
 };
 
-Outcome RunTokenNew(const std::vector<std::string>& options) {
-  std::vector<std::string> arguments = {"token", "new"};
+Outcome RunToken(const std::string& command, const std::vector<std::string>& options) {
+  std::vector<std::string> arguments = {"token", command};
   arguments.insert(arguments.end(), options.begin(), options.end());
   std::ostringstream out;
   std::ostringstream err;
@@ -32,7 +32,7 @@ Outcome RunTokenNew(const std::vector<std::string>& options) {
 }
 
 /// Returns the tokens of a server whose file has this text.
-absl::StatusOr<std::vector<AccessToken>> ReadAsFile(const std::string& text) {
+absl::StatusOr<std::vector<AccessEntry>> ReadAsFile(const std::string& text) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/new_tokens_", getpid(), ".toml");
   std::ofstream(path) << text;
   return ReadTokenFile(path);
@@ -40,8 +40,8 @@ absl::StatusOr<std::vector<AccessToken>> ReadAsFile(const std::string& text) {
 
 TEST(TokenCommandTest, TheServerAcceptsTheTokenThroughItsEntry) {
   const Outcome outcome =
-      RunTokenNew({"trainer-7", "--tenant", "team-a", "--scopes", "score,verify", "--days", "2",
-                   "--share", "0.5", "--priority-max", "low"});
+      RunToken("new", {"trainer-7", "--tenant", "team-a", "--scopes", "score,verify", "--days", "2",
+                       "--share", "0.5", "--priority-max", "low"});
   ASSERT_EQ(outcome.exit_code, kExitOk) << outcome.err;
   std::smatch token;
   ASSERT_TRUE(std::regex_search(outcome.err, token, std::regex("token ([A-Za-z0-9_-]{43})\n")));
@@ -50,21 +50,43 @@ TEST(TokenCommandTest, TheServerAcceptsTheTokenThroughItsEntry) {
   const auto tokens = ReadAsFile(outcome.out);
 
   ASSERT_TRUE(tokens.ok()) << tokens.status();
-  const AccessTokens server(*tokens);
+  const AccessList server(*tokens);
   const absl::Time now = absl::Now();
   const std::string authorization = "Bearer " + token[1].str();
-  EXPECT_TRUE(server.Check(authorization, Scope::kScore, now).ok());
-  EXPECT_TRUE(server.Check(authorization, Scope::kVerify, now + absl::Hours(47)).ok());
-  EXPECT_FALSE(server.Check(authorization, Scope::kVerify, now + absl::Hours(49)).ok());
-  EXPECT_FALSE(server.Check(authorization, Scope::kAdmin, now).ok());
+  const Credentials caller{.authorization = authorization};
+  EXPECT_TRUE(server.Check(caller, Scope::kScore, now).ok());
+  EXPECT_TRUE(server.Check(caller, Scope::kVerify, now + absl::Hours(47)).ok());
+  EXPECT_FALSE(server.Check(caller, Scope::kVerify, now + absl::Hours(49)).ok());
+  EXPECT_FALSE(server.Check(caller, Scope::kAdmin, now).ok());
   EXPECT_EQ(tokens->front().tenant, "team-a");
   EXPECT_EQ(tokens->front().share, 0.5);
   EXPECT_EQ(tokens->front().priority_max, logprobd::Priority::kLow);
 }
 
+TEST(TokenCommandTest, TheServerAcceptsACertificateThroughItsEntry) {
+  const std::string name = "spiffe://cluster/" + std::string(238, 'a');  // 255 bytes
+  const Outcome outcome =
+      RunToken("certificate", {name, "--tenant", "team-a", "--scopes", "admin", "--days", "2"});
+  ASSERT_EQ(outcome.exit_code, kExitOk) << outcome.err;
+
+  const auto entries = ReadAsFile(outcome.out);
+
+  ASSERT_TRUE(entries.ok()) << entries.status();
+  const AccessList server(*entries);
+  const Credentials caller{.certificate_names = {name}};
+  EXPECT_TRUE(server.Check(caller, Scope::kAdmin, absl::Now() + absl::Hours(47)).ok());
+  EXPECT_FALSE(server.Check(caller, Scope::kAdmin, absl::Now() + absl::Hours(49)).ok());
+  EXPECT_FALSE(server.Check(caller, Scope::kScore, absl::Now()).ok());
+  EXPECT_EQ(entries->front().tenant, "team-a");
+  const auto json = nlohmann::json::parse(RunToken("certificate", {name, "--json"}).out);
+  EXPECT_TRUE(ReadAsFile(json["entry"]).ok());
+  EXPECT_EQ(RunToken("certificate", {name + "a"}).exit_code, kExitUsage);
+  EXPECT_EQ(RunToken("certificate", {"*.example"}).exit_code, kExitUsage);
+}
+
 TEST(TokenCommandTest, EveryTokenIsNew) {
-  const auto first = nlohmann::json::parse(RunTokenNew({"a", "--json"}).out);
-  const auto second = nlohmann::json::parse(RunTokenNew({"a", "--json"}).out);
+  const auto first = nlohmann::json::parse(RunToken("new", {"a", "--json"}).out);
+  const auto second = nlohmann::json::parse(RunToken("new", {"a", "--json"}).out);
 
   EXPECT_NE(first["token"], second["token"]);
   EXPECT_TRUE(ReadAsFile(first["entry"]).ok());
@@ -80,7 +102,7 @@ TEST(TokenCommandTest, RefusesWhatTheServerWouldRefuse) {
                                              {"a", "--days", "0"},
                                              {"a", "--priority-max", "top"},
                                              {"a", "--tenant", "x\""}}) {
-    EXPECT_EQ(RunTokenNew(options).exit_code, kExitUsage);
+    EXPECT_EQ(RunToken("new", options).exit_code, kExitUsage);
   }
 }
 

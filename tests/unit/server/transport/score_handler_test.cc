@@ -66,6 +66,28 @@ TEST_F(ScoreHandlerTest, PassesTheCallInfoToTheHead) {
   EXPECT_EQ(reply_->request_id, "test");
 }
 
+TEST_F(ScoreHandlerTest, PassesTheSubClientToTheHead) {
+  call_.client_id = "team";
+  call_.sub_client_id = "trainer";
+
+  Start(ValidRequest());
+
+  EXPECT_EQ(head_->last_request().client_id, "team");
+  EXPECT_EQ(head_->last_request().sub_client_id, "trainer");
+}
+
+// A reload of the tokens may come between the check of a call and its first message.
+TEST_F(ScoreHandlerTest, RefusesACallWhoseCallerIsNoLongerKnown) {
+  call_.access = absl::UnauthenticatedError("authorization: the server does not know this token");
+
+  EXPECT_FALSE(Start(ValidRequest()).has_value());
+
+  ASSERT_TRUE(reply_.has_value());
+  EXPECT_EQ(reply_->status.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(head_->num_submitted(), 0);
+  EXPECT_EQ(Rejected("unauthenticated"), 1);
+}
+
 TEST_F(ScoreHandlerTest, AnswersARefusedRequestOnceAndSubmitsNothing) {
   v1::ScoreRequest request = ValidRequest();
   request.set_top_k(1'000);

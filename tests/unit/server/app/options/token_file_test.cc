@@ -21,12 +21,13 @@ const std::string kDigest(64, 'a');
 const std::string kToken =
     absl::StrCat("[[token]]\nid = \"t\"\nsha256 = \"", kDigest, "\"\nscopes = [\"score\"]\n");
 
+const std::string kCertificate = "[[certificate]]\nname = \"c.example\"\nscopes = [\"score\"]\n";
+
 class TokenFileTest : public ::testing::Test {
  protected:
-  absl::StatusOr<std::vector<AccessToken>> Read(const std::string& text) {
-    const std::string path = absl::StrCat(::testing::TempDir(), "/tokens_", getpid(), ".toml");
-    std::ofstream(path) << text;
-    return ReadTokenFile(path);
+  absl::StatusOr<std::vector<AccessEntry>> Read(const std::string& text) {
+    std::ofstream(path_) << text;
+    return ReadTokenFile(path_);
   }
 
   void ExpectRefused(const std::string& text, const std::string& problem) {
@@ -34,6 +35,8 @@ class TokenFileTest : public ::testing::Test {
     EXPECT_EQ(tokens.status().code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(tokens.status().message(), HasSubstr(problem)) << text;
   }
+
+  const std::string path_ = absl::StrCat(::testing::TempDir(), "/tokens_", getpid(), ".toml");
 };
 
 TEST_F(TokenFileTest, ReadsAllKeys) {
@@ -44,10 +47,11 @@ TEST_F(TokenFileTest, ReadsAllKeys) {
 
   ASSERT_TRUE(tokens.ok()) << tokens.status();
   ASSERT_EQ(tokens->size(), 2U);
-  const AccessToken& token = tokens->front();
+  const AccessEntry& token = tokens->front();
   EXPECT_EQ(token.id, "trainer-7");
   EXPECT_EQ(token.tenant, "team-a");
-  EXPECT_EQ(token.sha256.back(), 0xFF);
+  ASSERT_TRUE(token.is_token());
+  EXPECT_EQ(token.sha256->back(), 0xFF);
   EXPECT_THAT(token.scopes, ElementsAre(false, true, true));
   EXPECT_EQ(token.not_after, absl::FromCivil(absl::CivilDay(2027, 1, 31), absl::UTCTimeZone()));
   EXPECT_EQ(token.share, 0.25);
@@ -130,6 +134,73 @@ TEST_F(TokenFileTest, NamesTheTokenAndTheKeyThatAreWrong) {
     ExpectRefused(absl::StrCat(text, key, "\n"), problem);
   }
   EXPECT_TRUE(Read(absl::StrCat(kToken, "share = 1\n")).ok());
+}
+
+TEST_F(TokenFileTest, ReadsCertificatesAfterTheTokens) {
+  const auto entries = Read(
+      absl::StrCat(kCertificate, kToken, "[[certificate]]\nname = \"spiffe://cluster/ns/a/sa/b\"\n",
+                   "tenant = \"team-a\"\nscopes = [\"verify\", \"admin\"]\n",
+                   "not_after = 2027-01-31T00:00:00Z\nshare = 0.5\npriority_max = \"normal\"\n"));
+
+  ASSERT_TRUE(entries.ok()) << entries.status();
+  ASSERT_EQ(entries->size(), 3U);
+  EXPECT_EQ((*entries)[0].id, "t");
+  EXPECT_EQ((*entries)[1].id, "c.example");
+  EXPECT_EQ((*entries)[1].tenant, "c.example");
+  EXPECT_FALSE((*entries)[1].is_token());
+  const AccessEntry& last = (*entries)[2];
+  EXPECT_FALSE(last.is_token());
+  EXPECT_EQ(last.id, "spiffe://cluster/ns/a/sa/b");
+  EXPECT_EQ(last.tenant, "team-a");
+  EXPECT_THAT(last.scopes, ElementsAre(false, true, true));
+  EXPECT_EQ(last.not_after, absl::FromCivil(absl::CivilDay(2027, 1, 31), absl::UTCTimeZone()));
+  EXPECT_EQ(last.share, 0.5);
+  EXPECT_EQ(last.priority_max, Priority::kNormal);
+}
+
+TEST_F(TokenFileTest, ANameOfACertificateHas1To255Bytes) {
+  const auto with_name = [](const std::string& name) {
+    return absl::StrCat("[[certificate]]\nname = \"", name, "\"\nscopes = [\"score\"]\n");
+  };
+  EXPECT_TRUE(Read(with_name("a")).ok());
+  EXPECT_TRUE(Read(with_name(std::string(255, 'a'))).ok());
+  for (const std::string& name : {std::string(), std::string(256, 'a'), std::string("*.example"),
+                                  std::string("Team A"), std::string("\xC3\xA9")}) {
+    ExpectRefused(with_name(name), "certificate 1: name: must be 1 to 255 letters");
+  }
+}
+
+TEST_F(TokenFileTest, NamesTheCertificateAndTheKeyThatAreWrong) {
+  for (const auto& [key, problem] : std::vector<std::pair<std::string, std::string>>{
+           {"id = \"c\"", "certificate 1: id: is unknown; the keys are name, tenant, "},
+           {absl::StrCat("sha256 = \"", kDigest, "\""), "certificate 1: sha256: is unknown"},
+           {"tenant = \"\"", "certificate 1: tenant: must be"},
+           {"share = 2", "certificate 1: share: must be"},
+           {"not_after = 1", "certificate 1: not_after: must be"}}) {
+    ExpectRefused(absl::StrCat(kCertificate, key, "\n"), problem);
+  }
+  ExpectRefused("[[certificate]]\nname = \"c\"\n", "certificate 1: scopes: is missing");
+  ExpectRefused("[[certificate]]\nscopes = [\"score\"]\n", "certificate 1: name: is missing");
+  ExpectRefused(kToken + kCertificate + kCertificate,
+                "certificate 2 has the name of another, c.example");
+  ExpectRefused(kCertificate + "[[token]]\nid = 3\n", "token 1: id: must be a string");
+  ExpectRefused("certificate = 3\n", "certificate is unknown");
+}
+
+TEST_F(TokenFileTest, CertificatesNeedAClientCa) {
+  ServerOptions options;
+  options.tokens = path_;
+  ASSERT_TRUE(Read(kCertificate).ok());
+  const auto refused = AccessEntriesOf(options);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(), HasSubstr("needs --tls-client-ca"));
+
+  options.tls_client_ca = "ca.pem";
+  EXPECT_TRUE(AccessEntriesOf(options).ok());
+
+  options.tls_client_ca = "";
+  ASSERT_TRUE(Read(kToken).ok());
+  EXPECT_TRUE(AccessEntriesOf(options).ok());
 }
 
 TEST_F(TokenFileTest, RefusesWhatIsMissingOrRepeated) {

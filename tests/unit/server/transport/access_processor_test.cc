@@ -1,0 +1,158 @@
+#include "server/transport/access_processor.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "grpc/grpc_security_constants.h"
+#include "grpcpp/client_context.h"
+#include "gtest/gtest.h"
+#include "tests/support/transport_server.h"
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+AccessEntry Token(const std::string& id, const std::string& text) {
+  Sha256 sha256;
+  sha256.Add({reinterpret_cast<const std::byte*>(text.data()), text.size()});
+  AccessEntry token;
+  token.id = id;
+  token.tenant = "tenant-of-" + id;
+  token.sha256 = *sha256.Digest();
+  token.scopes[static_cast<size_t>(Scope::kScore)] = true;
+  return token;
+}
+
+class AccessProcessorTest : public ::testing::Test {
+ protected:
+  AccessProcessorTest()
+      : access_(std::make_shared<AccessList>(
+            std::vector<AccessEntry>{Token("a", "secret-a"), Token("b", "secret-b")})),
+        server_(OptionsWith(access_)) {}
+
+  static GrpcServer::Options OptionsWith(std::shared_ptr<const AccessList> access) {
+    GrpcServer::Options options = TestServerOptions();
+    options.access = std::move(access);
+    return options;
+  }
+
+  /// Calls Score on the one connection that all calls of a test share.
+  grpc::Status Score(const std::string& token, const std::string& client_id = "") {
+    grpc::ClientContext context;
+    if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
+    if (!client_id.empty()) context.AddMetadata("client_id", client_id);
+    v1::ScoreResponse response;
+    return server_.stub->Score(&context, ValidRequest(), &response);
+  }
+
+  std::shared_ptr<AccessList> access_;
+  TransportServer server_;
+};
+
+// Regression: all calls of a connection counted for the caller of its first call.
+TEST_F(AccessProcessorTest, EachCallOfAConnectionCountsForItsOwnCaller) {
+  for (const char* const name : {"a", "b", "a"}) {
+    const grpc::Status status = Score(std::string("secret-") + name);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(server_.head->last_request().client_id, std::string("tenant-of-") + name);
+  }
+}
+
+TEST_F(AccessProcessorTest, AClientIdOnlyDividesItsTenant) {
+  ASSERT_TRUE(Score("secret-a", "trainer 7").ok());
+  EXPECT_EQ(server_.head->last_request().client_id, "tenant-of-a");
+  EXPECT_EQ(server_.head->last_request().sub_client_id, "trainer_7");
+
+  ASSERT_TRUE(Score("secret-a").ok());
+  EXPECT_EQ(server_.head->last_request().client_id, "tenant-of-a");
+  EXPECT_EQ(server_.head->last_request().sub_client_id, "ipv4:127.0.0.1");
+}
+
+TEST_F(AccessProcessorTest, ARemovedTokenIsRefusedAtTheNextCallOfItsConnection) {
+  ASSERT_TRUE(Score("secret-a").ok());
+
+  access_->Set({Token("b", "secret-b")});
+
+  EXPECT_EQ(Score("secret-a").error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_TRUE(Score("secret-b").ok());
+}
+
+TEST_F(AccessProcessorTest, ACallWithoutATokenIsRefusedAfterOneWithAToken) {
+  ASSERT_TRUE(Score("secret-a").ok());
+
+  const grpc::Status status = Score("");
+
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(status.error_message(), HasSubstr("needs a token"));
+}
+
+/// The context of a connection with these properties.
+class FakeAuthContext final : public grpc::AuthContext {
+ public:
+  explicit FakeAuthContext(std::multimap<std::string, std::string> properties)
+      : properties_(std::move(properties)) {}
+
+  std::vector<grpc::string_ref> FindPropertyValues(const std::string& name) const override {
+    std::vector<grpc::string_ref> values;
+    const auto [begin, end] = properties_.equal_range(name);
+    for (auto property = begin; property != end; ++property) {
+      values.emplace_back(property->second.data(), property->second.size());
+    }
+    return values;
+  }
+
+  bool IsPeerAuthenticated() const override { return true; }
+  std::vector<grpc::string_ref> GetPeerIdentity() const override { return {}; }
+  std::string GetPeerIdentityPropertyName() const override { return ""; }
+  grpc::AuthPropertyIterator begin() const override { return end(); }
+  grpc::AuthPropertyIterator end() const override { std::abort(); }
+  void AddProperty(const std::string& /*key*/, const grpc::string_ref& /*value*/) override {
+    ADD_FAILURE() << "the context belongs to all calls of the connection";
+  }
+  bool SetPeerIdentityPropertyName(const std::string& /*name*/) override { return false; }
+
+ private:
+  const std::multimap<std::string, std::string> properties_;
+};
+
+TEST(CredentialsOfTest, TheNamesOfACertificateAreItsDnsNamesAndUris) {
+  const FakeAuthContext context({{GRPC_X509_CN_PROPERTY_NAME, "common"},
+                                 {GRPC_X509_SAN_PROPERTY_NAME, "spiffe://x/y"},
+                                 {GRPC_X509_SAN_PROPERTY_NAME, "a.example"},
+                                 {GRPC_X509_SAN_PROPERTY_NAME, "mail@example"},
+                                 {GRPC_PEER_URI_PROPERTY_NAME, "spiffe://x/y"},
+                                 {GRPC_PEER_EMAIL_PROPERTY_NAME, "mail@example"},
+                                 {GRPC_PEER_DNS_PROPERTY_NAME, "a.example"},
+                                 {GRPC_PEER_DNS_PROPERTY_NAME, "b.example"}});
+
+  EXPECT_THAT(CredentialsOf({}, &context).certificate_names,
+              ElementsAre("a.example", "b.example", "spiffe://x/y"));
+}
+
+TEST(CredentialsOfTest, TheCommonNameCountsOnlyWithoutDnsNamesAndUris) {
+  const FakeAuthContext alone(
+      {{GRPC_X509_CN_PROPERTY_NAME, "common"}, {GRPC_PEER_IP_PROPERTY_NAME, "10.0.0.1"}});
+  const FakeAuthContext beside_uri(
+      {{GRPC_X509_CN_PROPERTY_NAME, "common"}, {GRPC_PEER_URI_PROPERTY_NAME, "spiffe://x/y"}});
+
+  EXPECT_THAT(CredentialsOf({}, &alone).certificate_names, ElementsAre("common"));
+  EXPECT_THAT(CredentialsOf({}, &beside_uri).certificate_names, ElementsAre("spiffe://x/y"));
+}
+
+TEST(CredentialsOfTest, ACallWithoutACertificateShowsItsAuthorizationOnly) {
+  const Credentials caller = CredentialsOf({{"authorization", "Bearer x"}}, nullptr);
+
+  EXPECT_EQ(caller.authorization, "Bearer x");
+  EXPECT_THAT(caller.certificate_names, IsEmpty());
+  EXPECT_EQ(CredentialsOf({}, nullptr).authorization, "");
+}
+
+}  // namespace
+}  // namespace logprobd::testing
