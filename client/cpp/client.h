@@ -84,7 +84,8 @@ class Client {
     /// instead of unary calls. Use it for bulk work: the server slows a fast client down instead of
     /// refusing its requests. Results, retries and errors are the same.
     bool bulk_stream = false;
-    /// Name under which the server shares its queue fairly; empty means the peer address.
+    /// Name under which the server shares its queue fairly, or the part of the caller's tenant if
+    /// it demands tokens; empty means the peer address.
     std::string client_id = {};
     /// Time for which Score busy-polls for its response before its thread sleeps, >= 0; one thread
     /// of the client polls at a time. Polling saves the time of a wake-up for calls of few rows,

@@ -80,7 +80,8 @@ class ClientCore:
         retry: policy of retries; RetryPolicy(attempts_max=1, overloaded_attempts_max=1) disables
             them.
         client_id: name that identifies this client to the server, which shares its time fairly
-            between clients. Default: the peer address.
+            between clients, or between those of a tenant if it demands tokens. Default: the peer
+            address.
         mix_versions: allow different versions of the weights to score the rows of one call;
             ScoreResult.weights_versions lists them.
         transport: how hidden states are passed to a server on the same host. "auto" passes CUDA

@@ -120,15 +120,16 @@ std::vector<Flag> MakeFlags() {
       {"tls-key", "Listeners", Kind::kText, &O::tls_key, "FILE",
        "PEM file with the private key of --tls-cert, without a passphrase."},
       {"tls-client-ca", "Listeners", Kind::kText, &O::tls_client_ca, "FILE",
-       "PEM file with the CAs of the clients, which must then have a certificate (mTLS)."},
+       "PEM file with the CAs of the clients, which must then have a certificate (mTLS); its name "
+       "may have an entry in --tokens."},
       {"tls-crl-dir", "Listeners", Kind::kText, &O::tls_crl_dir, "DIR",
        "Folder with the revocation lists of the clients' CAs, named as openssl rehash does."},
       {"insecure", "Listeners", Kind::kSwitch, &O::insecure, "",
        "Allow addresses that others can use without client certificates or tokens over TLS: all "
        "except Unix sockets and, for --listen and --http, loopback."},
       {"tokens", "Listeners", Kind::kText, &O::tokens, "FILE",
-       "TOML file of the tokens that callers need, which logprobctl token new writes. SIGHUP reads "
-       "it again."},
+       "TOML file of the tokens and client certificates that callers need, whose entries logprobctl "
+       "token prints. SIGHUP reads it again."},
       {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection."},
 
       {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",

@@ -67,7 +67,7 @@ struct ServerOptions {
   std::string tls_client_ca = GrpcServer::Options().tls.client_ca;
   std::string tls_crl_dir = GrpcServer::Options().tls.crl_dir;
   bool insecure = GrpcServer::Options().insecure;
-  std::string tokens;  ///< TOML file of ReadTokenFile; empty means that callers need no token.
+  std::string tokens;  ///< TOML file of ReadTokenFile; empty means that callers need no entry.
   bool reflection = GrpcServer::Options().reflection;
 
   int64_t max_message_bytes = RequestLimits().message_bytes_max;
