@@ -132,7 +132,9 @@ def test_clients_need_no_token_beside_a_known_certificate(start, tokens, ca, mod
     with logprobd.Client(server.grpc, tls=tls("trainer")) as client:
         assert len(client.score(hidden, [1, 2, 3]).logprob) == 3
     with logprobd.Client(server.grpc, tls=tls("evaluator")) as client:
-        with pytest.raises(LogprobdError, match=r"\[\[certificate\]\] named .evaluator.example") as e:
+        with pytest.raises(
+            LogprobdError, match=r"\[\[certificate\]\] named .evaluator.example"
+        ) as e:
             client.score(hidden, [1, 2, 3])
         assert e.value.code == "UNAUTHENTICATED"
     assert server.metric("logprobd_rejected_total", reason="unauthenticated") >= 1
