@@ -114,7 +114,7 @@ TEST_F(AccessListTest, FindsACertificateByEachOfItsNamesByteByByte) {
     EXPECT_THAT(IdOf({.certificate_names = {other}}), HasSubstr("needs a token")) << other;
   }
   EXPECT_THAT(IdOf({.certificate_names = {absl::string_view("x.example\0.evil", 15)}}),
-              HasSubstr("x.example\\000.evil"));
+              HasSubstr("x.example\\x00.evil"));
 }
 
 TEST_F(AccessListTest, ACertificateWithSeveralEntriesHasTheFirstOfTheList) {
