@@ -113,10 +113,10 @@ void AddTokenCommand(CLI::App& app, CommandState& state) {
       ->check(CheckName);
   command
       ->add_option("--scopes", options->scopes,
-                   "What the token allows: score, verify, admin, with commas between them")
+                   "What the token allows: score, verify, admin, metrics, with commas between them")
       ->type_name("LIST")
       ->delimiter(',')
-      ->check(CLI::IsMember({"score", "verify", "admin"}))
+      ->check(CLI::IsMember({"score", "verify", "admin", "metrics"}))
       ->capture_default_str();
   command->add_option("--days", options->days, "How long it is valid; by default without an end")
       ->type_name("DAYS")
@@ -137,7 +137,8 @@ void AddTokenCommand(CLI::App& app, CommandState& state) {
       "entry, which is no secret, reaches the file.\n\n"
       "Examples:\n"
       "  logprobctl token new trainer-7 --tenant team-a --days 90 >> /etc/logprobd/tokens.toml\n"
-      "  logprobctl token new operator --scopes score,verify,admin >> /etc/logprobd/tokens.toml");
+      "  logprobctl token new operator --scopes score,verify,admin >> /etc/logprobd/tokens.toml\n"
+      "  logprobctl token new prometheus --scopes metrics >> /etc/logprobd/tokens.toml");
   command->callback([options, &state] { state.exit_code = RunNew(*options, state.streams); });
 }
 

@@ -1,11 +1,12 @@
 #include "server/transport/access_tokens.h"
 
+#include <optional>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/base/clock.h"
 #include "server/base/errors.h"
 
 namespace logprobd {
@@ -13,6 +14,8 @@ namespace {
 
 /// Longer values are refused before they are hashed.
 constexpr size_t kTokenBytesMax = 512;
+constexpr int64_t kRefusalLinesMax = 20;
+constexpr absl::Duration kRefusalLinesWindow = absl::Seconds(10);
 
 /// Compares in a time that does not depend on the bytes.
 bool AreEqual(const Sha256::Bytes& a, const Sha256::Bytes& b) {
@@ -33,10 +36,24 @@ absl::string_view ScopeName(Scope scope) {
       return "verify";
     case Scope::kAdmin:
       return "admin";
+    case Scope::kMetrics:
+      return "metrics";
     case Scope::kAny:
       break;
   }
   return "any";
+}
+
+TokenRefusals::TokenRefusals(Metrics& metrics)
+    : metrics_(metrics), lines_(kRefusalLinesMax, kRefusalLinesWindow, Clock::Steady()) {}
+
+void TokenRefusals::Record(absl::string_view what, const absl::Status& reason) {
+  metrics_.RecordRejection(absl::IsPermissionDenied(reason) ? Rejection::kPermissionDenied
+                                                            : Rejection::kUnauthenticated);
+  if (const std::optional<int64_t> suppressed = lines_.Admit(); suppressed.has_value()) {
+    LogWarning("a call was refused",
+               {{"method", what}, {"reason", reason.message()}, {"lines_suppressed", *suppressed}});
+  }
 }
 
 void AccessTokens::Set(std::vector<AccessToken> tokens) {
@@ -52,8 +69,8 @@ absl::StatusOr<std::shared_ptr<const AccessToken>> AccessTokens::Check(
     absl::string_view authorization, Scope scope, absl::Time now) const {
   if (authorization.empty()) {
     return absl::UnauthenticatedError(
-        "authorization: missing; this server needs a token (metadata \"authorization: Bearer "
-        "TOKEN\")");
+        "authorization: missing; this server needs a token (\"authorization: Bearer TOKEN\" in "
+        "the metadata of a call or the headers of HTTP)");
   }
   constexpr absl::string_view kScheme = "bearer ";
   if (!absl::StartsWithIgnoreCase(authorization, kScheme) ||

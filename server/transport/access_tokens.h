@@ -8,23 +8,27 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/base/log.h"
 #include "server/base/score_request.h"
 #include "server/base/sha256.h"
+#include "server/metrics/metrics.h"
 
 namespace logprobd {
 
-/// What a caller may do. Health needs no scope.
+/// What a caller may do. Health, also that of HTTP, needs no scope.
 enum class Scope {
-  kScore,   ///< Score, ScoreStream and ListHeads.
-  kVerify,  ///< Verify, which occupies the engine.
-  kAdmin,   ///< The Weights service.
-  kAny,     ///< Everything else, such as reflection: any token will do.
+  kScore,    ///< Score, ScoreStream and ListHeads.
+  kVerify,   ///< Verify, which occupies the engine.
+  kAdmin,    ///< The Weights service.
+  kMetrics,  ///< The pages of HTTP: /metrics and the status page.
+  kAny,      ///< Everything else, such as reflection: any token will do.
 };
-inline constexpr size_t kNumScopes = 3;  ///< Scopes that a token can have.
+inline constexpr size_t kNumScopes = 4;  ///< Scopes that a token can have.
 
 /// The name of a scope in a file of tokens.
 absl::string_view ScopeName(Scope scope);
@@ -40,6 +44,22 @@ struct AccessToken {
   absl::Time not_after = absl::InfiniteFuture();  ///< Time of the wall clock.
   double share = 0;  ///< Share of the queue, in (0, 1]; 0 means that of --client-share.
   Priority priority_max = Priority::kHigh;
+};
+
+/// Counts callers that were refused for want of a token, and logs at most 20 of them in 10 s.
+/// Thread-safe.
+class TokenRefusals {
+ public:
+  /// `metrics` must outlive the object.
+  explicit TokenRefusals(Metrics& metrics);
+
+  /// `what` is what the caller wanted: a method or a path. `reason` is an error of
+  /// AccessTokens::Check.
+  void Record(absl::string_view what, const absl::Status& reason);
+
+ private:
+  Metrics& metrics_;
+  LogLimiter lines_;
 };
 
 /// The tokens that the server accepts. Thread-safe.

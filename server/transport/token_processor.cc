@@ -3,18 +3,14 @@
 #include <optional>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "server/base/clock.h"
 #include "server/transport/grpc_status.h"
 
 namespace logprobd {
 namespace {
 
 constexpr char kProperty[] = "logprobd_token";
-constexpr int64_t kRefusalLinesMax = 20;
-constexpr absl::Duration kRefusalLinesWindow = absl::Seconds(10);
 
 absl::string_view ValueOf(const grpc::AuthMetadataProcessor::InputMetadata& metadata,
                           const char* key) {
@@ -40,9 +36,7 @@ std::optional<Scope> ScopeOf(absl::string_view path) {
 }  // namespace
 
 TokenProcessor::TokenProcessor(std::shared_ptr<const AccessTokens> tokens, Metrics& metrics)
-    : tokens_(std::move(tokens)),
-      metrics_(metrics),
-      lines_(kRefusalLinesMax, kRefusalLinesWindow, Clock::Steady()) {}
+    : tokens_(std::move(tokens)), refusals_(metrics) {}
 
 grpc::Status TokenProcessor::Process(const InputMetadata& metadata, grpc::AuthContext* context,
                                      OutputMetadata* consumed, OutputMetadata* /*response*/) {
@@ -55,14 +49,7 @@ grpc::Status TokenProcessor::Process(const InputMetadata& metadata, grpc::AuthCo
   const absl::StatusOr<std::shared_ptr<const AccessToken>> token =
       tokens_->Check(authorization, *scope, absl::Now());
   if (!token.ok()) {
-    metrics_.RecordRejection(absl::IsPermissionDenied(token.status())
-                                 ? Rejection::kPermissionDenied
-                                 : Rejection::kUnauthenticated);
-    if (const std::optional<int64_t> suppressed = lines_.Admit(); suppressed.has_value()) {
-      LogWarning("a call was refused", {{"method", path},
-                                        {"reason", token.status().message()},
-                                        {"lines_suppressed", *suppressed}});
-    }
+    refusals_.Record(path, token.status());
     return ToGrpcStatus(token.status());
   }
   consumed->emplace("authorization", std::string(authorization));  // services never see it

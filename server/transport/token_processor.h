@@ -5,7 +5,6 @@
 
 #include "grpcpp/security/auth_context.h"
 #include "grpcpp/security/auth_metadata_processor.h"
-#include "server/base/log.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/access_tokens.h"
 
@@ -25,8 +24,7 @@ class TokenProcessor final : public grpc::AuthMetadataProcessor {
 
  private:
   const std::shared_ptr<const AccessTokens> tokens_;
-  Metrics& metrics_;
-  LogLimiter lines_;
+  TokenRefusals refusals_;
 };
 
 /// Returns the id of the token with which a call was accepted, or an empty string without tokens.

@@ -18,7 +18,8 @@
 namespace logprobd {
 namespace {
 
-constexpr Scope kScopes[kNumScopes] = {Scope::kScore, Scope::kVerify, Scope::kAdmin};
+constexpr Scope kScopes[kNumScopes] = {Scope::kScore, Scope::kVerify, Scope::kAdmin,
+                                       Scope::kMetrics};
 constexpr size_t kNameBytesMax = 64;
 
 absl::Status Bad(absl::string_view key, absl::string_view problem) {
@@ -57,7 +58,8 @@ absl::Status SetSha256(const toml::value& value, Sha256::Bytes& sha256) {
 
 absl::Status SetScopes(const toml::value& value, AccessToken& token) {
   constexpr absl::string_view kProblem =
-      "must be an array of \"score\", \"verify\" and \"admin\" with at least one of them";
+      "must be an array of \"score\", \"verify\", \"admin\" and \"metrics\" with at least one of "
+      "them";
   if (!value.is_array() || value.as_array().empty()) {
     return Bad("scopes", kProblem);
   }

@@ -1,5 +1,6 @@
 #include "server/transport/access_tokens.h"
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <utility>
@@ -55,11 +56,11 @@ TEST_F(AccessTokensTest, RefusesEverythingElse) {
 }
 
 TEST_F(AccessTokensTest, ATokenHasOnlyItsScopes) {
-  for (const Scope scope : {Scope::kScore, Scope::kVerify, Scope::kAdmin}) {
+  for (const Scope scope : {Scope::kScore, Scope::kVerify, Scope::kAdmin, Scope::kMetrics}) {
     AccessToken token = Token("a", "secret-a");
     token.scopes[static_cast<size_t>(scope)] = true;
     tokens_.Set({token});
-    for (const Scope needed : {Scope::kScore, Scope::kVerify, Scope::kAdmin}) {
+    for (const Scope needed : {Scope::kScore, Scope::kVerify, Scope::kAdmin, Scope::kMetrics}) {
       EXPECT_EQ(CodeOf("Bearer secret-a", needed),
                 needed == scope ? absl::StatusCode::kOk : absl::StatusCode::kPermissionDenied);
     }
@@ -83,6 +84,24 @@ TEST_F(AccessTokensTest, ATokenEndsAtItsTime) {
 TEST_F(AccessTokensTest, ErrorsNeverRepeatTheToken) {
   EXPECT_THAT(tokens_.Check("Bearer secret-x", Scope::kAny, kNow).status().message(),
               ::testing::Not(HasSubstr("secret-x")));
+}
+
+TEST(TokenRefusalsTest, CountsEveryRefusalAndLogsTwentyLines) {
+  Metrics metrics{Metrics::Options()};
+  TokenRefusals refusals(metrics);
+
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 21; ++i) {
+    refusals.Record("/metrics", absl::UnauthenticatedError("no token"));
+  }
+  refusals.Record("/metrics", absl::PermissionDeniedError("no scope"));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 20);
+  EXPECT_THAT(log, HasSubstr("a call was refused method=/metrics"));
+  const std::string text = metrics.Serialize();
+  EXPECT_THAT(text, HasSubstr("logprobd_rejected_total{reason=\"unauthenticated\"} 21"));
+  EXPECT_THAT(text, HasSubstr("logprobd_rejected_total{reason=\"permission_denied\"} 1"));
 }
 
 TEST_F(AccessTokensTest, SetReplacesAllTokensWhileOthersCheck) {
