@@ -23,7 +23,7 @@ THIRD_PARTIES = {
     "server/weights": {"absl", "nlohmann", "openssl"},
     "server/engine": {"absl"} | CUDA,
     "server/metrics": {"absl", "prometheus", "nvml"},
-    "server/http": {"absl", "microhttpd"},
+    "server/http": {"absl", "gnutls", "microhttpd"},
     "server/transport": {"absl", "openssl"} | GRPC,
     "server/app/options": {"absl", "CLI", "toml"},
     "server/app/heads": {"absl"},
@@ -38,7 +38,7 @@ SOURCE_ONLY = {
     "server/base": {"spdlog", "openssl"},
     "server/weights": {"nlohmann", "openssl"},
     "server/metrics": {"prometheus", "nvml"},
-    "server/http": {"microhttpd"},
+    "server/http": {"gnutls", "microhttpd"},
     "server/transport": {"openssl"},
     "client/cpp": {"openssl"},
 }

@@ -131,10 +131,11 @@ void AddEntryOptions(CLI::App& command, absl::string_view id, EntryOptions& opti
       ->check(NameCheck(kIdBytesMax));
   command
       .add_option("--scopes", options.scopes,
-                  "What callers may do: score, verify, admin, with commas between them")
+                  "What callers may do: score, verify, admin, metrics (HTTP, which takes tokens "
+                  "only), with commas between them")
       ->type_name("LIST")
       ->delimiter(',')
-      ->check(CLI::IsMember({"score", "verify", "admin"}))
+      ->check(CLI::IsMember({"score", "verify", "admin", "metrics"}))
       ->capture_default_str();
   command.add_option("--days", options.days, "How long it is valid; by default without an end")
       ->type_name("DAYS")
@@ -170,7 +171,8 @@ void AddTokenCommand(CLI::App& app, CommandState& state) {
       "entry, which is no secret, reaches the file.\n\n"
       "Examples:\n"
       "  logprobctl token new trainer-7 --tenant team-a --days 90 >> /etc/logprobd/tokens.toml\n"
-      "  logprobctl token new operator --scopes score,verify,admin >> /etc/logprobd/tokens.toml");
+      "  logprobctl token new operator --scopes score,verify,admin >> /etc/logprobd/tokens.toml\n"
+      "  logprobctl token new prometheus --scopes metrics >> /etc/logprobd/tokens.toml");
   command->callback([options, &state] { state.exit_code = RunNew(*options, state.streams); });
 
   CLI::App* certificate = token->add_subcommand(

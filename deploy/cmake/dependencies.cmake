@@ -26,13 +26,17 @@ find_path(LOGPROBD_HAS_TOML11 toml.hpp)
 if(NOT LOGPROBD_HAS_TOML11)
   message(FATAL_ERROR "toml.hpp was not found: install libtoml11-dev")
 endif()
-# Serves HTTP. The version is Debian 12's.
+# Serve HTTP and HTTPS. The versions are Debian 12's.
 find_package(PkgConfig QUIET)
 if(PkgConfig_FOUND)
   pkg_check_modules(MICROHTTPD QUIET IMPORTED_TARGET libmicrohttpd>=0.9.75)
+  pkg_check_modules(GNUTLS QUIET IMPORTED_TARGET gnutls>=3.7.9)
 endif()
 if(NOT TARGET PkgConfig::MICROHTTPD)
   message(FATAL_ERROR "libmicrohttpd was not found: install pkg-config and libmicrohttpd-dev")
+endif()
+if(NOT TARGET PkgConfig::GNUTLS)
+  message(FATAL_ERROR "gnutls was not found: install pkg-config and libgnutls28-dev")
 endif()
 
 # Finds only the core of prometheus-cpp, because its package file requires curl and civetweb, which

@@ -18,6 +18,8 @@
 namespace logprobd {
 namespace {
 
+constexpr absl::string_view kHttps = "https://";
+
 bool IsLoopback(absl::string_view host) {
   return host == "localhost" || host == "::1" ||
          (absl::StartsWith(host, "127.") &&
@@ -50,8 +52,8 @@ std::string ListenAddress::ToString() const {
   if (!unix_path.empty()) {
     return absl::StrCat("unix:", unix_path);
   }
-  return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
-                                      : absl::StrCat(host, ":", port);
+  const bool is_ipv6 = absl::StrContains(host, ':');
+  return absl::StrCat(is_https ? kHttps : "", is_ipv6 ? "[" : "", host, is_ipv6 ? "]:" : ":", port);
 }
 
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::string_view text) {
@@ -95,30 +97,41 @@ absl::StatusOr<ListenAddress> ParseListenAddressOrPath(absl::string_view flag,
   return address;
 }
 
+absl::StatusOr<ListenAddress> ParseHttpAddress(absl::string_view flag, absl::string_view text) {
+  const bool is_https = absl::ConsumePrefix(&text, kHttps);
+  absl::StatusOr<ListenAddress> address = ParseListenAddress(flag, text);
+  if (address.ok()) {
+    address->is_https = is_https;
+  }
+  return address;
+}
+
 absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address,
-                            const std::optional<ListenerSecurity>& security, bool insecure) {
-  const ListenerSecurity has = security.value_or(ListenerSecurity());
+                            const ListenerSecurity& has, bool insecure) {
   if (!address.unix_path.empty() || (address.is_loopback && !has.changes_weights)) {
     return absl::OkStatus();
   }
+  const std::string https = has.is_http && !address.is_https
+                                ? absl::StrCat("write ", kHttps, address.ToString(), " and ")
+                                : "";
   if (has.has_tokens && !has.has_tls && !address.is_loopback) {
     return absl::FailedPreconditionError(
         absl::StrCat(flag, ": ", address.ToString(),
-                     " is not a loopback address, and tokens would cross the network unencrypted; "
-                     "give --tls-cert and --tls-key"));
+                     " is not a loopback address, and tokens would cross the network unencrypted; ",
+                     https, "give --tls-cert and --tls-key"));
   }
   if (insecure || (has.has_tls && (has.has_client_certificates || has.has_tokens))) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      flag, ": ", address.ToString(), " can be reached ",
-      address.is_loopback ? "by every user of this host" : "from other hosts",
-      " without authentication over TLS; ",
-      security.has_value() ? "give --tls-cert and --tls-key, and --tls-client-ca or --tokens, "
-                           : "",
-      "pass --insecure to allow that, or use ",
-      has.changes_weights ? "a Unix socket of this user (auto)"
-                          : "a loopback address such as 127.0.0.1"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(flag, ": ", address.ToString(), " can be reached ",
+                   address.is_loopback ? "by every user of this host" : "from other hosts",
+                   " without authentication over TLS; ", https,
+                   has.is_http ? "give --tls-cert, --tls-key and --tokens, "
+                               : "give --tls-cert and --tls-key, and --tls-client-ca or --tokens, ",
+                   "pass --insecure to allow that, or use ",
+                   has.changes_weights ? "a Unix socket of this user (auto)"
+                                       : "a loopback address such as 127.0.0.1"));
 }
 
 absl::StatusOr<ListeningSockets> ListenOn(absl::string_view flag, const ListenAddress& address) {

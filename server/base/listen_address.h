@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,11 @@ struct ListenAddress {
   std::string host;  ///< Host name or address without brackets.
   int port = 0;      ///< From 0 to 65535; 0 means any free port.
   bool is_loopback = false;
+  bool is_https = false;  ///< Only ParseHttpAddress sets it.
   std::string unix_path;  ///< If it is not empty, the other members have no meaning.
 
-  /// Returns "host:port", with an IPv6 host in brackets, or "unix:PATH".
+  /// Returns "host:port", with an IPv6 host in brackets and "https://" before it if is_https is
+  /// set, or "unix:PATH".
   std::string ToString() const;
 };
 
@@ -30,6 +31,9 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
 absl::StatusOr<ListenAddress> ParseListenAddressOrPath(absl::string_view flag,
                                                        absl::string_view text);
 
+/// Like ParseListenAddress, but "https://host:port" is also an address.
+absl::StatusOr<ListenAddress> ParseHttpAddress(absl::string_view flag, absl::string_view text);
+
 /// What a listener offers and demands.
 struct ListenerSecurity {
   bool has_tls = false;
@@ -37,6 +41,8 @@ struct ListenerSecurity {
   bool has_tokens = false;               ///< Callers need a token.
   /// Callers can change weights, so that other users of the host must not use a port of loopback.
   bool changes_weights = false;
+  /// The address of the listener says whether it has TLS, and clients cannot have certificates.
+  bool is_http = false;
 };
 
 /// Checks that nobody can use `address` without encryption and authentication. A Unix socket and,
@@ -44,9 +50,8 @@ struct ListenerSecurity {
 /// names `flag` for any other address if
 ///   - tokens would cross the network without TLS, or
 ///   - there is no TLS with client certificates or tokens, and `insecure` is false.
-/// `security` is absent for a listener that can have neither.
 absl::Status CheckReachable(absl::string_view flag, const ListenAddress& address,
-                            const std::optional<ListenerSecurity>& security, bool insecure);
+                            const ListenerSecurity& security, bool insecure);
 
 /// Non-blocking TCP sockets that listen on one port, one for each address of a host name.
 struct ListeningSockets {

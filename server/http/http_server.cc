@@ -1,5 +1,6 @@
 #include "server/http/http_server.h"
 
+#include <gnutls/gnutls.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -18,10 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
@@ -29,6 +29,7 @@
 #include "server/base/file_descriptor.h"
 #include "server/base/host.h"
 #include "server/base/listen_address.h"
+#include "server/http/http_reply.h"
 
 namespace logprobd {
 namespace {
@@ -38,38 +39,42 @@ constexpr int kPageThreads = 4;
 /// Pause before the next attempt to accept when no file descriptor is left.
 constexpr int kOutOfFilesPauseMs = 50;
 
-constexpr const char* kPlainText = "text/plain; charset=utf-8";
 constexpr const char* kHtml = "text/html; charset=utf-8";
 /// Prevents browsers from loading or running anything, whatever names the page shows.
 constexpr const char* kContentPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'";
-/// Default interval at which a browser reloads the status page, in seconds, and the longest one.
-constexpr int kRefresh = 5;
-constexpr int kRefreshMax = 3'600;
 constexpr const char* kMetricsText = "text/plain; version=0.0.4; charset=utf-8";
-
-struct Reply {
-  int status = MHD_HTTP_OK;
-  std::string body = {};
-  const char* content_type = kPlainText;
-  std::vector<std::pair<const char*, const char*>> more_headers = {};
-};
+/// What clients may speak, in the form of GnuTLS, which the library uses.
+constexpr const char* kTlsPriorities = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
 /// A reply that a page thread computes while the connection is suspended.
 struct Page {
-  std::function<Reply()> compute;
+  std::function<HttpReply()> compute;
   /// The suspended connection; null once it is resumed. Guarded by Impl::mutex, as `reply` is.
   MHD_Connection* waiting = nullptr;
-  std::optional<Reply> reply = std::nullopt;  ///< Empty if the connection was dropped before.
+  std::optional<HttpReply> reply = std::nullopt;  ///< Empty if the connection was dropped before.
 };
 
 /// A connection and its only request.
 struct Exchange {
-  int socket = -1;      ///< The library's. Open for the lifetime of this object.
-  std::string address;  ///< As from AddressOf.
+  MHD_Daemon* daemon = nullptr;
+  size_t tls_bytes = 0;  ///< Received; counted with TLS only.
+  int socket = -1;       ///< The library's. Open for the lifetime of this object.
+  std::string address;   ///< As from AddressOf.
   absl::Time deadline;
   std::shared_ptr<Page> page = nullptr;  ///< Null until a page is requested.
+};
+
+/// An instance of the library. Each certificate needs one of its own.
+struct Daemon {
+  ~Daemon() {
+    if (handle != nullptr) {
+      MHD_stop_daemon(handle);
+    }
+  }
+  HttpServer::Certificate certificate;  ///< The library keeps pointers to its members.
+  MHD_Daemon* handle = nullptr;
 };
 
 /// Returns the bytes of the client's address that a single client cannot choose: an IPv4 address or
@@ -84,46 +89,21 @@ std::string AddressOf(const sockaddr_storage& address) {
   return {reinterpret_cast<const char*>(&four), sizeof(four)};
 }
 
-MHD_Result Send(MHD_Connection* connection, const Reply& reply) {
-  // The library does not change the buffer: it copies it.
-  MHD_Response* const response = MHD_create_response_from_buffer(
-      reply.body.size(), const_cast<char*>(reply.body.data()), MHD_RESPMEM_MUST_COPY);
-  if (response == nullptr) {
-    return MHD_NO;
+/// Reads for GnuTLS what the client of an Exchange has sent, up to kTlsBytesMax, where it reports
+/// the end of the connection.
+ssize_t ReceiveTls(gnutls_transport_ptr_t exchange_pointer, void* data, size_t size) {
+  Exchange& exchange = *static_cast<Exchange*>(exchange_pointer);
+  const size_t left = HttpServer::kTlsBytesMax - exchange.tls_bytes;
+  if (left == 0) {
+    return 0;
   }
-  MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
-  MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, reply.content_type);
-  for (const auto& [name, value] : reply.more_headers) {
-    MHD_add_response_header(response, name, value);
-  }
-  const MHD_Result result =
-      MHD_queue_response(connection, static_cast<unsigned int>(reply.status), response);
-  MHD_destroy_response(response);  // the connection keeps a reference
-  return result;
+  const ssize_t got = recv(exchange.socket, data, std::min(size, left), 0);
+  exchange.tls_bytes += static_cast<size_t>(std::max<ssize_t>(got, 0));
+  return got;
 }
 
-/// Returns a header or a parameter of the request's path, or an empty string if it is absent.
-absl::string_view ValueOf(MHD_Connection* connection, MHD_ValueKind kind, const char* name) {
-  return absl::NullSafeStringView(MHD_lookup_connection_value(connection, kind, name));
-}
-
-/// Returns true if the status page must be sent as HTML: if the parameter `format` is html, or if
-/// it is absent and the client accepts text/html. Browsers do; curl accepts every type and gets
-/// text.
-bool WantsHtml(MHD_Connection* connection) {
-  const absl::string_view format = ValueOf(connection, MHD_GET_ARGUMENT_KIND, "format");
-  return format.empty()
-             ? absl::StrContains(ValueOf(connection, MHD_HEADER_KIND, "Accept"), "text/html")
-             : format == "html";
-}
-
-/// Returns the parameter `refresh` in seconds, or the default if it is absent or not valid.
-int RefreshOf(MHD_Connection* connection) {
-  int seconds = 0;
-  const bool is_valid =
-      absl::SimpleAtoi(ValueOf(connection, MHD_GET_ARGUMENT_KIND, "refresh"), &seconds) &&
-      seconds >= 0 && seconds <= kRefreshMax;
-  return is_valid ? seconds : kRefresh;
+MHD_Result Send(MHD_Connection* connection, const HttpReply& reply) {
+  return SendReply(connection, reply) ? MHD_YES : MHD_NO;
 }
 
 /// Keeps escapes in a path as they are: no path that is served has any.
@@ -141,9 +121,12 @@ struct HttpServer::Impl {
   ~Impl();
 
   absl::Status Start(const ListenAddress& address);
+  absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(const Certificate& certificate);
+  absl::Status SetCertificate(const Certificate& certificate);
 
   // On `thread`.
   void Run();
+  void Poll(bool is_out_of_files);
   int PollMilliseconds(bool is_out_of_files);
   /// Accepts a waiting connection, if there is one. Returns false if no file descriptor is left.
   bool Accept(int listener);
@@ -151,12 +134,11 @@ struct HttpServer::Impl {
   void Drop(Exchange& exchange);
   void Notify(MHD_Connection* connection, void** context, MHD_ConnectionNotificationCode code);
   MHD_Result Answer(MHD_Connection* connection, absl::string_view path, absl::string_view method);
-  MHD_Result Suspend(MHD_Connection* connection, Exchange& exchange,
-                     std::function<Reply()> compute);
+  MHD_Result SendPage(MHD_Connection* connection, Exchange& exchange, absl::string_view path);
 
   // On the page threads.
   void ComputePages();
-  Reply StatusReply(bool wants_html, int refresh_seconds) const;
+  HttpReply StatusReply(bool wants_html, int refresh_seconds) const;
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return !pages.empty() || is_stopping;
   }
@@ -171,20 +153,41 @@ struct HttpServer::Impl {
   const Clock& clock;
   ListeningSockets listening;
   FileDescriptor wake;  ///< An eventfd.
-  MHD_Daemon* daemon = nullptr;
-  std::list<Exchange> exchanges;  ///< Oldest first. Used only by `thread` while it runs.
+  bool is_https = false;
+  /// The last one gets the new connections; the others end when theirs have. Used only by `thread`
+  /// while it runs, as `exchanges` is.
+  std::vector<std::unique_ptr<Daemon>> daemons;
+  std::list<Exchange> exchanges;  ///< Oldest first.
 
   absl::Mutex mutex;
   std::deque<std::shared_ptr<Page>> pages ABSL_GUARDED_BY(mutex);  ///< Not yet started.
   bool is_stopping ABSL_GUARDED_BY(mutex) = false;
+  std::unique_ptr<Daemon> next_daemon ABSL_GUARDED_BY(mutex);  ///< For the next connection.
 
   std::vector<std::thread> page_threads;
   std::thread thread;
 };
 
 absl::Status HttpServer::Impl::Start(const ListenAddress& address) {
+  is_https = address.is_https;
   LOGPROBD_ASSIGN_OR_RETURN(listening, ListenOn("--http", address));
   wake = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.is_open()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--http: cannot start the server: ", std::strerror(errno)));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(daemons.emplace_back(), StartDaemon(options.certificate));
+  for (int i = 0; i < kPageThreads; ++i) {
+    LOGPROBD_ASSIGN_OR_RETURN(std::thread started,
+                              StartThread("http-page", [this] { ComputePages(); }));
+    page_threads.push_back(std::move(started));
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(thread, StartThread("http", [this] { Run(); }));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> HttpServer::Impl::StartDaemon(
+    const Certificate& certificate) {
   const MHD_AccessHandlerCallback answer = [](void* impl, MHD_Connection* connection,
                                               const char* path, const char* method, const char*,
                                               const char*, size_t*, void**) {
@@ -195,22 +198,40 @@ absl::Status HttpServer::Impl::Start(const ListenAddress& address) {
                                                  MHD_ConnectionNotificationCode code) {
     static_cast<Impl*>(impl)->Notify(connection, context, code);
   };
-  daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME, 0,
-                            nullptr, nullptr, answer, this, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                            kRequestBytesMax, MHD_OPTION_CONNECTION_LIMIT,
-                            static_cast<unsigned int>(kConnectionsMax),
-                            MHD_OPTION_NOTIFY_CONNECTION, notify, this,
-                            MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr, MHD_OPTION_END);
-  if (!wake.is_open() || daemon == nullptr) {
+  auto daemon = std::make_unique<Daemon>();
+  daemon->certificate = certificate;
+  std::vector<MHD_OptionItem> tls = {{MHD_OPTION_END, 0, nullptr}};
+  if (is_https) {
+    tls = {{MHD_OPTION_HTTPS_MEM_CERT, 0, daemon->certificate.cert_pem.data()},
+           {MHD_OPTION_HTTPS_MEM_KEY, 0, daemon->certificate.key_pem.data()},
+           {MHD_OPTION_HTTPS_PRIORITIES, 0, const_cast<char*>(kTlsPriorities)},
+           {MHD_OPTION_END, 0, nullptr}};
+  }
+  errno = 0;
+  daemon->handle = MHD_start_daemon(
+      MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME |
+          (is_https ? MHD_USE_TLS : MHD_NO_FLAG),
+      0, nullptr, nullptr, answer, this, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kRequestBytesMax,
+      MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned int>(kConnectionsMax),
+      MHD_OPTION_NOTIFY_CONNECTION, notify, this, MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes,
+      nullptr, MHD_OPTION_ARRAY, tls.data(), MHD_OPTION_END);
+  if (daemon->handle != nullptr) {
+    return daemon;
+  }
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || !is_https) {
     return absl::ResourceExhaustedError(
         absl::StrCat("--http: cannot start the server: ", std::strerror(errno)));
   }
-  for (int i = 0; i < kPageThreads; ++i) {
-    LOGPROBD_ASSIGN_OR_RETURN(std::thread started,
-                              StartThread("http-page", [this] { ComputePages(); }));
-    page_threads.push_back(std::move(started));
+  return absl::InvalidArgumentError("--http: TLS cannot use the certificate and its key");
+}
+
+absl::Status HttpServer::Impl::SetCertificate(const Certificate& certificate) {
+  if (!is_https) {
+    return absl::OkStatus();
   }
-  LOGPROBD_ASSIGN_OR_RETURN(thread, StartThread("http", [this] { Run(); }));
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Daemon> daemon, StartDaemon(certificate));
+  const absl::MutexLock lock(&mutex);
+  std::swap(next_daemon, daemon);  // one that has no connections yet is replaced
   return absl::OkStatus();
 }
 
@@ -226,29 +247,16 @@ HttpServer::Impl::~Impl() {
   for (Exchange& exchange : exchanges) {
     Drop(exchange);  // the library must not be stopped while connections are suspended
   }
-  if (daemon != nullptr) {
-    MHD_stop_daemon(daemon);
-  }
+  daemons.clear();
   for (std::thread& page_thread : page_threads) {
     page_thread.join();
   }
 }
 
 void HttpServer::Impl::Run() {
-  const int epoll = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
-  std::vector<pollfd> polled = {{.fd = wake.get(), .events = POLLIN, .revents = 0},
-                                {.fd = epoll, .events = POLLIN, .revents = 0}};
-  const size_t num_always_polled = polled.size();
-  for (const FileDescriptor& listener : listening.sockets) {
-    polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
-  }
   bool is_out_of_files = false;
   while (true) {
-    // While no file descriptor is left, the listeners stay readable, so they are not polled.
-    poll(polled.data(), is_out_of_files ? num_always_polled : polled.size(),
-         PollMilliseconds(is_out_of_files));
-    uint64_t unused = 0;
-    (void)!read(wake.get(), &unused, sizeof(unused));
+    Poll(is_out_of_files);
     if (const absl::MutexLock lock(&mutex); is_stopping) {
       return;
     }
@@ -262,14 +270,41 @@ void HttpServer::Impl::Run() {
         Drop(exchange);
       }
     }
-    MHD_run(daemon);
+    for (const std::unique_ptr<Daemon>& daemon : daemons) {
+      MHD_run(daemon->handle);
+    }
+    std::erase_if(daemons, [this, newest = daemons.back().get()](const auto& daemon) {
+      return daemon.get() != newest && absl::c_none_of(exchanges, [&](const Exchange& each) {
+               return each.daemon == daemon->handle;
+             });
+    });
   }
+}
+
+/// Waits until a descriptor is ready or the first deadline has passed.
+void HttpServer::Impl::Poll(bool is_out_of_files) {
+  std::vector<pollfd> polled = {{.fd = wake.get(), .events = POLLIN, .revents = 0}};
+  for (const std::unique_ptr<Daemon>& daemon : daemons) {
+    const int epoll = MHD_get_daemon_info(daemon->handle, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+    polled.push_back({.fd = epoll, .events = POLLIN, .revents = 0});
+  }
+  // While no file descriptor is left, the listeners stay readable, so they are not polled.
+  for (const FileDescriptor& listener : listening.sockets) {
+    if (!is_out_of_files) {
+      polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
+    }
+  }
+  poll(polled.data(), polled.size(), PollMilliseconds(is_out_of_files));
+  uint64_t unused = 0;
+  (void)!read(wake.get(), &unused, sizeof(unused));
 }
 
 int HttpServer::Impl::PollMilliseconds(bool is_out_of_files) {
   MHD_UNSIGNED_LONG_LONG unused = 0;
-  if (MHD_get_timeout(daemon, &unused) == MHD_YES) {
-    return 0;  // The library has received data that it has not processed yet.
+  for (const std::unique_ptr<Daemon>& daemon : daemons) {
+    if (MHD_get_timeout(daemon->handle, &unused) == MHD_YES) {
+      return 0;  // The library has received data that it has not processed yet.
+    }
   }
   // The oldest connection has the first deadline.
   const absl::Duration left =
@@ -290,18 +325,25 @@ bool HttpServer::Impl::Accept(int listener) {
   if (socket < 0) {
     return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
   }
+  if (const absl::MutexLock lock(&mutex); next_daemon != nullptr) {
+    daemons.push_back(std::move(next_daemon));
+  }
   const auto is_of_address = [key = AddressOf(address)](const Exchange& exchange) {
     return exchange.address == key;
   };
   const bool is_address_full = std::count_if(exchanges.begin(), exchanges.end(), is_of_address) >=
                                static_cast<std::ptrdiff_t>(kAddressConnectionsMax);
   if (is_address_full || exchanges.size() >= kConnectionsMax) {
-    Drop(is_address_full ? *std::find_if(exchanges.begin(), exchanges.end(), is_of_address)
-                         : exchanges.front());
+    Exchange& oldest = is_address_full
+                           ? *std::find_if(exchanges.begin(), exchanges.end(), is_of_address)
+                           : exchanges.front();
+    MHD_Daemon* const daemon = oldest.daemon;
+    Drop(oldest);
     MHD_run(daemon);  // closes it
   }
   // In case of an error the library closes the socket.
-  MHD_add_connection(daemon, socket, reinterpret_cast<const sockaddr*>(&address), length);
+  MHD_add_connection(daemons.back()->handle, socket, reinterpret_cast<const sockaddr*>(&address),
+                     length);
   return true;
 }
 
@@ -325,8 +367,22 @@ void HttpServer::Impl::Notify(MHD_Connection* connection, void** context,
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
   getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  *context = &exchanges.emplace_back(Exchange{
-      .socket = socket, .address = AddressOf(address), .deadline = clock.Now() + kExchangeTimeout});
+  MHD_Daemon* const daemon =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_DAEMON)->daemon;
+  Exchange& exchange = exchanges.emplace_back(Exchange{.daemon = daemon,
+                                                       .socket = socket,
+                                                       .address = AddressOf(address),
+                                                       .deadline = clock.Now() + kExchangeTimeout});
+  *context = &exchange;
+  if (is_https) {
+    auto* const session = static_cast<gnutls_session_t>(
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION)->tls_session);
+    void* send_to = nullptr;
+    void* unused = nullptr;
+    gnutls_transport_get_ptr2(session, &unused, &send_to);
+    gnutls_transport_set_ptr2(session, &exchange, send_to);
+    gnutls_transport_set_pull_function(session, &ReceiveTls);
+  }
 }
 
 MHD_Result HttpServer::Impl::Answer(MHD_Connection* connection, absl::string_view path,
@@ -351,23 +407,32 @@ MHD_Result HttpServer::Impl::Answer(MHD_Connection* connection, absl::string_vie
     return Send(connection, {.status = reason.empty() ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE,
                              .body = absl::StrCat(reason.empty() ? ready : reason, "\n")});
   }
-  if (path == "/metrics") {
-    return Suspend(connection, exchange, [this] {
-      return Reply{.body = metrics.Serialize(), .content_type = kMetricsText};
-    });
-  }
-  if (path == "/") {
-    return Suspend(connection, exchange,
-                   [this, wants_html = WantsHtml(connection), refresh = RefreshOf(connection)] {
-                     return StatusReply(wants_html, refresh);
-                   });
-  }
-  return Send(connection, {.status = MHD_HTTP_NOT_FOUND,
-                           .body = "Not found. See /metrics, /healthz, /readyz and /.\n"});
+  return SendPage(connection, exchange, path);
 }
 
-MHD_Result HttpServer::Impl::Suspend(MHD_Connection* connection, Exchange& exchange,
-                                     std::function<Reply()> compute) {
+/// Suspends the connection until a page thread has computed the reply.
+MHD_Result HttpServer::Impl::SendPage(MHD_Connection* connection, Exchange& exchange,
+                                      absl::string_view path) {
+  std::function<HttpReply()> compute = [] {
+    return HttpReply{.status = MHD_HTTP_NOT_FOUND,
+                     .body = "Not found. See /metrics, /healthz, /readyz and /.\n"};
+  };
+  if (path == "/metrics") {
+    compute = [this] {
+      return HttpReply{.body = metrics.Serialize(), .content_type = kMetricsText};
+    };
+  } else if (path == "/") {
+    compute = [this, wants_html = WantsHtml(connection), refresh = RefreshOf(connection)] {
+      return StatusReply(wants_html, refresh);
+    };
+  }
+  if (options.check_access) {
+    compute = [this, compute = std::move(compute), path = std::string(path),
+               authorization = AuthorizationOf(connection)] {
+      const absl::Status access = options.check_access(path, authorization);
+      return access.ok() ? compute() : RefusalOf(access);
+    };
+  }
   exchange.page =
       std::make_shared<Page>(Page{.compute = std::move(compute), .waiting = connection});
   MHD_suspend_connection(connection);
@@ -388,16 +453,16 @@ void HttpServer::Impl::ComputePages() {
       page = std::move(pages.front());
       pages.pop_front();
     }
-    Reply reply = page->compute();
+    HttpReply reply = page->compute();
     const absl::MutexLock lock(&mutex);
     page->reply = std::move(reply);
     Resume(*page);
   }
 }
 
-Reply HttpServer::Impl::StatusReply(bool wants_html, int refresh_seconds) const {
-  Reply reply{.more_headers = {{MHD_HTTP_HEADER_VARY, "Accept"},
-                               {MHD_HTTP_HEADER_CACHE_CONTROL, "no-store"}}};
+HttpReply HttpServer::Impl::StatusReply(bool wants_html, int refresh_seconds) const {
+  HttpReply reply{.more_headers = {{MHD_HTTP_HEADER_VARY, "Accept"},
+                                   {MHD_HTTP_HEADER_CACHE_CONTROL, "no-store"}}};
   if (!options.status_page || !wants_html) {
     reply.body = absl::StrCat(options.status_text ? options.status_text() : "",
                               options.status_page ? RenderLatencyText(options.status_page()) : "",
@@ -431,10 +496,18 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& op
                                                                const Metrics& metrics,
                                                                const Clock& clock) {
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
-                            ParseListenAddress("--http", options.listen));
+                            ParseHttpAddress("--http", options.listen));
+  LOGPROBD_RETURN_IF_ERROR(CheckReachable(
+      "--http", address,
+      {.has_tls = address.is_https, .has_tokens = options.check_access != nullptr, .is_http = true},
+      options.insecure));
   auto impl = std::make_unique<Impl>(options, metrics, clock);
   LOGPROBD_RETURN_IF_ERROR(impl->Start(address));
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+absl::Status HttpServer::SetCertificate(const Certificate& certificate) {
+  return impl_->SetCertificate(certificate);
 }
 
 int HttpServer::port() const { return impl_->listening.port; }

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/clock.h"
 #include "server/base/errors.h"
 #include "server/transport/constant_time.h"
 
@@ -17,9 +17,12 @@ namespace {
 constexpr size_t kTokenBytesMax = 512;
 /// Longer names of certificates are cut in messages.
 constexpr size_t kNameBytesMax = 255;
+constexpr int64_t kRefusalLinesMax = 20;
+constexpr absl::Duration kRefusalLinesWindow = absl::Seconds(10);
 
 constexpr absl::string_view kNeedsToken =
-    "authorization: missing; this server needs a token (metadata \"authorization: Bearer TOKEN\")";
+    "authorization: missing; this server needs a token (\"authorization: Bearer TOKEN\" in the "
+    "metadata of a call or the headers of HTTP)";
 
 absl::StatusOr<Sha256::Bytes> DigestOf(absl::string_view authorization) {
   constexpr absl::string_view kScheme = "bearer ";
@@ -49,10 +52,24 @@ absl::string_view ScopeName(Scope scope) {
       return "verify";
     case Scope::kAdmin:
       return "admin";
+    case Scope::kMetrics:
+      return "metrics";
     case Scope::kAny:
       break;
   }
   return "any";
+}
+
+AccessRefusals::AccessRefusals(Metrics& metrics)
+    : metrics_(metrics), lines_(kRefusalLinesMax, kRefusalLinesWindow, Clock::Steady()) {}
+
+void AccessRefusals::Record(absl::string_view what, const absl::Status& reason) {
+  metrics_.RecordRejection(absl::IsPermissionDenied(reason) ? Rejection::kPermissionDenied
+                                                            : Rejection::kUnauthenticated);
+  if (const std::optional<int64_t> suppressed = lines_.Admit(); suppressed.has_value()) {
+    LogWarning("a call was refused",
+               {{"method", what}, {"reason", reason.message()}, {"lines_suppressed", *suppressed}});
+  }
 }
 
 void AccessList::Set(std::vector<AccessEntry> entries) {

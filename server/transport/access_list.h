@@ -10,23 +10,27 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/base/log.h"
 #include "server/base/score_request.h"
 #include "server/base/sha256.h"
+#include "server/metrics/metrics.h"
 
 namespace logprobd {
 
-/// What a caller may do. Health needs no scope.
+/// What a caller may do. Health, also that of HTTP, needs no scope.
 enum class Scope {
-  kScore,   ///< Score, ScoreStream and ListHeads.
-  kVerify,  ///< Verify, which occupies the engine.
-  kAdmin,   ///< The Weights service.
-  kAny,     ///< Everything else, such as reflection: any entry will do.
+  kScore,    ///< Score, ScoreStream and ListHeads.
+  kVerify,   ///< Verify, which occupies the engine.
+  kAdmin,    ///< The Weights service.
+  kMetrics,  ///< The pages of HTTP: /metrics and the status page.
+  kAny,      ///< Everything else, such as reflection: any entry will do.
 };
-inline constexpr size_t kNumScopes = 3;  ///< Scopes that an entry can have.
+inline constexpr size_t kNumScopes = 4;  ///< Scopes that an entry can have.
 
 /// The name of a scope in a file of tokens.
 absl::string_view ScopeName(Scope scope);
@@ -53,6 +57,22 @@ struct Credentials {
   /// Names of the client's certificate, which gRPC has verified; empty without one. See
   /// CredentialsOf.
   std::vector<absl::string_view> certificate_names = {};
+};
+
+/// Counts callers that were refused because they are not in the list or lack a scope, and logs at
+/// most 20 of them in 10 s. Thread-safe.
+class AccessRefusals {
+ public:
+  /// `metrics` must outlive the object.
+  explicit AccessRefusals(Metrics& metrics);
+
+  /// `what` is what the caller wanted: a method or a path. `reason` is an error of
+  /// AccessList::Check.
+  void Record(absl::string_view what, const absl::Status& reason);
+
+ private:
+  Metrics& metrics_;
+  LogLimiter lines_;
 };
 
 /// The callers that the server accepts. Thread-safe.

@@ -8,14 +8,10 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "grpc/grpc_security_constants.h"
-#include "server/base/clock.h"
 #include "server/transport/grpc_status.h"
 
 namespace logprobd {
 namespace {
-
-constexpr int64_t kRefusalLinesMax = 20;
-constexpr absl::Duration kRefusalLinesWindow = absl::Seconds(10);
 
 absl::string_view ViewOf(grpc::string_ref text) { return {text.data(), text.size()}; }
 
@@ -49,9 +45,7 @@ std::optional<Scope> ScopeOf(absl::string_view path) {
 }  // namespace
 
 AccessProcessor::AccessProcessor(std::shared_ptr<const AccessList> access, Metrics& metrics)
-    : access_(std::move(access)),
-      metrics_(metrics),
-      lines_(kRefusalLinesMax, kRefusalLinesWindow, Clock::Steady()) {}
+    : access_(std::move(access)), refusals_(metrics) {}
 
 grpc::Status AccessProcessor::Process(const InputMetadata& metadata, grpc::AuthContext* context,
                                       OutputMetadata* /*consumed*/, OutputMetadata* /*response*/) {
@@ -65,12 +59,7 @@ grpc::Status AccessProcessor::Process(const InputMetadata& metadata, grpc::AuthC
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  metrics_.RecordRejection(absl::IsPermissionDenied(status) ? Rejection::kPermissionDenied
-                                                            : Rejection::kUnauthenticated);
-  if (const std::optional<int64_t> suppressed = lines_.Admit(); suppressed.has_value()) {
-    LogWarning("a call was refused",
-               {{"method", path}, {"reason", status.message()}, {"lines_suppressed", *suppressed}});
-  }
+  refusals_.Record(path, status);
   return ToGrpcStatus(status);
 }
 

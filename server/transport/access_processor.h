@@ -6,7 +6,6 @@
 #include "grpcpp/security/auth_context.h"
 #include "grpcpp/security/auth_metadata_processor.h"
 #include "grpcpp/support/string_ref.h"
-#include "server/base/log.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/access_list.h"
 
@@ -29,8 +28,7 @@ class AccessProcessor final : public grpc::AuthMetadataProcessor {
 
  private:
   const std::shared_ptr<const AccessList> access_;
-  Metrics& metrics_;
-  LogLimiter lines_;
+  AccessRefusals refusals_;
 };
 
 /// Returns what a call with this metadata, on a connection with this context, shows of its caller.

@@ -120,8 +120,9 @@ absl::Status CheckOptions(const GrpcServer::Options& options) {
 }
 
 ListenerSecurity SecurityOf(const GrpcServer::Options& options) {
-  return {.has_tls = options.tls.is_enabled(),
-          .has_client_certificates = options.tls.needs_client_certificates(),
+  const TlsFiles* const tls = options.tls;
+  return {.has_tls = tls != nullptr,
+          .has_client_certificates = tls != nullptr && tls->options().needs_client_certificates(),
           .has_tokens = options.access != nullptr};
 }
 
@@ -143,7 +144,7 @@ std::shared_ptr<grpc::ServerCredentials> TlsCredentialsOf(const TlsFiles& tls) {
   const bool needs_client = tls.options().needs_client_certificates();
   grpc::experimental::TlsServerCredentialsOptions options(
       std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-          tls.key_copy(), tls.cert_copy(), needs_client ? tls.client_ca_copy() : "",
+          tls.pair_path(), tls.pair_path(), needs_client ? tls.client_ca_path() : "",
           kTlsWatchSeconds));
   options.watch_identity_key_cert_pairs();
   if (needs_client) {
@@ -297,7 +298,6 @@ struct GrpcServer::Impl {
   /// Returns UNIMPLEMENTED for every method. gRPC provides health and reflection, but a gRPC server
   /// without any other service does not start.
   grpc::CallbackGenericService admin_methods;
-  std::unique_ptr<TlsFiles> tls;  // null without TLS; the listeners read its copies
   Listener data;
   Listener admin;
   std::once_flag shutdown_once;
@@ -318,7 +318,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                                                                Metrics& metrics, const Clock& clock,
                                                                WeightStore* weights) {
   LOGPROBD_RETURN_IF_ERROR(CheckOptions(options));
-  LOGPROBD_RETURN_IF_ERROR(TlsFiles::CheckPaths(options.tls));
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress listen,
                             ParseListenAddress("--listen", options.listen));
   LOGPROBD_RETURN_IF_ERROR(
@@ -334,12 +333,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
                              ? nullptr
                              : std::make_shared<AccessProcessor>(options.access, metrics);
 
-  if (options.tls.is_enabled()) {
-    LOGPROBD_ASSIGN_OR_RETURN(impl->tls, TlsFiles::Create(options.tls, metrics, clock));
-  }
   const std::shared_ptr<grpc::ServerCredentials> over_tcp =
-      WithAccess(impl->tls == nullptr ? PlainCredentialsOf(processor, LOCAL_TCP)
-                                      : TlsCredentialsOf(*impl->tls),
+      WithAccess(options.tls == nullptr ? PlainCredentialsOf(processor, LOCAL_TCP)
+                                        : TlsCredentialsOf(*options.tls),
                  processor);
   const std::shared_ptr<grpc::ServerCredentials> over_unix =
       WithAccess(PlainCredentialsOf(processor, UDS), processor);
@@ -402,18 +398,6 @@ void GrpcServer::SetServing(bool serving) {
 void GrpcServer::SetAnswerLimits(int64_t bytes_max, double client_share) {
   impl_->service.handler().SetAnswerLimits(
       {.bytes_max = bytes_max, .client_share_max = client_share});
-}
-
-void GrpcServer::ReloadTls() {
-  if (impl_->tls != nullptr) {
-    impl_->tls->Reload();
-  }
-}
-
-void GrpcServer::ReloadTlsIfChanged() {
-  if (impl_->tls != nullptr) {
-    impl_->tls->ReloadIfChanged();
-  }
 }
 
 int GrpcServer::CancelUnreadAnswers() { return impl_->service.handler().unread().CancelOld(); }

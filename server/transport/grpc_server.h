@@ -37,8 +37,9 @@ class GrpcServer {
     std::string admin;
     /// The callers that the server accepts; null if they need no tokens.
     std::shared_ptr<const AccessList> access;
-    /// Files for TLS on TCP; without them, TCP is plaintext. Unix sockets are always plaintext.
-    TlsFiles::Options tls;
+    /// Files for TLS on TCP, which must outlive the server; null: TCP is plaintext. Unix sockets
+    /// are always plaintext.
+    const TlsFiles* tls = nullptr;
     /// Allows listeners on addresses other than loopback that CheckReachable refuses.
     bool insecure = false;
     bool reflection = false;
@@ -56,7 +57,7 @@ class GrpcServer {
 
   /// Binds the addresses and serves. Health is NOT_SERVING until SetServing(true). Returns
   /// INVALID_ARGUMENT for an invalid address or limit, FAILED_PRECONDITION for an address
-  /// that CheckReachable refuses and for unusable TLS files, and UNAVAILABLE if a port is in use.
+  /// that CheckReachable refuses, and UNAVAILABLE if a port is in use.
   /// References must outlive the server; `metrics` and `pinning` must also outlive the requests
   /// that it submitted. The admin listener serves `weights`; if it is null, there is no Weights
   /// service.
@@ -78,11 +79,6 @@ class GrpcServer {
 
   /// Changes answer_bytes_max and answer_client_share of Options.
   void SetAnswerLimits(int64_t bytes_max, double client_share);
-
-  /// Reads the TLS files again: at once, or if they have changed (see TlsFiles). Does nothing
-  /// without TLS. Must be called from one thread.
-  void ReloadTls();
-  void ReloadTlsIfChanged();
 
   /// Cancels calls whose clients do not take their responses (see UnreadAnswers), and returns their
   /// number. Must be called often, from one thread.

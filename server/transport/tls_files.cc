@@ -5,6 +5,7 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,7 +13,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <system_error>
 #include <utility>
@@ -95,6 +95,28 @@ absl::StatusOr<Key> ParseKey(const NamedFile& file) {
   return key;
 }
 
+/// Returns what `write` writes to the BIO that it gets.
+template <typename Write>
+std::string PemOf(Write write) {
+  const Bio bio(BIO_new(BIO_s_mem()), BIO_free);
+  write(bio.get());
+  char* data = nullptr;
+  const int64_t length = BIO_get_mem_data(bio.get(), &data);
+  return {data, static_cast<size_t>(length)};
+}
+
+/// Returns only what was checked: either file may contain more, such as another key.
+TlsFiles::Pair PairOf(const std::vector<Certificate>& chain, const Key& key) {
+  return {.cert = PemOf([&](BIO* bio) {
+            for (const Certificate& certificate : chain) {
+              PEM_write_bio_X509(bio, certificate.get());
+            }
+          }),
+          .key = PemOf([&](BIO* bio) {
+            PEM_write_bio_PrivateKey(bio, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
+          })};
+}
+
 std::string NameOf(X509_NAME* name) {
   std::unique_ptr<char, decltype(&std::free)> text(X509_NAME_oneline(name, nullptr, 0), std::free);
   return text == nullptr ? "" : std::string(text.get());
@@ -138,19 +160,44 @@ absl::StatusOr<absl::Time> CheckChain(const NamedFile& file,
   return expiry;
 }
 
-absl::Status WriteCopy(const std::string& path, absl::string_view content, int generation) {
-  std::ofstream stream(path, std::ios::binary);
-  stream << content;
-  stream.close();
+absl::Status CannotCopy() {
+  return absl::FailedPreconditionError(absl::StrCat("--tls-cert: cannot copy the TLS files: ",
+                                                    std::generic_category().message(errno)));
+}
+
+/// Returns a new file in memory.
+absl::StatusOr<FileDescriptor> MakeCopy(absl::string_view content, int generation) {
+  FileDescriptor copy(memfd_create("logprobd-tls", MFD_CLOEXEC));
+  if (!copy.is_open() || fchmod(copy.get(), S_IRUSR | S_IWUSR) != 0) {
+    return CannotCopy();
+  }
+  while (!content.empty()) {
+    const ssize_t written = write(copy.get(), content.data(), content.size());
+    if (written <= 0) {
+      return CannotCopy();
+    }
+    content.remove_prefix(static_cast<size_t>(written));
+  }
   // gRPC compares times in whole seconds before and after it reads a key and its certificate, so
   // each generation needs a time of its own.
   const timespec times[2] = {{generation, 0}, {generation, 0}};
-  if (!stream || chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0 ||
-      utimensat(AT_FDCWD, path.c_str(), times, 0) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot write ", path, ": ", std::generic_category().message(errno)));
+  if (futimens(copy.get(), times) != 0) {
+    return CannotCopy();
   }
-  return absl::OkStatus();
+  return copy;
+}
+
+/// Makes the number of `file` stand for `copy`, in one step for all who open its path.
+absl::Status Replace(FileDescriptor& file, FileDescriptor copy) {
+  if (!file.is_open()) {
+    file = std::move(copy);
+    return absl::OkStatus();
+  }
+  return dup3(copy.get(), file.get(), O_CLOEXEC) < 0 ? CannotCopy() : absl::OkStatus();
+}
+
+std::string PathOf(const FileDescriptor& file) {
+  return absl::StrCat("/proc/self/fd/", file.get());
 }
 
 /// Appends what changes about a file when it is replaced or written.
@@ -187,40 +234,25 @@ absl::Status TlsFiles::CheckPaths(const Options& options) {
 }
 
 TlsFiles::TlsFiles(Options options, Metrics& metrics, const Clock& clock,
-                   std::function<absl::Time()> wall_now, std::string folder)
+                   std::function<absl::Time()> wall_now)
     : options_(std::move(options)),
       metrics_(metrics),
       clock_(clock),
       wall_now_(std::move(wall_now)),
-      folder_(std::move(folder)),
       next_look_(clock.Now() + kLookInterval) {}
 
 absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Create(const Options& options, Metrics& metrics,
                                                            const Clock& clock,
                                                            std::function<absl::Time()> wall_now) {
   LOGPROBD_RETURN_IF_ERROR(CheckPaths(options));
-  std::error_code error;
-  std::string folder =
-      (std::filesystem::temp_directory_path(error) / "logprobd-tls-XXXXXX").string();
-  if (error || mkdtemp(folder.data()) == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("--tls-cert: cannot make the folder ", folder,
-                                                      ": ",
-                                                      std::generic_category().message(errno)));
-  }
-  std::unique_ptr<TlsFiles> files(
-      new TlsFiles(options, metrics, clock, std::move(wall_now), std::move(folder)));
+  std::unique_ptr<TlsFiles> files(new TlsFiles(options, metrics, clock, std::move(wall_now)));
   LOGPROBD_RETURN_IF_ERROR(files->Install());
   return files;
 }
 
-TlsFiles::~TlsFiles() {
-  std::error_code error;
-  std::filesystem::remove_all(folder_, error);
-  if (error) {
-    LogWarning("cannot remove the copies of the TLS files",
-               {{"folder", folder_}, {"reason", error.message()}});
-  }
-}
+std::string TlsFiles::pair_path() const { return PathOf(pair_file_); }
+
+std::string TlsFiles::client_ca_path() const { return PathOf(client_ca_file_); }
 
 /// Checks the files and makes their copies current.
 absl::Status TlsFiles::Install() {
@@ -246,33 +278,22 @@ absl::Status TlsFiles::Install() {
                      " cannot be read: ", std::generic_category().message(errno)));
   }
 
-  const int generation = generation_ + 1;
-  const std::string name = absl::StrCat("generation-", generation);
-  const std::string folder = absl::StrCat(folder_, "/", name);
-  std::error_code error;
-  std::filesystem::remove_all(folder, error);  // a previous attempt may have failed to write
-  std::filesystem::create_directory(folder, error);
-  LOGPROBD_RETURN_IF_ERROR(WriteCopy(folder + "/cert.pem", cert.content, generation));
-  LOGPROBD_RETURN_IF_ERROR(WriteCopy(folder + "/key.pem", key.content, generation));
+  ++generation_;
+  Pair pair = PairOf(chain, private_key);
+  LOGPROBD_ASSIGN_OR_RETURN(FileDescriptor pair_copy,
+                            MakeCopy(absl::StrCat(pair.key, pair.cert), generation_));
   // gRPC reads revocation lists again only when another file changes. The comment is such a change.
-  LOGPROBD_RETURN_IF_ERROR(WriteCopy(
-      folder + "/client_ca.pem", absl::StrCat(client_ca.content, "\n# ", name, "\n"), generation));
-  const std::string link = folder_ + "/current";
-  std::filesystem::create_directory_symlink(name, link + ".new", error);
-  if (!error) {
-    std::filesystem::rename(link + ".new", link, error);
-  }
-  if (error) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot write ", link, ": ", error.message()));
-  }
-  std::filesystem::remove_all(absl::StrCat(folder_, "/generation-", generation_), error);
-  generation_ = generation;
+  LOGPROBD_ASSIGN_OR_RETURN(
+      FileDescriptor client_ca_copy,
+      MakeCopy(absl::StrCat(client_ca.content, "\n# generation ", generation_, "\n"), generation_));
+  LOGPROBD_RETURN_IF_ERROR(Replace(client_ca_file_, std::move(client_ca_copy)));
+  LOGPROBD_RETURN_IF_ERROR(Replace(pair_file_, std::move(pair_copy)));
+  pair_ = std::move(pair);
   metrics_.SetTlsCertificateExpiry(expiry);
   return absl::OkStatus();
 }
 
-void TlsFiles::Reload() {
+bool TlsFiles::Reload() {
   const absl::Status status = Install();
   metrics_.RecordTlsReload(status.ok());
   if (status.ok()) {
@@ -280,19 +301,18 @@ void TlsFiles::Reload() {
   } else {
     LogError("the TLS certificates stay as they are", {{"reason", status.message()}});
   }
+  return status.ok();
 }
 
-void TlsFiles::ReloadIfChanged() {
+bool TlsFiles::ReloadIfChanged() {
   const absl::Time now = clock_.Now();
   if (now < next_look_) {
-    return;
+    return false;
   }
   next_look_ = now + kLookInterval;
   const std::string stamp = Stamp();
   const bool is_settled = stamp == std::exchange(seen_stamp_, stamp);
-  if (is_settled && stamp != tried_stamp_) {
-    Reload();
-  }
+  return is_settled && stamp != tried_stamp_ && Reload();
 }
 
 /// Returns a text that changes whenever a file does.

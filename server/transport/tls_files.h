@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
-#include "server/base/listen_address.h"
+#include "server/base/file_descriptor.h"
 #include "server/metrics/metrics.h"
 
 namespace logprobd {
@@ -17,9 +17,9 @@ namespace logprobd {
 /// Checked copies of the TLS files, which gRPC watches.
 ///
 /// gRPC's own file watcher would also take a key that does not fit, or a file that is half written.
-/// This class checks the files together, copies them into a new folder, and swaps a symbolic link
-/// to it, so that gRPC sees either all of the old files or all of the new ones. Invalid files leave
-/// the old ones in use. Not thread-safe.
+/// This class checks the files together and copies them into files that exist in memory only, so
+/// that a process that is killed leaves no key behind. Invalid files leave the old copies in use.
+/// Not thread-safe.
 class TlsFiles {
  public:
   /// Paths of PEM files.
@@ -43,6 +43,12 @@ class TlsFiles {
   /// INVALID_ARGUMENT that names the flag which is missing.
   static absl::Status CheckPaths(const Options& options);
 
+  /// A certificate and its key, as PEM.
+  struct Pair {
+    std::string cert;  ///< The server's certificate, followed by its chain.
+    std::string key;
+  };
+
   /// Checks and copies the files. Returns FAILED_PRECONDITION that names the flag, the file and
   /// what is wrong: the file cannot be read, is not PEM, the key does not fit the certificate, the
   /// chain is not in order, or a certificate is expired or not yet valid. `clock` measures
@@ -52,29 +58,31 @@ class TlsFiles {
       const Options& options, Metrics& metrics, const Clock& clock,
       std::function<absl::Time()> wall_now = absl::Now);
 
-  /// Removes the copies.
-  ~TlsFiles();
   TlsFiles(const TlsFiles&) = delete;
   TlsFiles& operator=(const TlsFiles&) = delete;
 
   const Options& options() const { return options_; }
-  /// Return the paths of the copies, which stay the same.
-  std::string cert_copy() const { return folder_ + "/current/cert.pem"; }
-  std::string key_copy() const { return folder_ + "/current/key.pem"; }
-  std::string client_ca_copy() const { return folder_ + "/current/client_ca.pem"; }
+  /// The pair in use.
+  const Pair& pair() const { return pair_; }
+  /// Return the paths of the copies, which stay the same and are valid in this process only, while
+  /// the object exists. The pair is one file, so that a reader never sees a key of another
+  /// certificate.
+  std::string pair_path() const;
+  std::string client_ca_path() const;
 
   /// Checks the files and replaces the copies. On an error the copies stay. The result is logged
-  /// and counted.
-  void Reload();
+  /// and counted. Returns whether the copies were replaced.
+  bool Reload();
 
   /// Calls Reload if the files have changed since the last call of it and were the same in two
   /// looks, because a certificate and its key are rarely written at once. Looks at the files at
-  /// most once in each kLookInterval, so it may be called often.
-  void ReloadIfChanged();
+  /// most once in each kLookInterval, so it may be called often. Returns whether the copies were
+  /// replaced.
+  bool ReloadIfChanged();
 
  private:
   TlsFiles(Options options, Metrics& metrics, const Clock& clock,
-           std::function<absl::Time()> wall_now, std::string folder);
+           std::function<absl::Time()> wall_now);
   absl::Status Install();
   std::string Stamp() const;
 
@@ -82,10 +90,12 @@ class TlsFiles {
   Metrics& metrics_;
   const Clock& clock_;
   const std::function<absl::Time()> wall_now_;
-  const std::string folder_;  ///< Private folder (mode 0700) that holds the copies.
-  int generation_ = 0;        ///< Number of copies made.
-  std::string tried_stamp_;   ///< State of the files that Install last saw.
-  std::string seen_stamp_;    ///< State of the files at the last look.
+  Pair pair_;
+  FileDescriptor pair_file_;  ///< Of the copies. Their numbers stay the same.
+  FileDescriptor client_ca_file_;
+  int generation_ = 0;       ///< Number of copies made.
+  std::string tried_stamp_;  ///< State of the files that Install last saw.
+  std::string seen_stamp_;   ///< State of the files at the last look.
   absl::Time next_look_;
 };
 

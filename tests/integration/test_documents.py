@@ -202,6 +202,8 @@ REQUIRED_FAULTS = {
     "F110",  # the control socket
     "E111",  # equal sums
     *(f"E{i}" for i in range(112, 116)),  # hung threads, stopped processes, failing files
+    *(f"G{i}" for i in range(116, 119)),  # HTTPS and tokens of HTTP
+    "E119",  # versions that cannot be released
 }
 FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 

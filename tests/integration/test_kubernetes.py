@@ -106,8 +106,9 @@ def test_every_manifest_of_the_folder_is_built() -> None:
     named = {
         path.parent / name
         for path in KUBERNETES.glob("**/kustomization.yaml")
-        for key in ("resources", "patchesStrategicMerge")
-        for name in yaml.safe_load(path.read_text()).get(key, [])
+        for key in ("resources", "patchesStrategicMerge", "patchesJson6902")
+        for each in yaml.safe_load(path.read_text()).get(key, [])
+        for name in [each["path"] if isinstance(each, dict) else each]
     }
     assert sources == named
     assert len(SERVERS) == 6, SERVERS
@@ -132,6 +133,7 @@ def test_manifests_keep_their_schemas(folder: str, version: str) -> None:
         ("autoscaling/hpa", "HorizontalPodAutoscaler", ["metrics", 0, "pods"]),
         ("autoscaling/keda", "ScaledObject", ["triggers", 0, "metadata"]),
         ("monitoring", "PodMonitor", ["podMetricsEndpoints", 0]),
+        ("monitoring-tls", "PodMonitor", ["podMetricsEndpoints", 0, "tlsConfig", "ca", "secret"]),
     ],
 )
 def test_the_schemas_find_an_unknown_field(folder: str, kind: str, path: list, version: str):
@@ -202,7 +204,12 @@ def test_names_and_ports_agree(folder: str) -> None:
     ports = port_numbers(folder)
     settings, pod, container = settings_of(folder), pod_of(folder), container_of(folder)
     assert settings["LOGPROBD_LISTEN"] == f"0.0.0.0:{ports['grpc']}"
-    assert settings["LOGPROBD_HTTP"] == f"0.0.0.0:{ports['http']}"
+    scheme = "https://" if folder == TLS else ""
+    assert settings["LOGPROBD_HTTP"] == f"{scheme}0.0.0.0:{ports['http']}"
+    for name in ("readiness", "startup", "liveness"):
+        if "httpGet" in container[f"{name}Probe"]:
+            asked = container[f"{name}Probe"]["httpGet"].get("scheme", "HTTP")
+            assert asked == ("HTTPS" if folder == TLS else "HTTP"), name
 
     for name in ("readiness", "startup"):
         ((kind, probe),) = asking_of(container[f"{name}Probe"]).items()
@@ -301,11 +308,13 @@ def test_probes_succeed_with_tls_and_tokens(
     }
     if with_client_certificates:
         settings["LOGPROBD_TLS_CLIENT_CA"] = str(security.ca)
-    listen = ("--listen", "0.0.0.0:0", "--http", "0.0.0.0:0")
+    assert settings["LOGPROBD_INSECURE"] == "false"
+    listen = ("--listen", "0.0.0.0:0", "--http", "https://0.0.0.0:0")
     with ServerProcess(binaries, *listen, environment=settings) as server:
         for name in ("startup", "readiness", "liveness"):
             ask = container[f"{name}Probe"]["httpGet"]
             assert ports[ask["port"]] == ports["http"]
+            assert ask["scheme"] == "HTTPS"
             assert server.get(ask["path"])[0] == 200, name
         address = f"127.0.0.1:{server.grpc.rpartition(':')[2]}"
         certificate = {"cert": security.client_cert, "key": security.client_key}
@@ -320,6 +329,67 @@ def test_probes_succeed_with_tls_and_tokens(
         with logprobd.Client(address, tls=tls, timeout=20) as client:
             with pytest.raises(logprobd.LogprobdError, match="needs a token"):
                 client.score(hidden, [1, 2])
+
+
+def test_the_server_of_the_tls_overlay_does_not_start_without_tokens_or_tls(
+    binaries, model, tmp_path
+) -> None:
+    security = NetworkSecurity(tmp_path)
+    settings = settings_of(TLS) | {
+        "LOGPROBD_MODEL": str(model.path),
+        "LOGPROBD_DEVICE": "cpu",
+        "LOGPROBD_STATE_DIR": str(tmp_path),
+        "LOGPROBD_TLS_CERT": str(security.server_cert),
+        "LOGPROBD_TLS_KEY": str(security.server_key),
+        "LOGPROBD_TOKENS": str(security.tokens.path),
+    }
+    for missing, reason in (
+        (["LOGPROBD_TOKENS"], "without authentication over TLS"),
+        (["LOGPROBD_TLS_CERT", "LOGPROBD_TLS_KEY"], "tokens would cross the network unencrypted"),
+    ):
+        result = subprocess.run(
+            [binaries / "logprobd"],
+            env={name: value for name, value in settings.items() if name not in missing},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.returncode == 2, missing
+        assert reason in result.stderr, result.stderr
+
+
+def test_prometheus_scrapes_the_tls_overlay_as_its_pod_monitor_says(
+    start_server, model, tmp_path
+) -> None:
+    # The certificate contains the name of the Service, whatever address of a pod is scraped.
+    security = NetworkSecurity(tmp_path, hosts="DNS:logprobd.scoring")
+    (endpoint,) = one("deploy/kubernetes/monitoring-tls", "PodMonitor")["spec"][
+        "podMetricsEndpoints"
+    ]
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": "logprobd-tls", "key": "ca.crt"}
+    assert endpoint["authorization"] == {
+        "credentials": {"name": "logprobd-metrics", "key": "token"}
+    }
+    (tmp_path / "scrape-token").write_text(security.metrics_token)
+    server = start_server(
+        *("--model", str(model.path), "--http", "https://127.0.0.1:0"),
+        *security.server_flags(),
+    )
+    rules = MONITORING / "prometheus" / "logprobd.rules.yml"
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    with PrometheusServer(
+        folder,
+        {"logprobd": [server.http.removeprefix("https://")]},
+        rules,
+        scheme=endpoint["scheme"],
+        tls_config={
+            "ca_file": str(security.ca),
+            "server_name": endpoint["tlsConfig"]["serverName"],
+        },
+        authorization={"credentials_file": str(tmp_path / "scrape-token")},
+    ) as prometheus:
+        assert prometheus.wait_for_values("up", 20, above_zero=True) == [1]
 
 
 def test_a_changed_secret_is_served_without_a_restart(start_server, model, tmp_path) -> None:
@@ -343,16 +413,20 @@ def test_a_changed_secret_is_served_without_a_restart(start_server, model, tmp_p
         (mounted / name).symlink_to(f"..data/{name}")
     server = start_server(
         *("--model", str(model.path), "--tls-cert", str(mounted / "tls.crt")),
-        *("--tls-key", str(mounted / "tls.key")),
+        *("--tls-key", str(mounted / "tls.key"), "--http", "https://127.0.0.1:0"),
     )
-    address = ("127.0.0.1", int(server.grpc.rpartition(":")[2]))
-    assert ssl.get_server_certificate(address, timeout=20) == first
+
+    def are_served(cert: str) -> bool:
+        return all(
+            ssl.get_server_certificate(("127.0.0.1", int(port)), timeout=20) == cert
+            for port in (server.grpc.rpartition(":")[2], server.http.rpartition(":")[2])
+        )
+
+    assert are_served(first)
 
     second = update(2)
 
-    assert server.eventually(
-        lambda: ssl.get_server_certificate(address, timeout=20) == second, seconds=30
-    )
+    assert server.eventually(lambda: are_served(second), seconds=30)
 
 
 @pytest.mark.parametrize("folder", SERVERS)

@@ -29,10 +29,13 @@ def tokens(tmp_path) -> TokenFile:
 @pytest.fixture
 def start_with_tokens(start_server, model: ModelFolder, tokens):
     def start(*options: str):
-        return start_server(
+        token = tokens.add("monitor", "metrics")
+        server = start_server(
             *("--model", str(model.path), "--tokens", str(tokens.path)),
             *("--admin", "auto", *options),
         )
+        server.http_token = token
+        return server
 
     return start
 

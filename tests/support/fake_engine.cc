@@ -219,11 +219,16 @@ FakeEngine::FakeEngine(const Options& options)
 }
 
 FakeEngine::~FakeEngine() {
+  absl::Notification* end = nullptr;
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
+    end = destructor_end_;
   }
   thread_.join();
+  if (end != nullptr) {
+    end->WaitForNotification();
+  }
 }
 
 absl::StatusOr<std::unique_ptr<StagingBuffer>> FakeEngine::AllocateStaging(int64_t size_bytes) {
@@ -331,6 +336,11 @@ void FakeEngine::SetFittingRows(int64_t rows) {
 void FakeEngine::SetHealthy(bool healthy) {
   absl::MutexLock lock(&mutex_);
   healthy_ = healthy;
+}
+
+void FakeEngine::BlockDestructor(absl::Notification& end) {
+  absl::MutexLock lock(&mutex_);
+  destructor_end_ = &end;
 }
 
 /// A test that waits longer, in real time, waits for something that does not happen.

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/types/span.h"
 #include "server/base/scoring_engine.h"
 
@@ -87,7 +88,7 @@ class FakeEngine final : public ScoringEngine {
 
   FakeEngine() : FakeEngine(Options()) {}
   explicit FakeEngine(const Options& options);
-  ~FakeEngine() override;  ///< Releases held batches.
+  ~FakeEngine() override;  ///< Releases held batches; see BlockDestructor.
 
   const HeadInfo& info() const override { return info_; }
   int64_t batch_rows_max() const override { return options_.batch_rows_max; }
@@ -110,6 +111,9 @@ class FakeEngine final : public ScoringEngine {
   /// Makes batches of more than `rows` rows end with RESOURCE_EXHAUSTED.
   void SetFittingRows(int64_t rows);
   void SetHealthy(bool healthy);
+  /// Makes the destructor wait for `end`, as that of an engine whose device hangs. `end` must
+  /// outlive the engine.
+  void BlockDestructor(absl::Notification& end);
 
   // These three abort after a minute of real time.
   /// Blocks until `count` batches are started, and returns the numbers of rows of the first
@@ -150,6 +154,7 @@ class FakeEngine final : public ScoringEngine {
   bool holding_ ABSL_GUARDED_BY(mutex_) = false;
   bool healthy_ ABSL_GUARDED_BY(mutex_) = true;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Notification* destructor_end_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::vector<int64_t> batch_rows_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -23,7 +23,7 @@ else:
 from logprobd.errors import InvalidArgument
 
 _SCOPE = "score"
-_SCOPES = (_SCOPE, "verify", "admin")
+_SCOPES = (_SCOPE, "verify", "admin", "metrics")
 _KEYS = ("id", "sha256", "tenant", "scopes", "not_after", "share", "priority_max")
 _TOKEN_LENGTH_MAX = 512
 
@@ -145,7 +145,7 @@ def _token_of(entry: Any) -> _Token:
     if not (isinstance(sha256, str) and re.fullmatch(r"[0-9a-fA-F]{64}", sha256)):
         raise ValueError("sha256 must be 64 hexadecimal digits")
     if not (isinstance(scopes, list) and scopes and all(scope in _SCOPES for scope in scopes)):
-        raise ValueError("scopes must be an array of score, verify and admin")
+        raise ValueError("scopes must be an array of score, verify, admin and metrics")
     not_after = entry.get("not_after")
     if not_after is not None and not (
         isinstance(not_after, datetime.datetime) and not_after.tzinfo is not None

@@ -131,7 +131,8 @@ class Bench {
       if (absl::Status status = CheckExportPath(path); !status.ok()) return status;
     }
     if (!options_.metrics_url.empty()) {
-      absl::StatusOr<MetricsSource> source = HttpMetricsSource(options_.metrics_url);
+      absl::StatusOr<MetricsSource> source =
+          HttpMetricsSource(options_.metrics_url, options_.common.token);
       if (!source.ok()) return source.status();
       metrics_source_ = *std::move(source);
       if (absl::Status status = metrics_source_().status(); !status.ok()) return status;

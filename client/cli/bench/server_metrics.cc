@@ -1,6 +1,7 @@
 #include "client/cli/bench/server_metrics.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -131,6 +132,12 @@ absl::StatusOr<std::string> BodyOf(absl::string_view response) {
       !absl::StartsWith(words[0], "HTTP/1.")) {
     return absl::UnavailableError("the response is not HTTP");
   }
+  if (words[1] == "401" || words[1] == "403") {
+    return absl::UnavailableError(absl::StrCat(
+        "HTTP status ", words[1],
+        ": the server wants a token with the scope metrics, which bench sends (--token-file or "
+        "LOGPROBD_TOKEN) to loopback addresses only"));
+  }
   if (words[1] != "200") return absl::UnavailableError(absl::StrCat("HTTP status ", words[1]));
   const absl::string_view body = response.substr(end_of_headers + 4);
   for (const absl::string_view line : lines) {
@@ -145,9 +152,18 @@ absl::StatusOr<std::string> BodyOf(absl::string_view response) {
   return std::string(body);
 }
 
+bool IsLoopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  }
+  const in_addr& four = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+  return address.sa_family == AF_INET && (ntohl(four.s_addr) >> 24) == IN_LOOPBACKNET;
+}
+
 /// Reads a page with HTTP/1.0, which ends with the connection and has no chunks.
 absl::StatusOr<std::string> HttpGet(const std::string& host, const std::string& port,
-                                    const std::string& authority, const std::string& path) {
+                                    const std::string& authority, const std::string& path,
+                                    const std::string& token) {
   const absl::Time end = absl::Now() + kHttpTimeout;
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
@@ -164,8 +180,13 @@ absl::StatusOr<std::string> HttpGet(const std::string& host, const std::string& 
       status = absl::UnavailableError(std::strerror(errno));
       continue;
     }
+    const std::string authorization = token.empty() || !IsLoopback(*address->ai_addr)
+                                          ? ""
+                                          : absl::StrCat("Authorization: Bearer ", token, "\r\n");
     const absl::StatusOr<std::string> response = Exchange(
-        socket, absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: ", authority, "\r\n\r\n"), end);
+        socket,
+        absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: ", authority, "\r\n", authorization, "\r\n"),
+        end);
     return response.ok() ? BodyOf(*response) : response;
   }
   return status;
@@ -268,7 +289,7 @@ absl::StatusOr<ServerFigures> CompareMetrics(const MetricsPage& before, const Me
   return figures;
 }
 
-absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url) {
+absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url, const std::string& token) {
   absl::string_view rest = url;
   absl::ConsumePrefix(&rest, "http://");
   const size_t slash = rest.find('/');
@@ -289,8 +310,8 @@ absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url) {
     host = host.substr(1, host.size() - 2);
   }
   return MetricsSource([host, port = std::to_string(port), authority = std::string(authority), path,
-                        url]() -> absl::StatusOr<std::string> {
-    absl::StatusOr<std::string> page = HttpGet(host, port, authority, path);
+                        url, token]() -> absl::StatusOr<std::string> {
+    absl::StatusOr<std::string> page = HttpGet(host, port, authority, path, token);
     if (page.ok()) return page;
     return absl::UnavailableError(
         absl::StrCat("cannot read metrics from ", url, ": ", page.status().message()));

@@ -87,8 +87,11 @@ absl::StatusOr<ServerFigures> CompareMetrics(const MetricsPage& before, const Me
 using MetricsSource = absl::AnyInvocable<absl::StatusOr<std::string>()>;
 
 /// Returns a source that reads "host:port", "http://host:port" or "http://host:port/path" (default
-/// path: /metrics) within five seconds. Returns INVALID_ARGUMENT for another kind of URL.
-absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url);
+/// path: /metrics) within five seconds. It presents `token`, unless that is empty, but only to
+/// loopback addresses, since it would cross a network in the clear. Returns INVALID_ARGUMENT for
+/// another kind of URL.
+absl::StatusOr<MetricsSource> HttpMetricsSource(const std::string& url,
+                                                const std::string& token = "");
 
 /// Reads a server's metrics at both ends of a run and, on its own thread, once per `pause` in
 /// between. Not thread-safe.

@@ -1,6 +1,7 @@
 #include "server/app/heads/head_versions.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,12 @@ namespace logprobd {
 namespace {
 
 constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
+
+absl::Status NotReleased() {
+  return absl::UnavailableError(
+      "the memory of a dropped version stays in use, because one of its replicas does not end its "
+      "work: restart the server, or load again if there is room");
+}
 
 }  // namespace
 
@@ -50,6 +57,7 @@ HeadVersions::HeadVersions(InProcessHead& head, VersionLoader loader, Options op
       loader_(std::move(loader)),
       options_(std::move(options)),
       metrics_(metrics),
+      releaser_(*options_.clock),
       unread_(head.weights()) {
   const std::shared_ptr<const HeadInfo> info = head.info();
   live_ = {.version = info->weights_version,
@@ -116,7 +124,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   // The checks that change nothing come first.
   Planned planned;
   planned.candidate = std::move(candidate);
-  LOGPROBD_ASSIGN_OR_RETURN(const LoadTurn::Holder turn, AwaitTurn(ticker));
+  LOGPROBD_ASSIGN_OR_RETURN(std::optional<LoadTurn::Holder> turn, AwaitTurn(ticker));
   LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
   LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
   {
@@ -134,6 +142,8 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   if (!staged.ok() || !load.commit) {
     return staged;
   }
+  // A commit takes no memory, and waits for the batches of the old version, which may never end.
+  turn.reset();
   std::unique_ptr<VersionEngines> next;
   {
     const absl::MutexLock lock(&mutex_);
@@ -214,7 +224,7 @@ absl::StatusOr<std::unique_ptr<VersionEngines>> HeadVersions::Make(const Planned
 }
 
 absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadTicker& ticker) {
-  DropPrevious();  // at most two versions are in memory
+  LOGPROBD_RETURN_IF_ERROR(DropPrevious());  // at most two versions are in memory
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionEngines> made, Make(planned, ticker));
   LOGPROBD_RETURN_IF_ERROR(ticker.Report("committing", 0, 0));  // the last chance to cancel
   const WeightsVersion version = made->version;
@@ -235,7 +245,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& plann
                                                             LoadTicker& ticker) {
   const WeightsVersion& version = planned.candidate.version;
   LOGPROBD_RETURN_IF_ERROR(ticker.Report("loading", 0, version.weight_bytes));
-  DropPrevious();
+  LOGPROBD_RETURN_IF_ERROR(DropPrevious());
   LogInfo("replacing the weights in place; requests wait",
           {{"head", name()}, {"version", version.version}});
   std::unique_ptr<VersionEngines> old = head_.Commit(nullptr);
@@ -245,9 +255,18 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& plann
     old_version = std::exchange(live_, WeightsVersion());
   }
   if (old != nullptr) {
-    old->replicas.reset();
-    old->engines.clear();
+    auto released = std::make_unique<VersionEngines>();
+    released->info = old->info;
+    released->weights = old->weights;
+    released->version = old_version;
+    released->engines = std::move(old->engines);
+    released->replicas = std::move(old->replicas);
+    const bool is_released = releaser_.Release(std::move(released));
     NotifyChange();
+    if (!is_released) {
+      head_.Fail("the weights were lost during a replacement in place: restart the server");
+      return NotReleased();
+    }
   }
   absl::StatusOr<std::unique_ptr<VersionEngines>> made = Make(planned, ticker);
   if (!made.ok()) {
@@ -302,7 +321,7 @@ void HeadVersions::MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_pre
     live_ = version;
     numbers_.RecordLive(version);
   }
-  old = nullptr;  // its memory is freed before the memory is counted
+  releaser_.Release(std::move(old));  // its memory is freed before the memory is counted
   const std::string sha256 = State().live.sha256;  // the first version's may have become known
   LogInfo("weights are live", {{"head", info->name},
                                {"version", version.version},
@@ -375,7 +394,7 @@ absl::StatusOr<HeadWeightsState> HeadVersions::Discard(bool staged, bool previou
     dropped[1] = previous ? std::move(previous_) : nullptr;
   }
   for (std::unique_ptr<VersionEngines>& version : dropped) {
-    version.reset();
+    releaser_.Release(std::move(version));
   }
   RecordDropped(std::move(dropped_push), "it was discarded");
   NotifyChange();
@@ -407,7 +426,7 @@ HeadWeightsState HeadVersions::List() {
 }
 
 MemoryPlan HeadVersions::memory() const {
-  MemoryPlan plan;
+  MemoryPlan plan = releaser_.memory();
   const absl::MutexLock lock(&mutex_);
   for (const VersionEngines* version : {staged_.get(), previous_.get()}) {
     if (version != nullptr) {
@@ -420,16 +439,18 @@ MemoryPlan HeadVersions::memory() const {
   return plan;
 }
 
-void HeadVersions::DropPrevious() {
+absl::Status HeadVersions::DropPrevious() {
   std::unique_ptr<VersionEngines> dropped;
   {
     const absl::MutexLock lock(&mutex_);
     dropped = std::move(previous_);
   }
-  if (dropped != nullptr) {
-    dropped.reset();
-    NotifyChange();
+  if (dropped == nullptr) {
+    return absl::OkStatus();
   }
+  const bool is_released = releaser_.Release(std::move(dropped));
+  NotifyChange();
+  return is_released ? absl::OkStatus() : NotReleased();
 }
 
 HeadWeightsState HeadVersions::State() const {

@@ -17,6 +17,7 @@
 #include "server/app/heads/pending_push.h"
 #include "server/app/heads/version_loader.h"
 #include "server/app/heads/version_numbers.h"
+#include "server/app/heads/version_releaser.h"
 #include "server/base/clock.h"
 #include "server/base/weight_store.h"
 #include "server/metrics/metrics.h"
@@ -41,7 +42,7 @@ class HeadVersions {
     std::function<void()> on_change;
     /// Time after which DropIdlePush drops rows that no call adds to; > 0.
     absl::Duration push_idle_max = absl::InfiniteDuration();
-    const Clock* clock = &Clock::Steady();  ///< For push_idle_max.
+    const Clock* clock = &Clock::Steady();  ///< For push_idle_max and VersionReleaser.
   };
 
   /// `loader` creates versions of this head. `head` and `metrics` must outlive the HeadVersions.
@@ -50,7 +51,8 @@ class HeadVersions {
 
   // These are the calls of WeightStore for this head. Additional errors:
   //   FAILED_PRECONDITION  another version is staged: commit or discard it first.
-  //   UNAVAILABLE          the server is shutting down.
+  //   UNAVAILABLE          the server is shutting down, or a version that must be dropped first has
+  //                        a replica that does not end its work.
 
   /// Waits in the phase "checking" while weights of another head are loaded.
   absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
@@ -74,7 +76,7 @@ class HeadVersions {
   /// Makes running calls end soon with UNAVAILABLE, and refuses all later ones.
   void Stop() { is_stopped_ = true; }
 
-  /// Returns the memory of all versions except the live one.
+  /// Returns the memory of all versions except the live one, also of those that are being dropped.
   MemoryPlan memory() const;
 
   std::string name() const { return head_.info()->name; }
@@ -123,7 +125,7 @@ class HeadVersions {
   absl::StatusOr<WeightsVersion> ReplaceInPlace(const Planned& planned, LoadTicker& ticker);
   void Restore(const VersionEngines& old, const WeightsVersion& version);
   void MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_previous);
-  void DropPrevious();
+  absl::Status DropPrevious();
   HeadWeightsState State() const;
   void NotifyChange() const;
 
@@ -133,6 +135,7 @@ class HeadVersions {
   Metrics& metrics_;
   std::atomic<bool> is_stopped_ = false;
   std::atomic<bool> is_changing_ = false;
+  VersionReleaser releaser_;
   absl::Mutex list_mutex_;  // only one List at a time reads the weight
 
   mutable absl::Mutex mutex_;

@@ -97,8 +97,9 @@ std::vector<Flag> MakeFlags() {
 
       {"listen", "Listeners", Kind::kText, &O::listen, "HOST:PORT",
        "Address of the gRPC service; port 0 takes a free port."},
-      {"http", "Listeners", Kind::kAddress, &O::http, "HOST:PORT",
-       "Address of /metrics, /healthz, /readyz and the status page; none turns HTTP off."},
+      {"http", "Listeners", Kind::kAddress, &O::http, "ADDRESS",
+       "Address of /metrics, /healthz, /readyz and the status page. https://HOST:PORT has TLS with "
+       "--tls-cert and --tls-key; none turns HTTP off."},
       {"local", "Listeners", Kind::kAddress, &O::local, "PATH",
        "Path of the Unix sockets for clients on the same host (gRPC and shared memory); auto "
        "takes a private folder, none turns them off."},
@@ -115,8 +116,9 @@ std::vector<Flag> MakeFlags() {
        "in a private folder, unix:PATH another one, each for this user and root only; HOST:PORT "
        "needs TLS with client certificates or tokens, also on loopback; none turns it off."},
       {"tls-cert", "Listeners", Kind::kText, &O::tls_cert, "FILE",
-       "PEM file with the server's certificate and its chain, for TLS on --listen and --admin. It "
-       "is read again when it changes and at SIGHUP. If it is empty, there is no TLS."},
+       "PEM file with the server's certificate and its chain, for TLS on --listen and --admin, and "
+       "on --http where it is https://. It is read again when it changes and at SIGHUP. If it is "
+       "empty, there is no TLS."},
       {"tls-key", "Listeners", Kind::kText, &O::tls_key, "FILE",
        "PEM file with the private key of --tls-cert, without a passphrase."},
       {"tls-client-ca", "Listeners", Kind::kText, &O::tls_client_ca, "FILE",
@@ -128,8 +130,11 @@ std::vector<Flag> MakeFlags() {
        "Allow addresses that others can use without client certificates or tokens over TLS: all "
        "except Unix sockets and, for --listen and --http, loopback."},
       {"tokens", "Listeners", Kind::kText, &O::tokens, "FILE",
-       "TOML file of the tokens and client certificates that callers need, whose entries logprobctl "
-       "token prints. SIGHUP reads it again."},
+       "TOML file of the tokens and client certificates that callers need, whose entries "
+       "logprobctl "
+       "token prints. The pages of HTTP need a token too, except /healthz and /readyz. SIGHUP "
+       "reads "
+       "it again."},
       {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection."},
 
       {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",

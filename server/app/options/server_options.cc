@@ -163,13 +163,27 @@ absl::Status CheckCudaIpc(const ServerOptions& options) {
 
 constexpr absl::string_view kListenerFlags[] = {"--listen", "--http", "--admin"};
 
+/// Checks the address of --http. `insecure` replaces --insecure.
+absl::Status CheckHttp(const ServerOptions& options, bool insecure) {
+  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, ParseHttpAddress("--http", options.http));
+  if (address.is_https && options.tls_cert.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--http: ", address.ToString(), " needs --tls-cert and --tls-key, too"));
+  }
+  return CheckReachable(
+      "--http", address,
+      {.has_tls = address.is_https, .has_tokens = !options.tokens.empty(), .is_http = true},
+      insecure);
+}
+
 /// Checks the address of a listener. `insecure` replaces --insecure.
 absl::Status CheckListener(absl::string_view flag, const ServerOptions& options, bool insecure) {
-  const std::string& text = flag == "--listen" ? options.listen
-                            : flag == "--http" ? options.http
-                                               : options.admin;
+  if (flag == "--http") {
+    return options.http.empty() ? absl::OkStatus() : CheckHttp(options, insecure);
+  }
   const bool is_admin = flag == "--admin";
-  if ((text.empty() && flag != "--listen") || (is_admin && text == kAutoPath)) {
+  const std::string& text = is_admin ? options.admin : options.listen;
+  if (is_admin && (text.empty() || text == kAutoPath)) {
     return absl::OkStatus();
   }
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, is_admin
@@ -180,9 +194,7 @@ absl::Status CheckListener(absl::string_view flag, const ServerOptions& options,
                                      .has_client_certificates = tls.needs_client_certificates(),
                                      .has_tokens = !options.tokens.empty(),
                                      .changes_weights = is_admin};
-  return CheckReachable(flag, address,
-                        flag == "--http" ? std::nullopt : std::optional<ListenerSecurity>(security),
-                        insecure);
+  return CheckReachable(flag, address, security, insecure);
 }
 
 absl::Status CheckAddresses(const ServerOptions& options) {

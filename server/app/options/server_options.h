@@ -12,6 +12,7 @@
 #include "server/engine/engines.h"
 #include "server/http/http_server.h"
 #include "server/transport/grpc_server.h"
+#include "server/transport/tls_files.h"
 #include "server/weights/head_weights.h"
 
 namespace logprobd {
@@ -62,10 +63,10 @@ struct ServerOptions {
   int64_t region_bytes = SharedRegions::Options().region_bytes_max;
   bool cuda_ipc = false;
   std::string admin = GrpcServer::Options().admin;  ///< May also be kAutoPath.
-  std::string tls_cert = GrpcServer::Options().tls.cert;
-  std::string tls_key = GrpcServer::Options().tls.key;
-  std::string tls_client_ca = GrpcServer::Options().tls.client_ca;
-  std::string tls_crl_dir = GrpcServer::Options().tls.crl_dir;
+  std::string tls_cert = TlsFiles::Options().cert;
+  std::string tls_key = TlsFiles::Options().key;
+  std::string tls_client_ca = TlsFiles::Options().client_ca;
+  std::string tls_crl_dir = TlsFiles::Options().crl_dir;
   bool insecure = GrpcServer::Options().insecure;
   std::string tokens;  ///< TOML file of ReadTokenFile; empty means that callers need no entry.
   bool reflection = GrpcServer::Options().reflection;
@@ -104,7 +105,7 @@ struct ServerOptions {
 /// own, and `queue_bytes` is its equal share. With one head the only element equals `options`.
 std::vector<ServerOptions> HeadOptions(const ServerOptions& options);
 
-/// Returns the files for TLS.
+/// Returns the files for TLS; TlsFiles::Options::is_enabled says whether there are any.
 TlsFiles::Options TlsOptionsOf(const ServerOptions& options);
 
 /// Returns the flags of the listeners that others can use without authentication, which only

@@ -19,7 +19,8 @@
 namespace logprobd {
 namespace {
 
-constexpr Scope kScopes[kNumScopes] = {Scope::kScore, Scope::kVerify, Scope::kAdmin};
+constexpr Scope kScopes[kNumScopes] = {Scope::kScore, Scope::kVerify, Scope::kAdmin,
+                                       Scope::kMetrics};
 constexpr size_t kNameBytesMax = 64;
 /// A DNS name has at most 253 bytes.
 constexpr size_t kCertificateNameBytesMax = 255;
@@ -64,7 +65,8 @@ absl::Status SetSha256(const toml::value& value, std::optional<Sha256::Bytes>& d
 
 absl::Status SetScopes(const toml::value& value, AccessEntry& entry) {
   constexpr absl::string_view kProblem =
-      "must be an array of \"score\", \"verify\" and \"admin\" with at least one of them";
+      "must be an array of \"score\", \"verify\", \"admin\" and \"metrics\" with at least one of "
+      "them";
   if (!value.is_array() || value.as_array().empty()) {
     return Bad("scopes", kProblem);
   }

@@ -15,7 +15,7 @@ namespace logprobd {
 ///   id = "trainer-7"                      # its name in logs
 ///   sha256 = "..."                        # hex digest of the token
 ///   tenant = "team-a"                     # by default the id
-///   scopes = ["score", "verify", "admin"] # at least one
+///   scopes = ["score", "metrics"]         # at least one of score, verify, admin and metrics
 ///   not_after = 2027-01-31T00:00:00Z      # optional
 ///   share = 0.25                          # optional share of the queue, by default --client-share
 ///   priority_max = "normal"               # optional: "high" (default), "normal" or "low"

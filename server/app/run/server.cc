@@ -17,18 +17,19 @@
 #include "server/app/heads/load_control.h"
 #include "server/app/options/part_options.h"
 #include "server/app/options/token_file.h"
+#include "server/app/run/http_access.h"
 #include "server/app/run/process.h"
 #include "server/app/run/same_host.h"
 #include "server/app/run/status.h"
 #include "server/app/run/watchdog.h"
 #include "server/base/errors.h"
-#include "server/base/listen_address.h"
 #include "server/base/log.h"
 #include "server/base/text.h"
 #include "server/batching/device_turns.h"
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/grpc_server.h"
+#include "server/transport/tls_files.h"
 
 namespace logprobd {
 namespace {
@@ -45,12 +46,13 @@ constexpr absl::Duration kHungAnswerTime = absl::Seconds(1);
 
 absl::StatusOr<GrpcServer::Options> GrpcOptionsOf(const ServerOptions& options,
                                                   const SameHostMemory& same_host,
-                                                  std::shared_ptr<const AccessList> access) {
+                                                  std::shared_ptr<const AccessList> access,
+                                                  const TlsFiles* tls) {
   GrpcServer::Options result;
   result.listen = options.listen;
   SetSameHostOptions(options, same_host, result);
   LOGPROBD_ASSIGN_OR_RETURN(result.admin, AdminAddress(options));
-  result.tls = TlsOptionsOf(options);
+  result.tls = tls;
   result.insecure = options.insecure;
   result.access = std::move(access);
   result.reflection = options.reflection;
@@ -94,12 +96,6 @@ std::string InsecureText(absl::string_view flag) {
   return absl::StrCat(flag, " is open to everyone who reaches it, because --insecure is given");
 }
 
-absl::Status CheckHttpAddress(const ServerOptions& options) {
-  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
-                            ParseListenAddress("--http", options.http));
-  return CheckReachable("--http", address, std::nullopt, options.insecure);
-}
-
 }  // namespace
 
 struct Server::Impl {
@@ -108,6 +104,8 @@ struct Server::Impl {
   Impl(const ServerOptions& server_options, const ServerParts& server_parts, PlannedHeads planned);
 
   absl::Status Listen();
+  absl::Status ListenToHttp();
+  void UseNewTlsFiles(bool are_new);
   ServerPlan Plan();
   std::string NotReadyReason();
   std::string ReadyText();
@@ -150,7 +148,8 @@ struct Server::Impl {
   StatusBoard status_board;
   LoadProgress progress;
   std::atomic<bool> stop_loading = false;
-  bool is_serving = false;  // State that health reports; used by Load and Run.
+  bool is_serving = false;     // State that health reports; used by Load and Run.
+  bool is_https_late = false;  // HTTPS does not have the current certificate yet; used by Run.
 
   absl::Mutex mutex;
   bool stop_requested ABSL_GUARDED_BY(mutex) = false;
@@ -165,8 +164,10 @@ struct Server::Impl {
   // The members below are destroyed in reverse order: no call may be running when the heads are
   // destroyed, and requests of the heads may hold memory of clients.
   SameHostMemory same_host;
-  std::shared_ptr<AccessList> access;  // Null if callers need no tokens.
-  std::unique_ptr<DeviceTurns> turns;  // Null if no heads share devices.
+  std::shared_ptr<AccessList> access;       // Null if callers need no tokens.
+  std::unique_ptr<TlsFiles> tls;            // Null without TLS.
+  std::unique_ptr<HttpAccess> http_access;  // Null if callers need no tokens.
+  std::unique_ptr<DeviceTurns> turns;       // Null if no heads share devices.
   bool serves_while_loading = true;
   LoadTurn load_turn;
   HeadTable head_table;
@@ -208,23 +209,20 @@ Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& serve
 absl::Status Server::Impl::Listen() {
   PublishMemory();
   metrics.SetInflightBytesLimit(options.queue_bytes);
-  if (!options.http.empty()) {
-    LOGPROBD_RETURN_IF_ERROR(CheckHttpAddress(options));
-    HttpServer::Options http_options;
-    http_options.listen = options.http;
-    http_options.not_ready_reason = [this] { return NotReadyReason(); };
-    http_options.ready_text = [this] { return ReadyText(); };
-    http_options.status_text = [this] { return StatusText(); };
-    http_options.status_page = [this] { return status_board.Page(Status()); };
-    LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(http_options, metrics));
-  }
-  LOGPROBD_ASSIGN_OR_RETURN(same_host, CreateSameHostMemory(options, Plan(), metrics));
   if (!options.tokens.empty()) {
     LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessEntry> entries, AccessEntriesOf(options));
     access = std::make_shared<AccessList>(std::move(entries));
+    http_access = std::make_unique<HttpAccess>(access, metrics);
   }
+  if (const TlsFiles::Options files = TlsOptionsOf(options); files.is_enabled()) {
+    LOGPROBD_ASSIGN_OR_RETURN(tls, TlsFiles::Create(files, metrics, clock));
+  }
+  if (!options.http.empty()) {
+    LOGPROBD_RETURN_IF_ERROR(ListenToHttp());
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(same_host, CreateSameHostMemory(options, Plan(), metrics));
   LOGPROBD_ASSIGN_OR_RETURN(const GrpcServer::Options grpc_options,
-                            GrpcOptionsOf(options, same_host, access));
+                            GrpcOptionsOf(options, same_host, access, tls.get()));
   LOGPROBD_ASSIGN_OR_RETURN(
       grpc, GrpcServer::Create(grpc_options, head_table, metrics, clock, &head_table));
   for (const std::string& flag : InsecureListeners(options)) {
@@ -232,6 +230,40 @@ absl::Status Server::Impl::Listen() {
     LogWarning(InsecureText(flag));
   }
   return StartWatchdog();
+}
+
+absl::Status Server::Impl::ListenToHttp() {
+  HttpServer::Options result;
+  result.listen = options.http;
+  result.insecure = options.insecure;
+  if (tls != nullptr) {
+    result.certificate = {.cert_pem = tls->pair().cert, .key_pem = tls->pair().key};
+  }
+  if (http_access != nullptr) {
+    result.check_access = [this](absl::string_view path, absl::string_view authorization) {
+      return http_access->Check(path, authorization);
+    };
+  }
+  result.not_ready_reason = [this] { return NotReadyReason(); };
+  result.ready_text = [this] { return ReadyText(); };
+  result.status_text = [this] { return StatusText(); };
+  result.status_page = [this] { return status_board.Page(Status()); };
+  LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(result, metrics));
+  return absl::OkStatus();
+}
+
+/// Gives HTTPS the TLS files if they are new, or again if no file descriptor was left for them.
+/// gRPC watches their copies itself.
+void Server::Impl::UseNewTlsFiles(bool are_new) {
+  if (http == nullptr || !(are_new || is_https_late)) {
+    return;
+  }
+  const absl::Status status =
+      http->SetCertificate({.cert_pem = tls->pair().cert, .key_pem = tls->pair().key});
+  if (!status.ok() && are_new) {
+    LogError("HTTPS keeps the certificate that it has", {{"reason", status.message()}});
+  }
+  is_https_late = absl::IsResourceExhausted(status);
 }
 
 absl::Status Server::Impl::StartWatchdog() {
@@ -578,10 +610,10 @@ Server::End Server::Run() {
       impl.Notify(
           absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(impl.clock.Now()), "\n"));
       impl.Reload();
-      impl.grpc->ReloadTls();
+      impl.UseNewTlsFiles(impl.tls != nullptr && impl.tls->Reload());
       impl.Notify("READY=1\n");
     }
-    impl.grpc->ReloadTlsIfChanged();
+    impl.UseNewTlsFiles(impl.tls != nullptr && impl.tls->ReloadIfChanged());
     impl.grpc->CancelUnreadAnswers();
     any_left = impl.WatchHeads();
     impl.UpdateServing();

@@ -7,7 +7,8 @@ from token_file import TokenFile
 
 
 class NetworkSecurity:
-    """A certificate authority, the certificates of a server and of a client, and a token with the scope score.
+    """A certificate authority, the certificates of a server and of a client, and tokens: one with the scope score, and
+    one with the scope metrics.
 
     Args:
         hosts: names in the server's certificate, as Authority.issue takes them.
@@ -22,6 +23,7 @@ class NetworkSecurity:
         self.client_cert, self.client_key = self.authority.issue("client")
         self.tokens = TokenFile(folder / "tokens.toml")
         self.token = self.tokens.add("scorer", "score")
+        self.metrics_token = self.tokens.add("monitor", "metrics")
         self.token_file = folder / "token"
         self.token_file.write_text(f"{self.token}\n")
 

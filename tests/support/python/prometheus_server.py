@@ -16,15 +16,22 @@ READY = "Server is ready to receive web requests"
 
 
 class PrometheusServer:
-    """Scrapes `targets` (host:port, by job) four times a second with these rules. Use as a context manager."""
+    """Scrapes `targets` (host:port, by job) four times a second with these rules. Use as a context manager.
+
+    `scrape` has further settings of each job, such as `scheme`.
+    """
 
     def __init__(
-        self, folder: pathlib.Path, targets: dict[str, list[str]], rules: pathlib.Path
+        self,
+        folder: pathlib.Path,
+        targets: dict[str, list[str]],
+        rules: pathlib.Path,
+        **scrape: object,
     ) -> None:
         program = shutil.which("prometheus")
         assert program, "prometheus is missing: install the package prometheus"
         jobs = [
-            {"job_name": job, "static_configs": [{"targets": addresses}]}
+            {"job_name": job, "static_configs": [{"targets": addresses}], **scrape}
             for job, addresses in targets.items()
         ]
         interval = {"scrape_interval": "250ms", "evaluation_interval": "250ms"}

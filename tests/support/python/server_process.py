@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import signal
+import ssl
 import subprocess
 import threading
 import time
@@ -39,6 +40,10 @@ class ServerProcess:
         self.grpc = ""
         self.http = ""
         self.admin = ""
+        self.http_token = ""
+        """The token that `get` and `metric` present."""
+        self.http_ca: pathlib.Path | None = None
+        """The CA that must have issued the certificate of HTTPS; None accepts every certificate."""
 
     def start(self) -> "ServerProcess":
         self.process = subprocess.Popen(
@@ -97,9 +102,16 @@ class ServerProcess:
         self.stop()
 
     def get(self, path: str, timeout: float = 5) -> tuple[int, str]:
-        """Returns the status and the text of an HTTP GET."""
+        """Returns the status and the text of a GET over HTTP or HTTPS, as the server's address says."""
+        url, context = f"http://{self.http}{path}", None
+        if self.http.startswith("https://"):
+            url, context = self.http + path, ssl.create_default_context(cafile=self.http_ca)
+            if self.http_ca is None:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        headers = {"Authorization": f"Bearer {self.http_token}"} if self.http_token else {}
+        request = urllib.request.Request(url, headers=headers)
         try:
-            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=timeout) as reply:
+            with urllib.request.urlopen(request, timeout=timeout, context=context) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

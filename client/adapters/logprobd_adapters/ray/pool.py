@@ -130,7 +130,8 @@ class ScorerPool:
             loopback, which serves clusters of one host.
         tls, token: of the clients that the pool makes; see logprobd.Client. The files must be where
             clients are. Default: the variables of the process that makes a client.
-        http: HOST:PORT of metrics and status page on each node, as the server's flag, or "none".
+        http: HOST:PORT or https://HOST:PORT of metrics and status page on each node, as the
+            server's flag, or "none".
         flags: further flags of the servers, such as ["--shards", "2"].
         timeout: seconds until all servers must be placed, and then until each must be ready.
 

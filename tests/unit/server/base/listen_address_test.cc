@@ -42,16 +42,51 @@ TEST(ListenAddressTest, NamesTheFlagOfABadAddress) {
   }
 }
 
-TEST(ListenAddressTest, APublicAddressNeedsInsecure) {
-  const auto open = ParseListenAddress("--http", "[::]:9470");
+TEST(ListenAddressTest, AnHttpAddressMayHaveTls) {
+  const auto secure = ParseHttpAddress("--http", "https://[::]:9470");
+  ASSERT_TRUE(secure.ok()) << secure.status();
+  EXPECT_TRUE(secure->is_https);
+  EXPECT_EQ(secure->host, "::");
+  EXPECT_EQ(secure->ToString(), "https://[::]:9470");
+  EXPECT_EQ(ParseHttpAddress("--http", "https://a:1")->ToString(), "https://a:1");
+  EXPECT_FALSE(ParseHttpAddress("--http", "127.0.0.1:9470")->is_https);
+  for (const char* text : {"https://", "https://a", "http://a:1", "https://https://a:1"}) {
+    EXPECT_FALSE(ParseHttpAddress("--http", text).ok()) << text;
+  }
+  EXPECT_FALSE(ParseListenAddress("--listen", "https://a:1").ok());
+}
 
-  const absl::Status refused = CheckReachable("--http", *open, std::nullopt, /*insecure=*/false);
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("--http: [::]:9470 can be reached"));
-  EXPECT_THAT(refused.message(), ::testing::Not(HasSubstr("--tls-cert")));
-  EXPECT_TRUE(CheckReachable("--http", *open, std::nullopt, /*insecure=*/true).ok());
-  EXPECT_TRUE(
-      CheckReachable("--http", *ParseListenAddress("--http", "[::1]:1"), std::nullopt, false).ok());
+TEST(CheckReachableTest, OtherHostsNeedHttpsAndTokensForHttp) {
+  const ListenAddress plain = *ParseHttpAddress("--http", "0.0.0.0:9470");
+  const ListenAddress https = *ParseHttpAddress("--http", "https://0.0.0.0:9470");
+  const auto check = [](const ListenAddress& address, bool has_tokens, bool insecure = false) {
+    const ListenerSecurity has = {
+        .has_tls = address.is_https, .has_tokens = has_tokens, .is_http = true};
+    return std::string(CheckReachable("--http", address, has, insecure).message());
+  };
+  const std::string way_out =
+      "pass --insecure to allow that, or use a loopback address such as 127.0.0.1";
+
+  EXPECT_EQ(check(plain, false),
+            "--http: 0.0.0.0:9470 can be reached from other hosts without authentication over TLS; "
+            "write https://0.0.0.0:9470 and give --tls-cert, --tls-key and --tokens, " +
+                way_out);
+  EXPECT_EQ(check(https, false),
+            "--http: https://0.0.0.0:9470 can be reached from other hosts without authentication "
+            "over TLS; give --tls-cert, --tls-key and --tokens, " +
+                way_out);
+  EXPECT_EQ(check(https, true), "");
+  EXPECT_EQ(check(plain, false, /*insecure=*/true), "");
+  EXPECT_EQ(check(https, false, /*insecure=*/true), "");
+  const std::string in_the_clear =
+      "--http: 0.0.0.0:9470 is not a loopback address, and tokens would cross the network "
+      "unencrypted; write https://0.0.0.0:9470 and give --tls-cert and --tls-key";
+  EXPECT_EQ(check(plain, true), in_the_clear);
+  EXPECT_EQ(check(plain, true, /*insecure=*/true), in_the_clear);
+  for (const bool has_tokens : {false, true}) {
+    EXPECT_EQ(check(*ParseHttpAddress("--http", "127.0.0.1:9470"), has_tokens), "");
+    EXPECT_EQ(check(*ParseHttpAddress("--http", "https://[::1]:9470"), has_tokens), "");
+  }
 }
 
 TEST(CheckReachableTest, OtherHostsNeedTlsWithCertificatesOrTokensOrAnExplicitFlag) {
@@ -87,7 +122,7 @@ TEST(CheckReachableTest, AListenerThatChangesWeightsNeedsAuthenticationOnLoopbac
 
   const ListenAddress path = *ParseListenAddressOrPath("--admin", "unix:/run/admin.sock");
   EXPECT_EQ(path.ToString(), "unix:/run/admin.sock");
-  EXPECT_TRUE(CheckReachable("--admin", path, {{.changes_weights = true}}, false).ok());
+  EXPECT_TRUE(CheckReachable("--admin", path, {.changes_weights = true}, false).ok());
   EXPECT_FALSE(ParseListenAddressOrPath("--admin", "unix:relative").ok());
   EXPECT_FALSE(ParseListenAddress("--http", "unix:/run/admin.sock").ok());
 }

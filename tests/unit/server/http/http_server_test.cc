@@ -1,12 +1,10 @@
 #include "server/http/http_server.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,43 +21,20 @@
 #include "absl/time/clock.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/few_files.h"
+#include "tests/unit/server/http/http_client.h"
 
 namespace logprobd {
 namespace {
 
+using ::logprobd::testing::Connect;
 using ::logprobd::testing::FakeClock;
 using ::logprobd::testing::FewFiles;
+using ::logprobd::testing::ReadToEnd;
+using ::logprobd::testing::Send;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-/// Connects from a loopback address of the client's choice. Reads fail after 20 s.
-int Connect(int port, const char* source = "127.0.0.1") {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const timeval patience{.tv_sec = 20, .tv_usec = 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = inet_addr(source);
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  return fd;
-}
-
-void Send(int fd, const std::string& text) { send(fd, text.data(), text.size(), MSG_NOSIGNAL); }
-
-std::string ReadToEnd(int fd) {
-  std::string text;
-  char buffer[4096];
-  for (ssize_t got = 0; (got = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
-    text.append(buffer, static_cast<size_t>(got));
-  }
-  close(fd);
-  return text;
-}
 
 /// Returns the whole answer, including status line and headers.
 std::string Ask(int port, const std::string& method, const std::string& path,

@@ -1,5 +1,6 @@
 #include "server/transport/access_list.h"
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <utility>
@@ -75,11 +76,11 @@ TEST_F(AccessListTest, RefusesEverythingElse) {
 }
 
 TEST_F(AccessListTest, ATokenHasOnlyItsScopes) {
-  for (const Scope scope : {Scope::kScore, Scope::kVerify, Scope::kAdmin}) {
+  for (const Scope scope : {Scope::kScore, Scope::kVerify, Scope::kAdmin, Scope::kMetrics}) {
     AccessEntry token = Token("a", "secret-a");
     token.scopes[static_cast<size_t>(scope)] = true;
     access_.Set({token});
-    for (const Scope needed : {Scope::kScore, Scope::kVerify, Scope::kAdmin}) {
+    for (const Scope needed : {Scope::kScore, Scope::kVerify, Scope::kAdmin, Scope::kMetrics}) {
       EXPECT_EQ(CodeOf("Bearer secret-a", needed),
                 needed == scope ? absl::StatusCode::kOk : absl::StatusCode::kPermissionDenied);
     }
@@ -161,6 +162,24 @@ TEST_F(AccessListTest, TheEntryOfACertificateHasScopesAndAnEnd) {
   access_.Set({entry});
   EXPECT_EQ(StatusOf(caller, Scope::kVerify).code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(MessageOf(caller), HasSubstr("the entry of certificate \"x.example\" expired at "));
+}
+
+TEST(AccessRefusalsTest, CountsEveryRefusalAndLogsTwentyLines) {
+  Metrics metrics{Metrics::Options()};
+  AccessRefusals refusals(metrics);
+
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 21; ++i) {
+    refusals.Record("/metrics", absl::UnauthenticatedError("no token"));
+  }
+  refusals.Record("/metrics", absl::PermissionDeniedError("no scope"));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 20);
+  EXPECT_THAT(log, HasSubstr("a call was refused method=/metrics"));
+  const std::string text = metrics.Serialize();
+  EXPECT_THAT(text, HasSubstr("logprobd_rejected_total{reason=\"unauthenticated\"} 21"));
+  EXPECT_THAT(text, HasSubstr("logprobd_rejected_total{reason=\"permission_denied\"} 1"));
 }
 
 TEST_F(AccessListTest, SetReplacesAllEntriesWhileOthersCheck) {

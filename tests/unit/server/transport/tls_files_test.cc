@@ -1,10 +1,8 @@
 #include "server/transport/tls_files.h"
 
-#include <openssl/ec.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/test_certificates.h"
 
 namespace logprobd::testing {
 namespace {
@@ -24,45 +23,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
-
-Key NewKey() { return {EVP_EC_gen("P-256"), EVP_PKEY_free}; }
-
-/// Returns what `write` writes, as text.
-template <typename Write>
-std::string Pem(Write write) {
-  const std::unique_ptr<BIO, decltype(&BIO_free)> bio(BIO_new(BIO_s_mem()), BIO_free);
-  write(bio.get());
-  char* data = nullptr;
-  const auto length = static_cast<size_t>(BIO_get_mem_data(bio.get(), &data));
-  return {data, length};
-}
-
-std::string KeyPem(const Key& key) {
-  return Pem([&](BIO* bio) {
-    PEM_write_bio_PrivateKey(bio, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
-  });
-}
-
-void SetName(X509_NAME* name, const std::string& text) {
-  X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
-                             reinterpret_cast<const unsigned char*>(text.c_str()), -1, -1, 0);
-}
-
 const absl::Time kBegin = absl::FromUnixSeconds(1'800'000'000);
 const absl::Time kEnd = kBegin + absl::Hours(24 * 30);
 
 /// Returns a certificate for `subject`, valid from kBegin to kEnd, signed by `issuer_key`.
-std::string CertificatePem(const std::string& subject, const Key& key, const std::string& issuer,
-                           const Key& issuer_key) {
-  const std::unique_ptr<X509, decltype(&X509_free)> certificate(X509_new(), X509_free);
-  SetName(X509_get_subject_name(certificate.get()), subject);
-  SetName(X509_get_issuer_name(certificate.get()), issuer);
-  ASN1_TIME_set(X509_getm_notBefore(certificate.get()), absl::ToTimeT(kBegin));
-  ASN1_TIME_set(X509_getm_notAfter(certificate.get()), absl::ToTimeT(kEnd));
-  X509_set_pubkey(certificate.get(), key.get());
-  X509_sign(certificate.get(), issuer_key.get(), EVP_sha256());
-  return Pem([&](BIO* bio) { PEM_write_bio_X509(bio, certificate.get()); });
+std::string ValidPem(const std::string& subject, const TestKey& key, const std::string& issuer,
+                     const TestKey& issuer_key) {
+  return CertificatePem(subject, key, issuer, issuer_key, kBegin, kEnd);
 }
 
 std::string ReadAll(const std::string& path) {
@@ -88,8 +55,8 @@ class TlsFilesTest : public ::testing::Test {
 
   /// Writes a new key and a self-signed certificate of it.
   void WritePair() const {
-    const Key key = NewKey();
-    Write("cert", CertificatePem("server", key, "server", key));
+    const TestKey key = NewKey();
+    Write("cert", ValidPem("server", key, "server", key));
     Write("key", KeyPem(key));
   }
 
@@ -106,14 +73,13 @@ class TlsFilesTest : public ::testing::Test {
     return files.ok() ? "no error" : std::string(files.status().message());
   }
 
-  /// Lets the interval between two looks pass.
-  void Look(TlsFiles& files) {
+  /// Lets the interval between two looks pass, and returns whether the copies are new.
+  bool Look(TlsFiles& files) {
     clock_.Advance(TlsFiles::kLookInterval);
-    files.ReloadIfChanged();
+    return files.ReloadIfChanged();
   }
   bool IsCopied(const TlsFiles& files) const {
-    return ReadAll(files.cert_copy()) == ReadAll(Path("cert")) &&
-           ReadAll(files.key_copy()) == ReadAll(Path("key"));
+    return ReadAll(files.pair_path()) == ReadAll(Path("key")) + ReadAll(Path("cert"));
   }
 
   const std::filesystem::path folder_ =
@@ -125,19 +91,35 @@ class TlsFilesTest : public ::testing::Test {
   absl::Time now_;
 };
 
-TEST_F(TlsFilesTest, CopiesAValidPairToAPrivateFolderUntilItIsDestroyed) {
+TEST_F(TlsFilesTest, CopiesAValidPairToAFileThatHasNoNameAndEndsWithTheObject) {
   auto files = MustCreate();
-  const std::string copy = files->key_copy();
+  const std::string copy = files->pair_path();
 
   EXPECT_TRUE(IsCopied(*files));
+  EXPECT_EQ(files->pair().cert, ReadAll(Path("cert")));
+  EXPECT_EQ(files->pair().key, ReadAll(Path("key")));
   struct stat info {};
   ASSERT_EQ(stat(copy.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600U);
-  const std::string folder = std::filesystem::path(copy).parent_path().parent_path();
-  ASSERT_EQ(stat(folder.c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0700U);
+  EXPECT_EQ(info.st_nlink, 0U);
+  const int fd = std::stoi(copy.substr(copy.rfind('/') + 1));
+  EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+  files->Reload();
+  EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
   files.reset();
-  EXPECT_FALSE(std::filesystem::exists(folder));
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
+}
+
+TEST_F(TlsFilesTest, CopiesOnlyTheKeyAndTheChain) {
+  const TestKey key = NewKey();
+  const TestKey other = NewKey();
+  const std::string cert = ValidPem("server", key, "server", key);
+  const std::string key_pem = KeyPem(key);
+  const std::string other_cert = ValidPem("other", other, "other", other);
+  Write("cert", KeyPem(other) + cert);
+  Write("key", other_cert + key_pem);
+
+  EXPECT_EQ(ReadAll(MustCreate()->pair_path()), key_pem + cert);
 }
 
 TEST_F(TlsFilesTest, ExportsWhenTheFirstCertificateExpires) {
@@ -199,11 +181,11 @@ TEST_F(TlsFilesTest, AcceptsACertificateExactlyWithinItsTimes) {
 }
 
 TEST_F(TlsFilesTest, AcceptsAChainOnlyInOrder) {
-  const Key ca_key = NewKey();
-  const Key key = NewKey();
-  const std::string ca = CertificatePem("ca", ca_key, "ca", ca_key);
-  const std::string leaf = CertificatePem("server", key, "ca", ca_key);
-  const std::string stranger = CertificatePem("stranger", NewKey(), "ca", ca_key);
+  const TestKey ca_key = NewKey();
+  const TestKey key = NewKey();
+  const std::string ca = ValidPem("ca", ca_key, "ca", ca_key);
+  const std::string leaf = ValidPem("server", key, "ca", ca_key);
+  const std::string stranger = ValidPem("stranger", NewKey(), "ca", ca_key);
   Write("key", KeyPem(key));
 
   Write("cert", leaf + ca);
@@ -215,7 +197,7 @@ TEST_F(TlsFilesTest, AcceptsAChainOnlyInOrder) {
 TEST_F(TlsFilesTest, ChecksTheClientCa) {
   options_.client_ca = Path("client_ca");
   Write("client_ca", ReadAll(Path("cert")));
-  EXPECT_THAT(ReadAll(MustCreate()->client_ca_copy()), HasSubstr(ReadAll(Path("cert"))));
+  EXPECT_THAT(ReadAll(MustCreate()->client_ca_path()), HasSubstr(ReadAll(Path("cert"))));
 
   Write("client_ca", ReadAll(Path("key")));
   EXPECT_THAT(Error(), HasSubstr("--tls-client-ca: "));
@@ -225,12 +207,13 @@ TEST_F(TlsFilesTest, TakesANewPairOnceItHasSettled) {
   const auto files = MustCreate();
   WritePair();
 
-  files->ReloadIfChanged();  // too early for a look
+  EXPECT_FALSE(files->ReloadIfChanged());  // too early for a look
   EXPECT_FALSE(IsCopied(*files));
-  Look(*files);  // sees a change, which may not be complete
+  EXPECT_FALSE(Look(*files));  // sees a change, which may not be complete
   EXPECT_FALSE(IsCopied(*files));
-  Look(*files);
+  EXPECT_TRUE(Look(*files));
   EXPECT_TRUE(IsCopied(*files));
+  EXPECT_EQ(files->pair().cert, ReadAll(Path("cert")));
 
   EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"ok\"} 1"));
 }
@@ -246,16 +229,14 @@ TEST_F(TlsFilesTest, DoesNotReadFilesThatStayTheSame) {
 
 TEST_F(TlsFilesTest, KeepsTheOldPairAndCountsABadOneOnce) {
   const auto files = MustCreate();
-  const std::string cert = ReadAll(files->cert_copy());
-  const std::string key = ReadAll(files->key_copy());
+  const std::string pair = ReadAll(files->pair_path());
   Write("key", KeyPem(NewKey()));
 
   for (int look = 0; look < 4; ++look) {
-    Look(*files);
+    EXPECT_FALSE(Look(*files));
   }
 
-  EXPECT_EQ(ReadAll(files->cert_copy()), cert);
-  EXPECT_EQ(ReadAll(files->key_copy()), key);
+  EXPECT_EQ(ReadAll(files->pair_path()), pair);
   EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"failed\"} 1"));
   WritePair();
   Look(*files);
@@ -267,13 +248,13 @@ TEST_F(TlsFilesTest, ReloadReadsTheFilesAtOnceAndGivesEachCopyATimeOfItsOwn) {
   const auto files = MustCreate();
   struct stat before {};
   struct stat after {};
-  ASSERT_EQ(stat(files->cert_copy().c_str(), &before), 0);
+  ASSERT_EQ(stat(files->pair_path().c_str(), &before), 0);
   WritePair();
 
-  files->Reload();
+  EXPECT_TRUE(files->Reload());
 
   EXPECT_TRUE(IsCopied(*files));
-  ASSERT_EQ(stat(files->cert_copy().c_str(), &after), 0);
+  ASSERT_EQ(stat(files->pair_path().c_str(), &after), 0);
   EXPECT_NE(after.st_mtim.tv_sec, before.st_mtim.tv_sec);
 }
 

@@ -1,26 +1,33 @@
 #include "client/cli/bench/server_metrics.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace logprobd::client {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::Pair;
 
 constexpr char kPage[] = R"(# HELP rows_total Rows.
@@ -241,13 +248,14 @@ TEST(MetricsScraperTest, DoesNotCompareWithThePageOfAnEarlierLoad) {
   EXPECT_EQ(scraper.End().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-/// Sends `page` to requests for /metrics and status 404 to others, and closes each connection.
+/// Sends `page` to requests for /metrics and status 404 to others, and closes each connection. It
+/// listens on all addresses of the host.
 class FakeHttpServer {
  public:
   explicit FakeHttpServer(std::string page) : page_(std::move(page)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
     socklen_t length = sizeof(address);
     EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
     EXPECT_EQ(listen(listener_, SOMAXCONN), 0);
@@ -262,6 +270,11 @@ class FakeHttpServer {
   }
 
   int port() const { return port_; }
+  /// Returns the latest request.
+  std::string request() const {
+    const absl::MutexLock lock(&mutex_);
+    return request_;
+  }
 
  private:
   void Serve() {
@@ -273,10 +286,13 @@ class FakeHttpServer {
         if (got <= 0) break;
         request.append(buffer, static_cast<size_t>(got));
       }
-      const std::string response =
-          absl::StartsWith(request, "GET /metrics HTTP/1.0\r\nHost: 127.0.0.1:")
-              ? page_
-              : "HTTP/1.1 404 Not Found\r\n\r\n";
+      {
+        const absl::MutexLock lock(&mutex_);
+        request_ = request;
+      }
+      const std::string response = absl::StartsWith(request, "GET /metrics HTTP/1.0\r\nHost: ")
+                                       ? page_
+                                       : "HTTP/1.1 404 Not Found\r\n\r\n";
       send(socket, response.data(), response.size(), MSG_NOSIGNAL);
       close(socket);
     }
@@ -285,8 +301,51 @@ class FakeHttpServer {
   const std::string page_;
   const int listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   int port_ = 0;
+  mutable absl::Mutex mutex_;
+  std::string request_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
+
+/// Returns an IPv4 address of this host that is not loopback, or an empty string.
+std::string PublicAddress() {
+  ifaddrs* all = nullptr;
+  getifaddrs(&all);
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owned(all, freeifaddrs);
+  for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr != nullptr && each->ifa_addr->sa_family == AF_INET &&
+        (each->ifa_flags & IFF_LOOPBACK) == 0) {
+      return inet_ntoa(reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr);
+    }
+  }
+  return "";
+}
+
+TEST(HttpMetricsSourceTest, PresentsItsTokenToLoopbackAddressesOnly) {
+  const FakeHttpServer server("HTTP/1.1 200 OK\r\n\r\nup 1\n");
+  const auto request_to = [&](const std::string& host) {
+    EXPECT_TRUE((*HttpMetricsSource(absl::StrCat(host, ":", server.port()), "secret"))().ok());
+    return server.request();
+  };
+
+  EXPECT_THAT(request_to("127.0.0.1"), HasSubstr("\r\nAuthorization: Bearer secret\r\n\r\n"));
+  if (const std::string other = PublicAddress(); !other.empty()) {
+    EXPECT_THAT(request_to(other), Not(HasSubstr("secret")));
+  }
+  EXPECT_TRUE((*HttpMetricsSource(absl::StrCat("127.0.0.1:", server.port())))().ok());
+  EXPECT_THAT(server.request(), Not(HasSubstr("Authorization")));
+}
+
+TEST(HttpMetricsSourceTest, SaysThatATokenIsMissing) {
+  for (const std::string code : {"401", "403"}) {
+    const FakeHttpServer server(absl::StrCat("HTTP/1.1 ", code, " No\r\n\r\n"));
+
+    const absl::Status status =
+        (*HttpMetricsSource(absl::StrCat("127.0.0.1:", server.port())))().status();
+
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(code), HasSubstr("scope metrics"), HasSubstr("--token-file")));
+  }
+}
 
 TEST(HttpMetricsSourceTest, ReadsAPage) {
   const FakeHttpServer server("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nup 1\n");

@@ -109,6 +109,32 @@ TEST(CheckServerOptionsTest, RequiresLoopbackAddressesUnlessInsecure) {
   EXPECT_THAT(std::string(CheckServerOptions(local).message()), StartsWith("--local"));
 }
 
+TEST(CheckServerOptionsTest, APublicHttpAddressNeedsHttpsAndTokens) {
+  ServerOptions options = Valid();
+  options.http = "https://127.0.0.1:9470";
+  EXPECT_EQ(std::string(CheckServerOptions(options).message()),
+            "--http: https://127.0.0.1:9470 needs --tls-cert and --tls-key, too");
+  options.tls_cert = "/cert";
+  options.tls_key = "/key";
+  EXPECT_TRUE(CheckServerOptions(options).ok());
+  options.http = "https://0.0.0.0:9470";
+  options.tls_client_ca = "/ca";  // HTTP takes no client certificates
+  EXPECT_THAT(std::string(CheckServerOptions(options).message()),
+              AllOf(StartsWith("--http"), HasSubstr("without authentication over TLS")));
+  options.tokens = "/tokens.toml";
+  EXPECT_TRUE(CheckServerOptions(options).ok());
+  EXPECT_THAT(InsecureListeners(options), IsEmpty());
+  options.http = "0.0.0.0:9470";
+  for (const bool insecure : {false, true}) {
+    options.insecure = insecure;
+    EXPECT_THAT(std::string(CheckServerOptions(options).message()),
+                HasSubstr("write https://0.0.0.0:9470"));
+  }
+  options.http = "127.0.0.1:9470";  // TLS and tokens of gRPC leave loopback plain
+  options.insecure = false;
+  EXPECT_TRUE(CheckServerOptions(options).ok());
+}
+
 TEST(CheckServerOptionsTest, AdminIsAUnixSocketOrNeedsAuthentication) {
   ServerOptions options = Valid();
   for (const char* const path : {"", kAutoPath, "unix:/run/logprobd/admin.sock"}) {

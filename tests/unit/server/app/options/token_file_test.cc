@@ -42,7 +42,7 @@ class TokenFileTest : public ::testing::Test {
 TEST_F(TokenFileTest, ReadsAllKeys) {
   const auto tokens = Read(absl::StrCat(
       "[[token]]\nid = \"trainer-7\"\nsha256 = \"", std::string(62, '0'), "Ff\"\n",
-      "tenant = \"team-a\"\nscopes = [\"verify\", \"admin\"]\n",
+      "tenant = \"team-a\"\nscopes = [\"verify\", \"admin\", \"metrics\"]\n",
       "not_after = 2027-01-31T02:00:00+02:00\nshare = 0.25\npriority_max = \"low\"\n", kToken));
 
   ASSERT_TRUE(tokens.ok()) << tokens.status();
@@ -52,7 +52,7 @@ TEST_F(TokenFileTest, ReadsAllKeys) {
   EXPECT_EQ(token.tenant, "team-a");
   ASSERT_TRUE(token.is_token());
   EXPECT_EQ(token.sha256->back(), 0xFF);
-  EXPECT_THAT(token.scopes, ElementsAre(false, true, true));
+  EXPECT_THAT(token.scopes, ElementsAre(false, true, true, true));
   EXPECT_EQ(token.not_after, absl::FromCivil(absl::CivilDay(2027, 1, 31), absl::UTCTimeZone()));
   EXPECT_EQ(token.share, 0.25);
   EXPECT_EQ(token.priority_max, Priority::kLow);
@@ -101,7 +101,7 @@ TEST_F(TokenFileTest, OptionalKeysHaveDefaults) {
 
   ASSERT_TRUE(tokens.ok()) << tokens.status();
   EXPECT_EQ(tokens->front().tenant, "t");
-  EXPECT_THAT(tokens->front().scopes, ElementsAre(true, false, false));
+  EXPECT_THAT(tokens->front().scopes, ElementsAre(true, false, false, false));
   EXPECT_EQ(tokens->front().not_after, absl::InfiniteFuture());
   EXPECT_EQ(tokens->front().share, 0);
   EXPECT_EQ(tokens->front().priority_max, Priority::kHigh);

@@ -1,0 +1,134 @@
+#include <gmock/gmock.h>
+
+#include <future>
+#include <optional>
+#include <string>
+
+#include "absl/synchronization/notification.h"
+#include "server/app/heads/head_versions.h"
+#include "server/app/heads/version_releaser.h"
+#include "tests/support/fake_clock.h"
+#include "tests/unit/server/app/heads/head_versions_fixture.h"
+
+// A replica that does not end its work holds up neither the loads of other heads nor, for long, the
+// calls of its own head.
+
+namespace logprobd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
+
+class HeadVersionsHangTest : public HeadVersionsTest {
+ protected:
+  HeadVersionsHangTest() { options_.clock = &clock_; }
+  ~HeadVersionsHangTest() override {
+    end_.Notify();
+    versions_ = nullptr;  // joins the threads that wait for end_
+    head_ = nullptr;
+  }
+
+  std::future<absl::Status> LoadSoon(const WeightsLoad& load) {
+    return std::async(std::launch::async, [this, load] { return Load(load).status(); });
+  }
+
+  /// Waits until a call waits for a version to be destroyed, and lets the time for that pass.
+  void LetTheWaitEnd() {
+    clock_.WaitForWaiter(clock_.Now() + VersionReleaser::kWaitMax);
+    clock_.Advance(VersionReleaser::kWaitMax - absl::Milliseconds(1));
+    clock_.WaitUntilAsleep();  // it is still waiting
+    clock_.Advance(absl::Milliseconds(1));
+  }
+
+  bool IsTurnFree() { return load_turn_.Take(absl::ZeroDuration()).has_value(); }
+
+  FakeClock clock_;
+  absl::Notification end_;  ///< Lets the destructors of engines end.
+};
+
+// Regression: the commit of a load kept the turn to load of all heads until the last batch ended.
+TEST_F(HeadVersionsHangTest, ACommitThatWaitsForABatchLeavesTheTurnToOthers) {
+  Make();
+  engines_[1]->Hold();
+  absl::Notification answered;
+  ASSERT_TRUE(
+      head_
+          ->Submit(RequestOfRows(1), [&](const absl::StatusOr<ScoreResult>&) { answered.Notify(); })
+          .ok());
+  engines_[1]->WaitUntilInFlight(1);
+  absl::Notification has_turn;
+  on_create_ = [&](const HeadWeights&) {
+    has_turn.Notify();
+    return absl::OkStatus();
+  };
+
+  std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .commit = true});
+  has_turn.WaitForNotification();
+  EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
+
+  EXPECT_FALSE(answered.HasBeenNotified());
+  EXPECT_EQ(loaded.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  engines_[1]->Release();
+  EXPECT_TRUE(loaded.get().ok());
+  EXPECT_EQ(ScoredBy(), 2U);
+}
+
+// Regression: a load waited without end, with the turn, for the engines of the previous version.
+TEST_F(HeadVersionsHangTest, ALoadWaitsABoundedTimeForThePreviousVersion) {
+  Make();
+  ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
+  engines_[1]->BlockDestructor(end_);
+
+  std::future<absl::Status> loaded = LoadSoon({.path = "/m/3"});
+  LetTheWaitEnd();
+  const absl::Status status = loaded.get();
+
+  EXPECT_EQ(status.code(), kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("does not end its work"), HasSubstr("restart the server")));
+  EXPECT_TRUE(IsTurnFree());
+  EXPECT_EQ(TotalBytes(versions_->memory(), "host"), kWeightBytes + kStagingBytes);
+  EXPECT_EQ(ScoredBy(), 2U);
+  EXPECT_FALSE(versions_->List().previous.has_value());
+  // There is room for a third version, so that another load does not need the memory.
+  EXPECT_TRUE(Load({.path = "/m/3", .commit = true}).ok());
+  EXPECT_EQ(ScoredBy(), 3U);
+}
+
+TEST_F(HeadVersionsHangTest, AReplacementInPlaceFailsIfTheOldVersionIsNotReleased) {
+  Make();
+  engines_[1]->BlockDestructor(end_);
+
+  std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .in_place = true});
+  LetTheWaitEnd();
+
+  EXPECT_EQ(loaded.get().code(), kUnavailable);
+  EXPECT_TRUE(IsTurnFree());
+  EXPECT_EQ(num_created_, 0);
+  EXPECT_FALSE(head_->ready());
+  EXPECT_THAT(head_->failure(), HasSubstr("restart the server"));
+  EXPECT_EQ(ScoredBy(), 0U);
+  EXPECT_EQ(refusal_.code(), kUnavailable);
+  EXPECT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());  // if there is room after all
+  EXPECT_EQ(ScoredBy(), 2U);
+}
+
+TEST_F(HeadVersionsHangTest, ADiscardWaitsABoundedTime) {
+  Make();
+  ASSERT_TRUE(Load({.path = "/m/2"}).ok());
+  engines_[2]->BlockDestructor(end_);
+
+  std::future<bool> discarded = std::async(std::launch::async, [this] {
+    return versions_->Discard(/*staged=*/true, /*previous=*/false).ok();
+  });
+  LetTheWaitEnd();
+
+  EXPECT_TRUE(discarded.get());
+  EXPECT_EQ(TotalBytes(versions_->memory(), "host"), kWeightBytes + kStagingBytes);
+  EXPECT_EQ(ScoredBy(), 1U);
+}
+
+}  // namespace
+}  // namespace logprobd::testing
