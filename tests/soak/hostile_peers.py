@@ -235,6 +235,8 @@ def attacked(name: str, at: types.SimpleNamespace, server: ServerProcess):
             report["did"], report["unit"], report["cut"] = receiver.recv()
         attacker.kill()
         attacker.join()
+    if not report.get("did"):
+        raise RuntimeError(f"the attack {name} did nothing")
 
 
 def measure(name: str, binaries: pathlib.Path, work: pathlib.Path) -> dict:
@@ -268,8 +270,8 @@ def measure(name: str, binaries: pathlib.Path, work: pathlib.Path) -> dict:
         threading.Event().wait(SETTLE_S)
         result = {
             "attack": case.title,
-            "did": f"{report.get('did', 0):,} {report.get('unit', '')}",
-            "cut": report.get("cut", 0),
+            "did": f"{report['did']:,} {report['unit']}",
+            "cut": report["cut"],
             "stopped_early": report["stopped_early"],
             "seconds": case.seconds,
             "declared_mib": round(declared_mib(server)),

@@ -219,6 +219,7 @@ class _Connection:
         self._window = WINDOW
         self._stream_window = WINDOW
         self._streams: dict[int, int] = {}  # windows of open streams
+        self._answered: set[int] = set()  # streams whose response has begun
         settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, answers_window)
         connection.sendall(MAGIC + frame(SETTINGS, 0, 0, settings))
 
@@ -246,6 +247,8 @@ class _Connection:
                 self._streams[stream] += size
         elif kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM):
             self._streams.pop(stream, None)
+        elif kind == HEADERS:
+            self._answered.add(stream)
 
     def read_within(self, seconds: float) -> bool:
         """Reads a frame and answers it if one begins to arrive in time. Returns whether one did."""
@@ -269,6 +272,12 @@ class _Connection:
                 return taken
             self.read()
         return 0
+
+    def await_response(self, stream: int) -> bool:
+        """Waits until a response begins or the call fails, and returns whether a response has begun."""
+        while stream in self._streams and stream not in self._answered:
+            self.read()
+        return stream in self._streams
 
     def send(self, frames: bytes) -> None:
         self._socket.sendall(frames)
@@ -304,47 +313,51 @@ class SmallFrames(Attack):
 
 
 class UnreadAnswers(Attack):
-    """Sends requests with large answers and never lets the server send one; replaces calls that the server ends."""
+    """Sends requests whose answers fill the server's limit, and never lets it send one. Replaces calls that it ends."""
 
-    unit = "calls"
+    unit = "answers held"
     STREAMS = 200  # fewer than --streams-max
-    ROWS = 1024  # with the 128 best ids of a row, an answer has 1 MiB
-    PAUSE_S = 0.05  # after a refused call, and while all calls are open
+    # Rows and top_k of the requests: each of the best ids of a row adds 8 bytes to the answer, and the smaller answers
+    # fill what the larger ones leave.
+    SIZES = ((1024, 128), (64, 128), (4, 128), (1, 128), (1, 8), (1, 0))
+    PAUSE_S = 0.05  # when nothing more can be held
 
     def __init__(self, hidden_size: int, metadata: dict[str, str] | None = None) -> None:
         """Without `metadata`, each call names a client of its own."""
         super().__init__()
         self._metadata = metadata
-        message = request(
-            rows=self.ROWS, hidden_size=hidden_size, targets=bytes(4 * self.ROWS), top_k=128
-        ).SerializeToString()
-        self._body = struct.pack(">BI", 0, len(message)) + message
+        messages = [
+            request(rows=rows, hidden_size=hidden_size, targets=bytes(4 * rows), top_k=top_k)
+            for rows, top_k in self.SIZES
+        ]
+        self._bodies = [
+            struct.pack(">BI", 0, message.ByteSize()) + message.SerializeToString()
+            for message in messages
+        ]
 
     def run(self, server, is_over: threading.Event) -> None:
         with connect(server.grpc) as held:
             connection = _Connection(held, answers_window=0)
             stream = 1
             while not is_over.is_set():
-                if connection.num_open < self.STREAMS:
-                    before = connection.num_open
-                    self._send(connection, server.grpc, stream)
-                    stream += 2
-                    is_full = connection.num_open <= before
-                else:
-                    is_full = True
-                while connection.read_within(self.PAUSE_S if is_full else 0):
-                    is_full = False
+                for body in self._bodies:
+                    while connection.num_open < self.STREAMS and not is_over.is_set():
+                        self._send(connection, stream, server.grpc, body)
+                        stream += 2
+                        if not connection.await_response(stream - 2):
+                            break
+                        self.amount += 1
+                while connection.read_within(self.PAUSE_S):
+                    pass
 
-    def _send(self, connection: _Connection, address: str, stream: int) -> None:
+    def _send(self, connection: _Connection, stream: int, address: str, body: bytes) -> None:
         metadata = self._metadata or {"client_id": f"client {stream}"}
         connection.start_call(stream, call_headers(address, metadata=metadata))
         sent = 0
-        while sent < len(self._body):
-            taken = connection.take(stream, min(len(self._body) - sent, 16_384))
+        while sent < len(body):
+            taken = connection.take(stream, min(len(body) - sent, 16_384))
             if taken == 0:
                 return
-            is_last = sent + taken == len(self._body)
-            piece = self._body[sent : sent + taken]
-            connection.send(frame(DATA, END_STREAM if is_last else 0, stream, piece))
+            flags = END_STREAM if sent + taken == len(body) else 0
+            connection.send(frame(DATA, flags, stream, body[sent : sent + taken]))
             sent += taken
-        self.amount += 1
