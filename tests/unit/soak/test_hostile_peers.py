@@ -43,13 +43,11 @@ def test_a_result_beyond_a_bound_names_it(name: str, value: float, bound: str) -
     assert hostile_peers.broken_bounds(BOUNDED | {name: value}) == [bound]
 
 
-def test_only_attacks_on_grpc_may_break_a_bound() -> None:
+def test_only_attacks_that_need_more_than_the_server_may_break_a_bound() -> None:
     broken = {"attack": "an attack", "broken_bounds": ["memory"]}
 
-    assert hostile_peers.problems({"a": broken | {"needs_newer_grpc": True}}) == []
-    assert hostile_peers.problems({"a": broken | {"needs_newer_grpc": False}}) == [
-        "an attack: memory"
-    ]
+    assert hostile_peers.problems({"a": broken | {"closed_by": "a newer gRPC"}}) == []
+    assert hostile_peers.problems({"a": broken | {"closed_by": ""}}) == ["an attack: memory"]
 
 
 def test_the_document_has_the_table_of_the_committed_result() -> None:
