@@ -2,6 +2,7 @@
 # Installs what is missing, builds, runs every test, and prints a summary last.
 #   bash tests/run.sh            everything
 #   bash tests/run.sh --quick    build and unit tests only, without installation
+#   bash tests/run.sh --install  installation only
 #   bash tests/run.sh --build    installation and build only
 #   bash tests/run.sh --test     tests only, after --build
 set -euo pipefail
@@ -10,10 +11,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 installs=true builds=true tests=true quick=false
 case "${1:-}" in
   --quick) quick=true installs=false ;;
+  --install) builds=false tests=false ;;
   --build) tests=false ;;
   --test) installs=false builds=false ;;
   "") ;;
-  *) echo "usage: bash tests/run.sh [--quick | --build | --test]" >&2; exit 2 ;;
+  *) echo "usage: bash tests/run.sh [--quick | --install | --build | --test]" >&2; exit 2 ;;
 esac
 
 step_logs=build/tests-logs step_count=0

@@ -47,9 +47,12 @@ class GrpcStream final : public MessageStream,
  public:
   GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method);
 
-  /// Use these before Start.
+  /// Use these before Start. `gone` is called when the stream has been destroyed after `ended`.
   grpc::ClientContext& context() { return context_; }
-  void set_events(StreamEvents events) { events_ = std::move(events); }
+  void set_events(StreamEvents events, absl::AnyInvocable<void() &&> gone) {
+    events_ = std::move(events);
+    gone_ = std::move(gone);
+  }
 
   void Start() override;
   void Write(grpc::ByteBuffer message) override;
@@ -68,6 +71,7 @@ class GrpcStream final : public MessageStream,
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
   StreamEvents events_;
+  absl::AnyInvocable<void() &&> gone_;
   std::shared_ptr<GrpcStream> self_;  ///< Set from Start to OnDone.
   grpc::ByteBuffer incoming_;         ///< gRPC writes it while a read is pending.
 
@@ -163,13 +167,16 @@ void GrpcStream::OnWriteDone(bool ok) {
 }
 
 void GrpcStream::OnDone(const grpc::Status& status) {
-  const std::shared_ptr<GrpcStream> self = std::move(self_);
+  std::shared_ptr<GrpcStream> self = std::move(self_);
+  absl::AnyInvocable<void() &&> gone = std::move(gone_);
   {
     absl::MutexLock lock(&mutex_);
     queue_.clear();
   }
   std::move(events_.ended)(
       absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
+  self.reset();
+  std::move(gone)();
 }
 
 constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
@@ -391,6 +398,7 @@ std::shared_ptr<MessageStream> GrpcTransport::OpenStream(const std::string& meth
   if (!client_id_.empty()) context->AddMetadata(kClientIdKey, client_id_);
   AddToken(token_, *context);
   if (!all_->Add(context)) {
+    stream.reset();
     FinishOne();
     return nullptr;
   }
@@ -398,9 +406,11 @@ std::shared_ptr<MessageStream> GrpcTransport::OpenStream(const std::string& meth
                   ended = std::move(events.ended)](const absl::Status& status) mutable {
     all_->Remove(context);
     std::move(ended)(status);
-    FinishOne();
   };
-  stream->set_events(std::move(events));
+  // If a thread of gRPC destroyed the last channel of the process, gRPC 1.51 would make the thread
+  // wait for itself and then use freed memory. So the transport keeps its channels until the stream
+  // has released its own reference.
+  stream->set_events(std::move(events), [this] { FinishOne(); });
   return stream;
 }
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 
@@ -11,17 +10,23 @@ import logprobd
 import numpy as np
 import pytest
 import scoring_rpc
+from attacks import (
+    Attackers,
+    DrippedHttpBytes,
+    EndlessHttpHeaders,
+    HeldConnections,
+    Resets,
+    connect,
+)
 from http2_frames import (
-    ACK,
     END_HEADERS,
     GOAWAY,
     HEADERS,
     PING,
     PREFACE,
-    RST_STREAM,
     call_headers,
     frame,
-    read_exactly,
+    read_frame,
 )
 from scoring_rpc import Scoring, request
 
@@ -32,11 +37,6 @@ ENHANCE_YOUR_CALM = 11
 # call of another client 5.2 s, on two cores that five other processes used.
 A20_SECONDS_MAX = 15.0
 A20_BYTES_MAX = 512 * MIB
-
-
-def connect(server, source: str = "") -> socket.socket:
-    host, port = server.grpc.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
 
 
 def is_closed(connection: socket.socket, seconds: float) -> bool:
@@ -127,7 +127,7 @@ def test_a17_connections_without_http2_are_closed_without_flooding_the_log(
 ) -> None:
     lines = len(server.log)
     for _ in range(50):
-        with connect(server) as connection:
+        with connect(server.grpc) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(data)
             assert is_closed(connection, 10)
@@ -142,7 +142,7 @@ def test_a18_connections_beyond_the_open_files_do_not_stop_the_listener(
     for _ in range(5):
         with contextlib.ExitStack() as open_connections:
             for _ in range(400):  # connections that are not accepted wait in the kernel
-                open_connections.enter_context(connect(server))
+                open_connections.enter_context(connect(server.grpc))
     assert_unharmed(server)
 
 
@@ -151,11 +151,9 @@ def test_a18_idle_connections_of_one_address_lock_out_neither_others_nor_operato
 ) -> None:
     options = ("--model", str(model.path), "--admin", "auto")
     server = start_server(*options, prefix=("prlimit", "--nofile=300:300"))
-    with contextlib.ExitStack() as stack:
-        for _ in range(400):
-            idle = stack.enter_context(connect(server, "127.0.0.2"))
-            with contextlib.suppress(OSError):
-                idle.sendall(PREFACE)
+    idle = HeldConnections(400, source="127.0.0.2")
+    with Attackers(server, idle):
+        assert server.eventually(lambda: idle.amount >= 400)
         assert_unharmed(server)
         with logprobd.WeightsClient(server.admin, timeout=10) as operator:
             assert operator.list()[0].live.version == 1
@@ -163,7 +161,7 @@ def test_a18_idle_connections_of_one_address_lock_out_neither_others_nor_operato
 
 def test_a18_thousands_of_connections_opened_and_dropped_leave_nothing(server) -> None:
     for _ in range(3000):
-        connect(server).close()
+        connect(server.grpc).close()
     assert_unharmed(server)
     assert server.eventually(lambda: server.metric("process_open_fds") < 100)
 
@@ -174,8 +172,8 @@ def test_a19_silent_connections_are_closed_and_delay_nobody(start_server, model)
     before = server.peak_memory_bytes()
     with contextlib.ExitStack() as stack:
         connected = time.monotonic()
-        silent = [stack.enter_context(connect(server)) for _ in range(100)]
-        started = [stack.enter_context(connect(server)) for _ in range(100)]
+        silent = [stack.enter_context(connect(server.grpc)) for _ in range(100)]
+        started = [stack.enter_context(connect(server.grpc)) for _ in range(100)]
         for connection in started:  # starts a call without a message
             connection.sendall(PREFACE + frame(HEADERS, END_HEADERS, 1, call_headers(server.grpc)))
         with Scoring(server.grpc) as scoring:
@@ -196,27 +194,8 @@ def test_a20_ten_thousand_rapid_resets_leave_others_served(start_server, model) 
     server = start_server("--model", str(model.path))
     assert_unharmed(server)
     before = server.peak_memory_bytes()
-    headers = call_headers(server.grpc)
-    reset = struct.pack(">I", 8)  # CANCEL
-    flood = PREFACE + b"".join(
-        frame(HEADERS, END_HEADERS, stream, headers) + frame(RST_STREAM, 0, stream, reset)
-        for stream in range(1, 20_000, 2)
-    )
-
-    def attack() -> None:
-        # Answers are read until the last of them, since the server drops what a closed connection has sent.
-        with connect(server) as connection, contextlib.suppress(OSError, AssertionError):
-            connection.settimeout(60)
-            connection.sendall(flood + frame(PING, 0, 0, b"12345678"))
-            while True:
-                head = read_exactly(connection, 9)
-                read_exactly(connection, int.from_bytes(head[:3], "big"))
-                if head[3] == PING and head[4] & ACK:
-                    acknowledged.append(True)
-                    break
-
-    acknowledged = []
-    attacker = threading.Thread(target=attack)
+    resets = Resets(10_000)
+    attacker = threading.Thread(target=resets.run, args=(server, threading.Event()))
     with Scoring(server.grpc) as scoring:
         attacker.start()
         served, longest = 0, 0.0
@@ -226,23 +205,22 @@ def test_a20_ten_thousand_rapid_resets_leave_others_served(start_server, model) 
             longest = max(longest, time.monotonic() - begin)
             served += 1
         attacker.join()
-    assert acknowledged, "the attack ended early"
+    assert resets.amount == 10_000, "the attack ended early"
     assert longest < A20_SECONDS_MAX
     assert server.peak_memory_bytes() - before < A20_BYTES_MAX
     assert_unharmed(server)
 
 
 def test_a21_a_flood_of_pings_gets_enhance_your_calm(server) -> None:
-    with connect(server) as connection:
+    with connect(server.grpc) as connection:
         connection.sendall(PREFACE)
         with contextlib.suppress(OSError):
             connection.sendall(frame(PING, 0, 0, b"12345678") * 10_000)
         codes = []
-        with contextlib.suppress(OSError, AssertionError):
+        with contextlib.suppress(OSError):
             while True:
-                head = read_exactly(connection, 9)
-                payload = read_exactly(connection, int.from_bytes(head[:3], "big"))
-                if head[3] == GOAWAY:
+                kind, _, _, payload = read_frame(connection)
+                if kind == GOAWAY:
                     codes.append(int.from_bytes(payload[4:8], "big"))
     assert ENHANCE_YOUR_CALM in codes
     assert_unharmed(server)
@@ -332,39 +310,6 @@ def test_d71_many_clients_at_once_are_served_or_told_when_to_retry(
     assert server.eventually(lambda: server.metric("logprobd_queue_rows") == 0)
 
 
-class HttpAttack:
-    """Clients that run `attack(server)` over and over until the end of a `with` block."""
-
-    def __init__(self, server, clients: int, attack) -> None:
-        self.is_over = threading.Event()
-        self.num_cut = 0  # clients that the server has cut off
-        self.threads = [
-            threading.Thread(target=self._run, args=(server, attack)) for _ in range(clients)
-        ]
-
-    def _run(self, server, attack) -> None:
-        while not self.is_over.is_set():
-            try:
-                attack(server, self.is_over)
-            except OSError:
-                self.num_cut += 1
-
-    def __enter__(self) -> "HttpAttack":
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_over.set()
-        for thread in self.threads:
-            thread.join()
-
-
-def connect_http(server) -> socket.socket:
-    host, port = server.http.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=5)
-
-
 def slowest_probe(server, seconds: float) -> float:
     """Asks for /healthz and /readyz during that time and returns the longest time of an answer in seconds."""
     slowest = 0.0
@@ -379,22 +324,13 @@ def slowest_probe(server, seconds: float) -> float:
 
 def test_g103_http_bounds_endless_headers_and_answers_probes(start_server, model) -> None:
     server = start_server("--model", str(model.path))
-    sent = []
-
-    def endless_headers(server, is_over: threading.Event) -> None:
-        line = b"X: " + b"a" * 1000 + b"\r\n"
-        with connect_http(server) as connection:
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
-            while not is_over.is_set():
-                connection.sendall(line * 16)
-                sent.append(16 * len(line))
-
+    headers = EndlessHttpHeaders()
     server.get("/metrics")
     before = server.peak_memory_bytes()
-    with HttpAttack(server, 2, endless_headers) as attack:
+    with Attackers(server, headers) as attackers:
         slowest = slowest_probe(server, seconds=4)
-    assert attack.num_cut > 0
-    assert sum(sent) > MIB
+    assert attackers.num_cut > 0
+    assert headers.amount > MIB
     assert slowest < 1
     # 64 connections with 16 KiB each, and the margin of the allocator.
     assert server.peak_memory_bytes() - before < 64 * 16 * 1024 + 64 * MIB
@@ -403,23 +339,9 @@ def test_g103_http_bounds_endless_headers_and_answers_probes(start_server, model
 
 @pytest.mark.parametrize("clients", [28, 40], ids=["28-clients", "more-than-an-address-may"])
 def test_g103_http_answers_probes_while_clients_drip_bytes(server, clients: int) -> None:
-    def drip(server, is_over: threading.Event) -> None:
-        with contextlib.ExitStack() as stack:
-            dripping = []
-            while not is_over.wait(0.05):
-                for connection in list(dripping):
-                    try:
-                        connection.sendall(b"x")
-                    except OSError:  # the server has replaced it
-                        dripping.remove(connection)
-                for _ in range(min(4, clients - len(dripping))):
-                    dripping.append(stack.enter_context(connect_http(server)))
-                    dripping[-1].sendall(b"GET /metrics HTTP/1.1\r\nX: ")
-                most.append(len(dripping))
-
-    most = [0]
-    with HttpAttack(server, 1, drip):
+    drip = DrippedHttpBytes(clients)
+    with Attackers(server, drip):
         assert slowest_probe(server, seconds=3) < 1
         assert server.get("/metrics")[0] == 200
-    assert max(most) >= 28, "the connections were not held"
+    assert drip.amount >= 28, "the connections were not held"
     assert_unharmed(server)

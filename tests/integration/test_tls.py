@@ -6,15 +6,13 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
-import ssl
 import subprocess
-import threading
 import time
 
 import logprobd
 import numpy as np
 import pytest
+from certificate_rotation import install, rotate, serial_of, served_serial
 from logprobd import Tls
 from tls_certificates import Authority, self_signed
 
@@ -80,29 +78,6 @@ def flags(tls: Tls) -> list[object]:
     found = [("--tls-ca", tls.ca), ("--tls-cert", tls.cert), ("--tls-key", tls.key)]
     found.append(("--tls-server-name", tls.server_name))
     return [part for flag, value in found if value is not None for part in (flag, value)]
-
-
-def served_serial(address: str) -> int:
-    """Returns the serial number of the certificate that the server shows to a new connection."""
-    host, port = address.rsplit(":", 1)
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as connection,
-        context.wrap_socket(connection) as tls,
-    ):
-        shown = tls.getpeercert(binary_form=True)
-    text = subprocess.run(
-        ["openssl", "x509", "-inform", "der", "-noout", "-serial"],
-        input=shown, capture_output=True, check=True,
-    ).stdout  # fmt: skip
-    return int(text.split(b"=")[1], 16)
-
-
-def serial_of(cert: pathlib.Path) -> int:
-    text = subprocess.check_output(["openssl", "x509", "-in", cert, "-noout", "-serial"])
-    return int(text.split(b"=")[1], 16)
 
 
 def await_true(condition, what: str, seconds: float = 20) -> None:
@@ -322,47 +297,13 @@ def test_a_public_address_needs_client_certificates(binaries, start, ca, pair, c
 
 def test_certificates_rotate_under_load_without_a_failed_call(start, ca, tmp_path) -> None:
     live = (tmp_path / "live.pem", tmp_path / "live.key")
-
-    def install(issued) -> None:
-        for source, target in zip(issued, live, strict=True):
-            shutil.copy(source, target.with_suffix(".new"))
-            target.with_suffix(".new").rename(target)
-
-    install(ca.issue("first"))
+    install(ca.issue("first"), live)
     server = start(live)
-    stop = threading.Event()
-    calls = [0, 0]
-    failures: list[Exception] = []
 
-    def load(index: int) -> None:
-        while not stop.is_set():
-            try:  # each client makes new connections
-                with client(server.grpc, Tls(ca=ca.cert), channels=1) as connected:
-                    score(connected)
-                calls[index] += 1
-            except logprobd.LogprobdError as error:
-                failures.append(error)
-                return
+    rotation = rotate(server, ca, live, count=24, await_every=6)
 
-    threads = [threading.Thread(target=load, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for rotation in range(24):
-            issued = ca.issue(f"rotation-{rotation}")
-            install(issued)
-            server.signal(signal.SIGHUP)  # half of a pair may be read, and must not be used
-            if rotation % 6 == 5:
-                await_true(
-                    lambda cert=issued[0]: served_serial(server.grpc) == serial_of(cert),
-                    f"rotation {rotation} is not served",
-                )
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-    assert not failures
-    assert min(calls) > 24
+    assert not rotation.failures
+    assert min(rotation.calls) > 24
     assert server.metric("logprobd_tls_reloads_total", result="ok") >= 4
 
 

@@ -8,6 +8,7 @@ import grpc
 import logprobd
 import numpy as np
 import pytest
+from attacks import Attackers, UnreadAnswers
 from logprobd.errors import LogprobdError
 from model_folder import ModelFolder
 from scoring_rpc import Scoring, messages, request
@@ -116,6 +117,42 @@ def test_a_tenant_has_one_share_under_whatever_client_ids(start_with_tokens, tok
     assert score("a", "x", 200) == Code.OK
     assert score("b", "y", 201) == Code.INVALID_ARGUMENT
     assert score("other", "x", 500) == Code.OK
+
+
+# Regression: the token's id was kept with the connection, without a lock, and calls at once ended the server.
+def test_many_calls_at_once_of_one_connection_are_answered(
+    start_with_tokens, tokens, model
+) -> None:
+    names = ("first", "second")
+    for name in names:
+        tokens.add(name, "score")
+    server = start_with_tokens()
+    body = request(rows=1, hidden_size=model.weight.shape[1]).SerializeToString()
+    with Scoring(server.grpc) as scoring:
+        for _ in range(40):
+            calls = [
+                scoring.score_future(body, metadata=tokens.metadata(names[i % 2]))
+                for i in range(200)  # fewer than --streams-max
+            ]
+            assert {call.code() for call in calls} == {Code.OK}
+
+
+def test_a_tenant_that_reads_no_answers_leaves_the_others_theirs(
+    start_with_tokens, tokens, model
+) -> None:
+    tokens.add("deaf", "score")
+    tokens.add("other", "score")
+    hidden_size = model.weight.shape[1]
+    server = start_with_tokens("--queue-bytes", "64MiB")
+    body = request(rows=4, hidden_size=hidden_size).SerializeToString()
+    authorization = dict(tokens.metadata("deaf"))
+    with Attackers(server, UnreadAnswers(hidden_size, authorization)):
+        assert server.eventually(
+            lambda: server.metric("logprobd_rejected_total", reason="answer_bytes") > 10
+        )
+        for _ in range(20):
+            assert code_of(server.grpc, SCORE, tokens.metadata("other"), body) == Code.OK
+        assert code_of(server.grpc, SCORE, tokens.metadata("deaf"), body) == Code.RESOURCE_EXHAUSTED
 
 
 def test_a_priority_above_that_of_the_token_is_refused(start_with_tokens, tokens, model) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ class LoadPlan:
     timeout_s: float = 30  # per request
     busy_poll_s: float = 0  # time for which a caller polls for its answer before it sleeps
     tls_ca: pathlib.Path | None = None  # CA of the server's certificate; None: plaintext
+    token: str = ""  # for servers that run with --tokens
 
     def flags(self) -> list[str]:
         flags = ["--rows", f"{self.rows}", "--duration", f"{self.seconds:g}s"]
@@ -101,6 +103,7 @@ class LoadTool:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=os.environ | ({"LOGPROBD_TOKEN": plan.token} if plan.token else {}),
         )
         # The last requests of the warm-up and of the run may each take until their timeout.
         limit = plan.seconds + 2 * plan.timeout_s + ENDS_WITHIN_S

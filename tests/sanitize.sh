@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Builds with sanitizers, runs all tests that can run with them, and prints how many did.
+#   bash tests/sanitize.sh         address, undefined behaviour and leaks, then threads
+#   bash tests/sanitize.sh asan    the first alone
+#   bash tests/sanitize.sh tsan    the second alone
+# The result is written to build/sanitize/result.json. tests/sanitizers/README.md says what is left out and why.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+case "${1:-}" in
+  "") presets=(asan tsan) ;;
+  asan | tsan) presets=("$1") ;;
+  *) echo "usage: bash tests/sanitize.sh [asan | tsan]" >&2; exit 2 ;;
+esac
+results=$PWD/build/sanitize
+python=$PWD/build/venv-tests/bin/python
+[ -x "$python" ] || { echo "sanitize.sh: error: no $python; run bash tests/run.sh --install" >&2; exit 1; }
+
+# The integration tests whose server runs with a sanitizer: all but those of packages, images, documents and the operator,
+# and those that measure memory, which is the sanitizer's.
+mapfile -t integration < <(sed -E 's/ *#.*//; /^$/d' tests/sanitizers/integration.txt)
+
+# run PRESET OPTIONS...: runs the unit tests, then the integration tests with the built server.
+run() {
+  local preset=$1 options=$2
+  rm -rf "$results/$preset"*
+  mkdir -p "$results/$preset-reports"
+  cmake --preset "$preset" >/dev/null
+  cmake --build --preset "$preset" -j "$(nproc)"
+  # A report ends the process, and is also kept in a file, since tests do not look at each exit status.
+  options+=:halt_on_error=1:log_path=$results/$preset-reports/report
+  export ASAN_OPTIONS=$options UBSAN_OPTIONS=$options:print_stacktrace=1 TSAN_OPTIONS=$options
+  ctest --preset "$preset" --output-junit "$results/$preset-unit.xml" -j "$(nproc)" || true
+  TEST_BINARIES=$PWD/build/$preset/bin "$python" -m pytest -q "${integration[@]}" --timeout 600 \
+    --junit-xml "$results/$preset-integration.xml" || true
+}
+
+for preset in "${presets[@]}"; do
+  case $preset in
+    # Tests preload libraries in front of the sanitizer's.
+    asan) run asan verify_asan_link_order=0:quarantine_size_mb=16 ;;
+    tsan) run tsan "suppressions=$PWD/tests/sanitizers/thread_suppressions.txt" ;;
+  esac
+done
+python3 tests/sanitizers/result.py "$results" "${presets[@]}"
