@@ -20,7 +20,7 @@ import orjson
 from aiohttp import web
 from logprobd.errors import InvalidArgument, LogprobdError, NotFound, Overloaded
 
-from logprobd_adapters.completions import answer, parse_completion
+from logprobd_adapters.completions import encode_response, parse_request
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
 
@@ -147,7 +147,7 @@ def _error(status: int, message: str, retry_after: str | None = None) -> web.Res
     )
 
 
-async def _answer_errors(
+async def _respond_to_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Turns errors into JSON and writes a line to the log for each request, at level DEBUG."""
@@ -199,7 +199,7 @@ class Gateway:
     """The HTTP application. Until `start` is called it answers 503, so that clients wait.
 
     Args:
-        model: name of the model in requests and answers.
+        model: name of the model in requests and responses.
         queue_tokens: see Batcher.
         tokens: callers need one of them, except for /health. None: everybody may call.
     """
@@ -211,7 +211,7 @@ class Gateway:
         self._queue_tokens = queue_tokens
         self._batcher: Batcher | None = None
         self._models: list[dict[str, Any]] = []
-        middlewares = [web.middleware(_answer_errors)]
+        middlewares = [web.middleware(_respond_to_errors)]
         if tokens:
             middlewares.append(_demand_token(tokens))
         app = web.Application(middlewares=middlewares, client_max_size=_BODY_BYTES_MAX)
@@ -273,12 +273,12 @@ class Gateway:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         batcher = self._started()
-        completion = parse_completion(await request.read(), self._model)
+        completion = parse_request(await request.read(), self._model)
         request[_TOKENS] = sum(len(prompt.tokens) for prompt in completion.prompts)
         scores = await batcher.score(completion.prompts)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         with contextlib.suppress(ConnectionError):  # the client has left
             await response.prepare(request)
-            for piece in answer(self._model, completion, scores):
+            for piece in encode_response(self._model, completion, scores):
                 await response.write(piece)
         return response
