@@ -1,4 +1,4 @@
-"""The gateway's responses, errors, batches and queue, over HTTP in one process."""
+"""The gateway's responses, errors, readiness, batches and queue, over HTTP in one process."""
 
 import asyncio
 import base64
@@ -64,11 +64,12 @@ def run(
     teacher: Teacher | None,
     scenario: Callable[[ClientSession, Gateway], Awaitable[None]],
     queue_tokens: int = QUEUE_TOKENS,
+    server: logprobd.Client | None = None,
 ) -> None:
     """Runs a scenario against a gateway, which has not loaded its model if there is no teacher."""
 
     async def main() -> None:
-        gateway = Gateway("teacher", queue_tokens)
+        gateway = Gateway("teacher", queue_tokens, server=server)
         if teacher:
             gateway.start(teacher)
         runner, url = await gateway.listen("127.0.0.1", 0)
@@ -79,6 +80,11 @@ def run(
             await runner.cleanup()
 
     asyncio.run(main())
+
+
+async def status_of(client: ClientSession, path: str) -> int:
+    async with client.get(path) as response:
+        return response.status
 
 
 async def post(client: ClientSession, prompt, **fields) -> tuple[int, dict]:
@@ -295,15 +301,15 @@ def test_the_model_and_its_length_are_listed(teacher) -> None:
         async with client.get("/v1/models") as response:
             (model,) = (await response.json())["data"]
         assert (model["id"], model["max_model_len"]) == ("teacher", MAX_MODEL_LEN)
-        async with client.get("/health") as response:
-            assert response.status == 200
+        assert await status_of(client, "/health") == 200
+        assert await status_of(client, "/readyz") == 200
 
     run(teacher, scenario)
 
 
 def test_everything_is_503_while_the_model_is_loaded() -> None:
     async def scenario(client, _) -> None:
-        for path in ("/health", "/v1/models"):
+        for path in ("/health", "/readyz", "/v1/models"):
             async with client.get(path) as response:
                 assert response.status == 503 and response.headers["Retry-After"] == "1"
         assert (await post(client, [1, 2]))[0] == 503
@@ -461,3 +467,31 @@ def test_a_lost_server_is_503(backbone, binaries, model) -> None:
 
     with client:
         run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario)
+
+
+def test_a_gateway_is_ready_only_while_its_server_is_and_healthy_throughout(
+    backbone, binaries, model
+) -> None:
+    options = ("--model", str(model.path))
+
+    async def until_ready(http: ClientSession) -> None:
+        while await status_of(http, "/readyz") != 200:  # takes up to half a second
+            assert await status_of(http, "/health") == 200
+
+    async def scenario(http, _) -> None:
+        assert await status_of(http, "/readyz") == 200
+        server.stop()
+        async with http.get("/readyz") as response:
+            assert response.status == 503 and response.headers["Retry-After"] == "1"
+            assert server.grpc not in await response.text()
+        assert await status_of(http, "/health") == 200
+        with ServerProcess(binaries, *options, "--listen", server.grpc):
+            await asyncio.wait_for(until_ready(http), 60)
+
+    with (
+        ServerProcess(binaries, *options) as server,
+        logprobd.Client(server.grpc) as client,
+    ):
+        scorer: Scorer = RemoteScorer(client)
+        backbone.table = torch.randn(VOCAB, scorer.hidden_size)
+        run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario, server=client)
