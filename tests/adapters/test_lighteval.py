@@ -23,7 +23,7 @@ from lighteval.tasks.requests import Doc
 from logprobd_adapters import lighteval as adapter
 from logprobd_adapters.lighteval import LogprobdModel, LogprobdModelConfig
 
-# Both sum fp32 products, and lighteval's sums are in fp32 as well.
+# Both sides sum fp32 products, and lighteval's sums are in fp32 as well.
 FP32_TOLERANCE = 1e-5  # nats per token
 # The kernels' tolerance against double precision, tests/README.md.
 BF16_TOLERANCE = 1e-4  # nats per token

@@ -15,7 +15,7 @@ from logprobd_adapters import LocalScorer
 from logprobd_adapters.lm_eval import LogprobdLM, LogprobdLocalLM, ScorerLM
 from server_process import ServerProcess
 
-# Both sum fp32 products; lm-eval's softmax is in fp32 as well.
+# Both sides sum fp32 products; lm-eval's softmax is in fp32 as well.
 FP32_TOLERANCE = 1e-5  # nats per token
 # The kernels' tolerance against double precision, tests/README.md.
 BF16_TOLERANCE = 1e-4  # nats per token

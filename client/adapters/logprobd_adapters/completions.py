@@ -152,7 +152,7 @@ def _texts(numbers: NDArray[Any]) -> NDArray[np.bytes_]:
 
 def _around(before: bytes, integers: NDArray[np.int64], after: bytes) -> NDArray[np.bytes_]:
     """Returns the JSON of each integer, at least -1, between two texts, padded with spaces to equal
-    lengths. That of -1 is any."""
+    lengths. The text of -1 is arbitrary."""
     # The size is a power of two, so that few tables are made.
     return _table(1 << int(integers.max()).bit_length(), before, after)[integers]
 

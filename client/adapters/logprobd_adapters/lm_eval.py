@@ -87,8 +87,12 @@ class ScorerLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[Loglikelihood]:
-        """Scores requests: the texts, which are the key of lm-eval's cache, or None for windows of
-        a rolling request; the context's tokens; and the continuation's tokens."""
+        """Scores requests.
+
+        Args:
+            requests: the texts, which are the key of lm-eval's cache, or None for windows of a
+                rolling request; the context's tokens; and the continuation's tokens.
+        """
         pairs = [(context, continuation) for _, context, continuation in requests]
         groups = group_requests(pairs, shares=self.logits_cache)
         firsts = [requests[group[0]] for group in groups]
