@@ -40,6 +40,7 @@ def test_help_explains_requests_errors_and_who_may_connect(environment) -> None:
     text = " ".join(done.stdout.split())
     for word in (
         "prompt_logprob_token_ids",
+        "GET /readyz",
         "Retry-After",
         "needs --https-cert",
         "--vllm-arguments JSON",
