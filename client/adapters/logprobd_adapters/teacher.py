@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from logprobd_adapters.answers import body_of
+from logprobd_adapters.model_body import body_of
 from logprobd_adapters.scorer import CHECKED_TOKENS, LocalScorer, Scorer, check_head
 
 TOP_K_MAX = 128
