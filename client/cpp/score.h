@@ -176,8 +176,8 @@ struct ServerTimings {
 
 /// A stage of a RequestTrace, from RequestTrace::received on.
 struct StageTrace {
-  absl::Duration begin;
-  absl::Duration end;  ///< >= begin.
+  absl::Duration begin = {};
+  absl::Duration end = {};  ///< >= begin.
 };
 
 /// When a request passed the stages of the server, to be drawn as spans of the caller's trace. The
@@ -185,14 +185,14 @@ struct StageTrace {
 /// batch they follow each other without a gap; for one in several batches, queue, copy and engine
 /// reach from the first to the last batch, and overlap.
 struct RequestTrace {
-  std::string traceparent;  ///< The one that counted; empty if ScoreArgs::traceparent is not valid.
-  absl::Time received;      ///< When the server had the whole message, by its host's wall clock.
-  StageTrace receive;
-  StageTrace queue;
-  std::optional<StageTrace> copy;    ///< Absent if all rows are ignored.
-  std::optional<StageTrace> engine;  ///< Absent if all rows are ignored.
-  absl::Duration kernel;             ///< Time of the kernels, summed over the request's batches.
-  StageTrace reply;
+  std::string traceparent = {};  ///< The one that counted; empty if the call had no valid one.
+  absl::Time received = {};      ///< When the server had the message, by its host's wall clock.
+  StageTrace receive = {};
+  StageTrace queue = {};
+  std::optional<StageTrace> copy = {};    ///< Absent if all rows are ignored.
+  std::optional<StageTrace> engine = {};  ///< Absent if all rows are ignored.
+  absl::Duration kernel = {};             ///< Time of the kernels, summed over the batches.
+  StageTrace reply = {};
 };
 
 /// The scores of a call, in the order of its rows. Outputs that were not requested are empty.
