@@ -109,6 +109,8 @@ int RunScore(const ScoreOptions& options, const CommandStreams& streams) {
   args.priority = ToPriority(options.priority);
   args.reject_nonfinite = options.args.reject_nonfinite;
   args.request_id = options.args.request_id;
+  args.traceparent = options.args.traceparent;
+  args.trace = options.args.trace;
   ProgressLine progress(streams.err, streams.is_terminal);
   args.on_progress = [&](int64_t rows) {
     progress.Update(absl::StrFormat("scored %s of %s rows (%d%%)", CountText(rows),
@@ -231,6 +233,10 @@ void AddRequestOptions(CLI::App& command, ScoreOptions& options) {
   command.add_option("--request-id", options.args.request_id, "Request id for the server's log")
       ->group(group);
   command
+      .add_option("--traceparent", options.args.traceparent,
+                  "W3C traceparent of the span to which the call belongs")
+      ->group(group);
+  command
       .add_option("--max-inflight", options.max_inflight, "Maximum number of requests in flight")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
@@ -261,6 +267,10 @@ void AddScoreCommand(CLI::App& app, CommandState& state) {
       ->add_option("--output", options->output,
                    "File for jsonl (default: standard output) or folder for npy")
       ->group("Output");
+  command
+      ->add_flag("--trace", options->args.trace,
+                 "Add a line for each request with the times of the server's stages, for jsonl")
+      ->group("Output");
   command->footer(
       "The hidden states are the input of the head, that is the output of the final norm: "
       "last_hidden_state (hidden_states[-1]) of Hugging Face models. The target of row i is the "
@@ -279,6 +289,9 @@ void AddScoreCommand(CLI::App& app, CommandState& state) {
     }
     if (options->format == "npy" && options->output.empty()) {
       throw CLI::RequiredError("--output FOLDER, for --format npy,");
+    }
+    if (options->format == "npy" && options->args.trace) {
+      throw CLI::ValidationError("--trace", "needs --format jsonl");
     }
     state.exit_code = RunScore(*options, state.streams);
   });

@@ -277,6 +277,27 @@ absl::Status ScoreInput::LoadRest(const ScoreFiles& files) {
   return absl::OkStatus();
 }
 
+namespace {
+
+/// Writes when a request passed the stages of the server: begin and end of each in nanoseconds.
+std::string TraceLine(size_t request, const RequestTrace& trace, JsonLine& line) {
+  const auto add = [&line](absl::string_view name, const StageTrace& stage) {
+    line.AddList<int64_t>(
+        name, {absl::ToInt64Nanoseconds(stage.begin), absl::ToInt64Nanoseconds(stage.end)});
+  };
+  line.Add("request", request);
+  line.Add("received_unix_ns", absl::ToUnixNanos(trace.received));
+  add("receive_ns", trace.receive);
+  add("queue_ns", trace.queue);
+  if (trace.copy.has_value()) add("copy_ns", *trace.copy);
+  if (trace.engine.has_value()) add("engine_ns", *trace.engine);
+  line.Add("kernel_ns", absl::ToInt64Nanoseconds(trace.kernel));
+  add("reply_ns", trace.reply);
+  return line.Finish();
+}
+
+}  // namespace
+
 void WriteJsonLines(const ScoreArgs& args, const ScoreResult& result, std::ostream& out) {
   JsonLine line;
   const auto top_k = static_cast<size_t>(result.top_k);
@@ -313,6 +334,9 @@ void WriteJsonLines(const ScoreArgs& args, const ScoreResult& result, std::ostre
     line.Add("rows", result.segment_rows[segment]);
     line.AddBool("greedy", result.segment_greedy[segment] != 0);
     out << line.Finish();
+  }
+  for (size_t request = 0; request < result.traces.size(); ++request) {
+    out << TraceLine(request, result.traces[request], line);
   }
 }
 

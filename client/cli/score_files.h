@@ -60,7 +60,8 @@ class ScoreInput {
   ScoreArgs args_;
 };
 
-/// Writes one JSON object per row (row, target, then the requested outputs), then one per segment.
+/// Writes one JSON object per row (row, target, then the requested outputs), one per segment, and
+/// one per RequestTrace.
 /// NaN and infinities are written as null. Numbers read back to the same bits.
 void WriteJsonLines(const ScoreArgs& args, const ScoreResult& result, std::ostream& out);
 

@@ -65,6 +65,7 @@ class BalancingTransport::Scope final : public CancelScope {
       if (part.transport != &transport) {
         part = {&transport, transport.NewScope()};
         part.scope->queue = queue;
+        part.scope->traceparent = traceparent;
       }
       scope = part.scope;
       is_cancelled = is_cancelled_;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -98,6 +99,7 @@ v1::ScoreRequest SmallFields(const ScoreArgs& args, const ChunkPlan& plan, const
   }
   request.set_priority(static_cast<v1::Priority>(args.priority));
   request.set_reject_nonfinite(args.reject_nonfinite);
+  request.set_trace(args.trace);
   return request;
 }
 
@@ -159,6 +161,28 @@ absl::Status Place(absl::string_view name, const std::string& bytes, int64_t beg
   }
   if (expected_bytes > 0) std::memcpy(values->data() + begin, bytes.data(), expected_bytes);
   return absl::OkStatus();
+}
+
+}  // namespace
+
+namespace {
+
+StageTrace ReadStage(const v1::TraceStage& stage) {
+  return {.begin = absl::Nanoseconds(stage.begin_ns()), .end = absl::Nanoseconds(stage.end_ns())};
+}
+
+RequestTrace ReadTrace(const v1::Trace& trace) {
+  const auto read_if = [](bool has, const v1::TraceStage& stage) {
+    return has ? std::optional(ReadStage(stage)) : std::nullopt;
+  };
+  return {.traceparent = trace.traceparent(),
+          .received = absl::FromUnixNanos(static_cast<int64_t>(trace.received_unix_ns())),
+          .receive = ReadStage(trace.receive()),
+          .queue = ReadStage(trace.queue()),
+          .copy = read_if(trace.has_copy(), trace.copy()),
+          .engine = read_if(trace.has_engine(), trace.engine()),
+          .kernel = absl::Nanoseconds(trace.kernel_ns()),
+          .reply = ReadStage(trace.reply())};
 }
 
 }  // namespace
@@ -265,7 +289,8 @@ absl::StatusOr<bool> ResultMerger::Offer(
       .is_added = true,
       .weights_version = response.weights_version(),
       .ignored_rows = response.ignored_rows(),
-      .nonfinite_rows = response.nonfinite_rows()};
+      .nonfinite_rows = response.nonfinite_rows(),
+      .trace = response.has_trace() ? std::optional(ReadTrace(response.trace())) : std::nullopt};
   ServerTimings& timings = result_.timings;
   timings.queue_us = std::max(timings.queue_us, response.timings().queue_us());
   timings.copy_us = std::max(timings.copy_us, response.timings().copy_us());
@@ -285,8 +310,9 @@ std::vector<const Chunk*> ResultMerger::OtherThan(uint64_t weights_version) cons
 ScoreResult ResultMerger::Finish() {
   result_.requests = static_cast<int32_t>(plan_.chunks.size());
   std::set<uint64_t> versions;
-  for (const Part& part : parts_) {
+  for (Part& part : parts_) {
     versions.insert(part.weights_version);
+    if (part.trace.has_value()) result_.traces.push_back(*std::move(part.trace));
     result_.ignored_rows += part.ignored_rows;
     result_.nonfinite_rows += part.nonfinite_rows;
   }

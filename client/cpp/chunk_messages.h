@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -62,6 +63,7 @@ class ResultMerger {
     uint64_t weights_version = 0;
     int64_t ignored_rows = 0;
     int64_t nonfinite_rows = 0;
+    std::optional<RequestTrace> trace;
   };
 
   void SumSegments();

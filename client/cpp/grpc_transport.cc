@@ -325,6 +325,9 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
   }
   if (!client_id_.empty()) state->context.AddMetadata(kClientIdKey, client_id_);
   AddToken(token_, state->context);
+  if (const std::string& traceparent = state->scope->traceparent; !traceparent.empty()) {
+    state->context.AddMetadata("traceparent", traceparent);
+  }
 
   const auto finish = [this, state](const grpc::Status& status) {
     state->scope->Remove(&state->context);

@@ -42,6 +42,9 @@ class CancelScope {
   /// Queue from which the caller receives responses; if it is null, threads of the transport
   /// receive them. Must be set before the first request.
   std::shared_ptr<CallerQueue> queue;
+  /// W3C traceparent that is sent with each Score request; empty means none. Must be set before the
+  /// first request.
+  std::string traceparent;
 };
 
 /// Sends encoded requests and provides a clock. It is implemented over gRPC and faked in tests.

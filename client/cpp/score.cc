@@ -1,5 +1,6 @@
 #include "client/cpp/score.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -118,6 +119,14 @@ absl::Status CheckScoreArgs(const ScoreArgs& args) {
                        static_cast<int64_t>(args.candidate_ids.size()), "the number of candidates");
       !status.ok()) {
     return status;
+  }
+  constexpr size_t kTraceparentBytesMax = 256;
+  if (args.traceparent.size() > kTraceparentBytesMax ||
+      !std::all_of(args.traceparent.begin(), args.traceparent.end(),
+                   [](char c) { return c >= ' ' && c <= '~'; })) {
+    return absl::InvalidArgumentError(absl::StrCat("traceparent has ", args.traceparent.size(),
+                                                   " bytes, must be at most ", kTraceparentBytesMax,
+                                                   " printable ASCII characters"));
   }
   return CheckOffsets("segment_offsets", args.segment_offsets, args.rows, "rows");
 }

@@ -151,6 +151,12 @@ struct ScoreArgs {
   /// NaN for that row.
   bool reject_nonfinite = false;
   std::string request_id;  ///< Appears in the server's log; at most 128 bytes.
+  /// W3C traceparent of the caller's span, at most 256 printable ASCII characters; empty if the
+  /// call belongs to no trace. The server's log names the trace of a request that fails, and the
+  /// server ignores text that is not a valid traceparent.
+  std::string traceparent;
+  /// Fills ScoreResult::traces.
+  bool trace = false;
 
   /// Time limit of the whole call, including retries. If absent, Client::Options::timeout applies.
   std::optional<absl::Duration> timeout;
@@ -166,6 +172,27 @@ struct ServerTimings {
   uint32_t copy_us = 0;
   uint32_t engine_us = 0;
   uint32_t total_us = 0;
+};
+
+/// A stage of a RequestTrace, from RequestTrace::received on.
+struct StageTrace {
+  absl::Duration begin = {};
+  absl::Duration end = {};  ///< >= begin.
+};
+
+/// When a request passed the stages of the server, to be drawn as spans of the caller's trace. The
+/// proto message Trace describes the stages: for a request whose rows the server scored in one
+/// batch they follow each other without a gap; for one in several batches, queue, copy and engine
+/// reach from the first to the last batch, and overlap.
+struct RequestTrace {
+  std::string traceparent = {};  ///< The one that counted; empty if the call had no valid one.
+  absl::Time received = {};      ///< When the server had the message, by its host's wall clock.
+  StageTrace receive = {};
+  StageTrace queue = {};
+  std::optional<StageTrace> copy = {};    ///< Absent if all rows are ignored.
+  std::optional<StageTrace> engine = {};  ///< Absent if all rows are ignored.
+  absl::Duration kernel = {};             ///< Time of the kernels, summed over the batches.
+  StageTrace reply = {};
 };
 
 /// The scores of a call, in the order of its rows. Outputs that were not requested are empty.
@@ -204,6 +231,9 @@ struct ScoreResult {
 
   Transport transport = Transport::kTcp;  ///< The transport of most rows.
   ServerTimings timings;
+  /// With ScoreArgs::trace, one for each request into which the call was split, in the order of its
+  /// rows. Servers that do not know traces give none.
+  std::vector<RequestTrace> traces;
   int32_t requests = 0;  ///< Number of requests into which the call was split.
   int32_t retries = 0;   ///< Number of requests that were sent again.
 };

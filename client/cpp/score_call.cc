@@ -81,6 +81,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
         scope_(environment.transport->NewScope()),
         delivery_(std::make_shared<Delivery>(*environment.transport, std::move(done))),
         merger_(args_, plan_) {
+    scope_->traceparent = args_.traceparent;
     if (environment.balance != nullptr) {
       scope_->versions = std::make_shared<CallVersions>(
           *environment.balance, CallVersions::Options{.head = args_.head,

@@ -17,11 +17,14 @@ namespace {
 
 constexpr int64_t kWindowUnknown = 8;
 
-/// Returns the request with a chunk_id in front of it, which is valid because protobuf fields may
-/// come in any order. The result shares the slices of the request and does not copy them.
-grpc::ByteBuffer WithChunkId(const grpc::ByteBuffer& request, uint64_t id) {
+/// Returns the request with what belongs to a chunk in front of it, which is valid because protobuf
+/// fields may come in any order. The result shares the slices of the request and does not copy
+/// them.
+grpc::ByteBuffer AsChunk(const grpc::ByteBuffer& request, uint64_t id,
+                         const std::string& traceparent) {
   v1::ScoreRequest prefix;
   prefix.set_chunk_id(id);
+  prefix.set_traceparent(traceparent);  // The metadata of a stream belongs to all of its chunks.
   std::vector<grpc::Slice> slices;
   request.Dump(&slices).ok();  // a request that was just encoded is not compressed
   slices.insert(slices.begin(), grpc::Slice(prefix.SerializeAsString()));
@@ -117,7 +120,7 @@ void StreamTransport::Call(const std::string& method, grpc::ByteBuffer request, 
     } else {
       id = ++last_id_;
       Chunk& chunk = chunks_[id];
-      chunk.request = WithChunkId(request, id);
+      chunk.request = AsChunk(request, id, own_scope->traceparent);
       chunk.deadline = deadline;
       chunk.scope = std::move(own_scope);
       chunk.timer = timer;

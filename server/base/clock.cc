@@ -29,4 +29,6 @@ const Clock& Clock::Steady() {
   return clock;
 }
 
+absl::Time WallNow() { return absl::FromChrono(std::chrono::system_clock::now()); }
+
 }  // namespace logprobd

@@ -22,4 +22,8 @@ class Clock {
   static const Clock& Steady();
 };
 
+/// Returns the time of the wall clock. Unlike absl::Now(), which extrapolates from its last reading
+/// and lags for some time after a step of the wall clock, it reads the clock that gRPC reads.
+absl::Time WallNow();
+
 }  // namespace logprobd

@@ -68,7 +68,7 @@ std::string Escape(absl::string_view text) {
 }
 
 std::string LineOf(LogFormat format, LogLevel level, absl::string_view message,
-                   std::initializer_list<LogField> fields) {
+                   absl::Span<const LogField> fields) {
   const std::string time =
       absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
   const absl::string_view name = kLevelNames[static_cast<int>(level)];
@@ -131,6 +131,10 @@ void LogAlways(absl::string_view message, std::initializer_list<LogField> fields
 }
 
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
+  Log(level, message, absl::Span<const LogField>(fields));
+}
+
+void Log(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
   LogState& state = State();
   const spdlog::level::level_enum spdlog_level = ToSpdlog(level);
   if (!state.logger->should_log(spdlog_level)) {

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "server/base/clock.h"
 
 namespace logprobd {
@@ -47,6 +48,9 @@ struct LogField {
 /// Writes one line with `message` and the fields. Control characters are escaped, so that text from
 /// a client cannot start a new line. Never pass hidden states, targets or scores. Thread-safe.
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
+
+/// Behaves like the function above, for lines whose fields depend on a condition.
+void Log(LogLevel level, absl::string_view message, absl::Span<const LogField> fields);
 
 /// Writes an info line at every log level, for lines that programs wait for.
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields = {});

@@ -8,6 +8,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 namespace logprobd {
@@ -223,6 +224,21 @@ struct StageSeconds {
   double total = 0;
 };
 
+/// The times of a request's stages on the server's Clock, for requests with `trace`. Of a request
+/// in several batches they are the first and the last of any batch.
+struct StageTimes {
+  absl::Time submitted;                           ///< The request was admitted to the queue.
+  absl::Time first_cut = absl::InfiniteFuture();  ///< A batch took rows from the queue.
+  absl::Time last_cut = absl::InfinitePast();
+  absl::Time first_start = absl::InfiniteFuture();  ///< A batch was passed to the engine.
+  absl::Time last_start = absl::InfinitePast();
+  absl::Time last_end = absl::InfinitePast();  ///< A batch was scored.
+  double kernel_seconds = 0;                   ///< Time of the kernels, summed over the batches.
+
+  /// False if no row was scored; then only `submitted` is set.
+  bool has_batch() const { return last_end != absl::InfinitePast(); }
+};
+
 /// The answer to a ScoreRequest. Columns that the request did not ask for are empty.
 struct ScoreResult : ScoreColumns {
   int64_t rows = 0;
@@ -230,6 +246,7 @@ struct ScoreResult : ScoreColumns {
   int64_t nonfinite_rows = 0;
   uint64_t weights_version = 0;
   StageSeconds stages;
+  StageTimes times;  ///< Set if the request has `trace`.
 };
 
 /// Receives the result of a request. It is called exactly once, on a thread of the server, and must

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "server/base/head_info.h"
 #include "server/base/outputs.h"
+#include "server/base/trace_context.h"
 
 namespace logprobd {
 
@@ -86,6 +87,8 @@ struct ScoreRequest {
   std::vector<uint32_t> segment_offsets;    ///< [segments + 1], or empty.
   int32_t priority_number = 0;  ///< The number on the wire; call `priority()` after validation.
   bool reject_nonfinite = false;
+  TraceContext trace_context;  ///< Of the field `traceparent`, or else of the call's metadata.
+  bool trace = false;          ///< The answer has the times of the request's stages.
   HiddenPayload hidden;
   /// Location of the rows if they are not in the message; at most one of the two is set. The
   /// transport finds the memory and sets `hidden`.

@@ -72,6 +72,7 @@ class BatchSlot {
   absl::Time cut_time;
   absl::Time start_time;
   double copy_seconds = 0;
+  double kernel_seconds = 0;  ///< Of both halves, if the batch was halved.
 
  private:
   void AppendRows(const BatchPart& part);

@@ -237,7 +237,7 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   pending->is_charged = true;
 
   pending->ticket = ++last_ticket_;
-  pending->submitted = now;
+  pending->submitted = pending->times.submitted = now;
   requests_.emplace(pending->ticket, pending);
   is_idle_ = false;
   if (pending->rows_to_score == 0) {

@@ -7,12 +7,26 @@
 #include "server/batching/batcher_impl.h"
 
 namespace logprobd {
+namespace {
+
+/// Adds a batch with rows of a request, which was scored at `end`, to the request's times.
+void AddBatch(const BatchSlot& batch, absl::Time end, StageTimes& times) {
+  times.first_cut = std::min(times.first_cut, batch.cut_time);
+  times.last_cut = std::max(times.last_cut, batch.cut_time);
+  times.first_start = std::min(times.first_start, batch.start_time);
+  times.last_start = std::max(times.last_start, batch.start_time);
+  times.last_end = std::max(times.last_end, end);
+  times.kernel_seconds += batch.kernel_seconds;
+}
+
+}  // namespace
 
 void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   BatchSlot& batch = slot.batch;
   const absl::Status status = WithDetailsForLog(engine_status);
   if (status.ok()) {
     RecordEngineStages(batch.batch());
+    batch.kernel_seconds += batch.batch().kernel_seconds;
   }
   bool relaunch = false;
   if (absl::IsResourceExhausted(status) && batch.CanHalve()) {
@@ -112,6 +126,9 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
         std::max(stages.queue, absl::ToDoubleSeconds(batch.cut_time - pending.submitted));
     stages.copy = std::max(stages.copy, batch.copy_seconds);
     stages.engine = std::max(stages.engine, engine_seconds);
+    if (pending.request.trace) {
+      AddBatch(batch, now, pending.times);
+    }
     if (pending.next_row == pending.request.rows && pending.parts_in_flight == 0) {
       EndLocked(part.pending, absl::OkStatus(), endings);
     }

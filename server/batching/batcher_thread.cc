@@ -174,6 +174,7 @@ void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   }
   slot.state = SlotState::kInFlight;
   slot.batch.cut_time = now;
+  slot.batch.kernel_seconds = 0;
   slot.replica.NoteBegin(now);
 
   mutex_.Unlock();

@@ -60,6 +60,7 @@ struct PendingRequest {
   int64_t nonfinite_rows = 0;
   int64_t first_nonfinite_row = std::numeric_limits<int64_t>::max();
   StageSeconds stages;
+  StageTimes times;  ///< Kept up to date if the request has `trace`.
 
   ScoreResult result;
   std::vector<int64_t> piece_offsets;  ///< [num_pieces + 1], start of each piece in the payload.

@@ -148,6 +148,7 @@ absl::StatusOr<ScoreResult> FinishResult(PendingRequest& pending) {
   result.ignored_rows = request.rows - pending.scored_rows;
   result.nonfinite_rows = pending.nonfinite_rows;
   result.stages = pending.stages;
+  result.times = pending.times;
   return std::move(result);
 }
 

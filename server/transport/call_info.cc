@@ -1,6 +1,7 @@
 #include "server/transport/call_info.h"
 
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -35,15 +36,19 @@ std::string ClientId(absl::string_view claimed, absl::string_view peer) {
 
 }  // namespace internal
 
+namespace {
+
+absl::string_view ViewOf(grpc::string_ref text) { return {text.data(), text.size()}; }
+
+}  // namespace
+
 CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessList* access,
                     const Clock& clock) {
   CallInfo info;
   const auto& metadata = context.client_metadata();
   const auto claimed = metadata.find("client_id");
   std::string own_id = internal::ClientId(
-      claimed == metadata.end() ? absl::string_view()
-                                : absl::string_view(claimed->second.data(), claimed->second.size()),
-      context.peer());
+      claimed == metadata.end() ? absl::string_view() : ViewOf(claimed->second), context.peer());
   if (access == nullptr) {
     info.client_id = std::move(own_id);
   } else {
@@ -59,12 +64,13 @@ CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessList
       info.priority_max = (*entry)->priority_max;
     }
   }
+  const auto [first, last] = metadata.equal_range("traceparent");
+  if (first != last && std::next(first) == last) {  // Of several, none is known to be right.
+    info.trace_context = TraceContext::Parse(ViewOf(first->second));
+  }
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
-    // This is the clock that gRPC has just read. absl::Now() extrapolates from its last reading, so
-    // for some time after a step of the wall clock it still returns the time before the step.
-    const auto wall_now = [] { return absl::FromChrono(std::chrono::system_clock::now()); };
-    info.deadline = internal::DeadlineOn(clock, absl::FromChrono(deadline), wall_now);
+    info.deadline = internal::DeadlineOn(clock, absl::FromChrono(deadline), WallNow);
   }
   return info;
 }

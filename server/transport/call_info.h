@@ -12,6 +12,7 @@
 #include "grpcpp/server_context.h"
 #include "server/base/clock.h"
 #include "server/base/score_request.h"
+#include "server/base/trace_context.h"
 #include "server/transport/access_list.h"
 
 namespace logprobd {
@@ -25,6 +26,7 @@ struct CallInfo {
   double client_share = 0;    ///< See ScoreRequest::client_share.
   Priority priority_max = Priority::kHigh;
   absl::Time deadline = absl::InfiniteFuture();  ///< In the time of the server's Clock.
+  TraceContext trace_context;                    ///< Of the metadata `traceparent`.
 };
 
 /// Maximum size of a client id in bytes. Longer ids are truncated.

@@ -101,6 +101,33 @@ std::string EncodeTimings(const StageSeconds& stages) {
   return out;
 }
 
+uint64_t Nanoseconds(absl::Duration duration) {
+  return static_cast<uint64_t>(std::max<int64_t>(absl::ToInt64Nanoseconds(duration), 0));
+}
+
+std::string EncodeTrace(const ReplyTrace& trace, const StageTimes& times) {
+  std::string out;
+  const auto append_stage = [&](uint32_t field, absl::Time begin, absl::Time end) {
+    std::string stage;
+    AppendNumber(stage, 1, Nanoseconds(begin - trace.received));
+    AppendNumber(stage, 2, Nanoseconds(end - trace.received));
+    AppendHeader(out, field, stage.size());
+    out += stage;
+  };
+  const bool has_batch = times.has_batch();
+  AppendBytes(out, 1, trace.context.traceparent());
+  AppendNumber(out, 2, Nanoseconds(trace.received_wall - absl::UnixEpoch()));
+  append_stage(3, trace.received, times.submitted);
+  append_stage(4, times.submitted, has_batch ? times.last_cut : times.submitted);
+  if (has_batch) {
+    append_stage(5, times.first_cut, times.last_start);
+    append_stage(6, times.first_start, times.last_end);
+  }
+  AppendNumber(out, 7, Nanoseconds(absl::Seconds(times.kernel_seconds)));
+  append_stage(8, has_batch ? times.last_end : times.submitted, trace.replied);
+  return out;
+}
+
 }  // namespace
 
 grpc::ByteBuffer EncodeScoreReply(ScoreReply reply) {
@@ -123,6 +150,9 @@ grpc::ByteBuffer EncodeScoreReply(ScoreReply reply) {
     writer.AddArray(column.wire_field, std::move(result.*column.values));
   });
   AppendBytes(out, 25, EncodeTimings(result.stages));
+  if (reply.trace.has_value()) {
+    AppendBytes(out, 27, EncodeTrace(*reply.trace, result.times));
+  }
   return std::move(writer).Finish();
 }
 

@@ -1,15 +1,26 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "server/base/outputs.h"
+#include "server/base/trace_context.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/answer_budget.h"
 
 namespace logprobd {
+
+/// What a proto Trace has beside ScoreResult::times.
+struct ReplyTrace {
+  TraceContext context;
+  absl::Time received;       ///< Time of the server's Clock, like ScoreResult::times.
+  absl::Time received_wall;  ///< The same moment on the wall clock.
+  absl::Time replied;        ///< Time of the server's Clock.
+};
 
 /// The reply to one ScoreRequest: a result, or a status that is not OK.
 struct ScoreReply {
@@ -19,7 +30,8 @@ struct ScoreReply {
   Metrics::Transport transport =
       Metrics::Transport::kTcp;  ///< The way in which the rows of the request arrived.
   ScoreResult result;
-  AnswerBudget::Hold hold;  ///< Budget of the result; it is kept until the result is sent.
+  std::optional<ReplyTrace> trace;  ///< Present if the request has `trace` and a result.
+  AnswerBudget::Hold hold;          ///< Budget of the result; it is kept until the result is sent.
 };
 
 /// Serialises `reply` as a proto ScoreResponse. Large arrays are not copied but moved into slices

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -48,6 +49,8 @@ struct ScoreHandler::Pending {
   std::string
       head;  ///< The name in the request until the head is found, then the name of the head.
   uint64_t chunk_id = 0;
+  TraceContext trace_context;
+  bool trace = false;
   Metrics::Method method = Metrics::Method::kScore;
   Metrics::Transport transport = Metrics::Transport::kTcp;
   absl::Time received;
@@ -69,11 +72,16 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
   request.deadline = call.deadline;
   request.received = received;
   request.message_bytes = slices.bytes;
+  if (request.trace_context.empty()) {
+    request.trace_context = call.trace_context;
+  }
   auto pending = std::make_shared<Pending>();
   pending->request_id = request.request_id;
   pending->client_id = call.client_id;
   pending->head = request.head;
   pending->chunk_id = request.chunk_id;
+  pending->trace_context = request.trace_context;
+  pending->trace = request.trace;
   pending->method = method;
   pending->transport = TransportOf(request);
   pending->received = received;
@@ -155,6 +163,12 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
   if (result.ok()) {
     reply.result = *std::move(result);
     reply.hold = std::move(pending.hold);
+    if (pending.trace) {
+      reply.trace = ReplyTrace{.context = pending.trace_context,
+                               .received = pending.received,
+                               .received_wall = WallNow() - (now - pending.received),
+                               .replied = now};
+    }
   } else {
     reply.status = std::move(result).status();
     pending.hold.Release();
@@ -180,13 +194,16 @@ void ScoreHandler::LogFailure(const Pending& pending, const ScoreReply& reply) {
     level = LogLevel::kError;
     suppressed = *admitted;
   }
-  Log(level, "request failed",
-      {{"request_id", reply.request_id},
-       {"client", pending.client_id},
-       {"head", pending.head},
-       {"code", absl::StatusCodeToString(reply.status.code())},
-       {"reason", LoggedMessage(reply.status)},
-       {"lines_suppressed", suppressed}});
+  std::vector<LogField> fields = {{"request_id", reply.request_id},
+                                  {"client", pending.client_id},
+                                  {"head", pending.head},
+                                  {"code", absl::StatusCodeToString(reply.status.code())},
+                                  {"reason", LoggedMessage(reply.status)},
+                                  {"lines_suppressed", suppressed}};
+  if (!pending.trace_context.empty()) {
+    fields.emplace_back("trace_id", pending.trace_context.trace_id());
+  }
+  Log(level, "request failed", fields);
 }
 
 void ScoreHandler::RecordReplied(absl::Time answered, int64_t sent_bytes,

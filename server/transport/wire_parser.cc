@@ -42,6 +42,8 @@ enum FieldNumber : uint32_t {
   kPriority = 17,
   kRejectNonfinite = 18,
   kChunkId = 19,
+  kTraceparent = 20,
+  kTrace = 21,
   kHidden = 32,
   kSharedMemory = 33,
   kCudaIpc = 34,
@@ -92,6 +94,10 @@ Field FieldOf(uint32_t number) {
       return {"reject_nonfinite", WireType::kVarint};
     case kChunkId:
       return {"chunk_id", WireType::kVarint};
+    case kTraceparent:
+      return {"traceparent", WireType::kBytes};
+    case kTrace:
+      return {"trace", WireType::kVarint};
     case kHidden:
       return {"hidden", WireType::kBytes};
     case kSharedMemory:
@@ -227,6 +233,9 @@ class Parser {
       case kRejectNonfinite:
         request_.reject_nonfinite = value != 0;
         return;
+      case kTrace:
+        request_.trace = value != 0;
+        return;
       case kDtype:
         request_.dtype_number = EnumOf(name, value);
         return;
@@ -279,6 +288,9 @@ class Parser {
         return;
       case kHead:
         request_.head = TextOf(name, length, kHeadNameBytesMax);
+        return;
+      case kTraceparent:
+        request_.trace_context = TraceContext::Parse(Utf8Of(name, length, kTraceparentBytesMax));
         return;
       default:
         break;
@@ -357,6 +369,16 @@ class Parser {
   /// Reads a string. Returns an empty string when the text breaks a rule, so that only checked text
   /// is echoed and logged.
   std::string TextOf(absl::string_view name, int64_t length, int64_t bytes_max) {
+    std::string text = Utf8Of(name, length, bytes_max);
+    if (HasControlCharacters(text)) {
+      Fail(name, ": holds control characters, must hold none");
+      return {};
+    }
+    return text;
+  }
+
+  /// Reads a string that may hold any characters.
+  std::string Utf8Of(absl::string_view name, int64_t length, int64_t bytes_max) {
     if (length > bytes_max) {
       Fail(name, ": ", length, " bytes, must be at most ", bytes_max);
       reader_.Skip(length);
@@ -366,10 +388,6 @@ class Parser {
     reader_.CopyTo(text.data(), length);
     if (!IsUtf8(text)) {
       Fail(name, ": not valid UTF-8");
-      return {};
-    }
-    if (HasControlCharacters(text)) {
-      Fail(name, ": holds control characters, must hold none");
       return {};
     }
     return text;

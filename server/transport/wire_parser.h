@@ -24,6 +24,8 @@ inline constexpr int64_t kUnknownBytesMax = 64 << 10;
 /// Maximum sizes of a request_id and of a head's name in bytes.
 inline constexpr int64_t kRequestIdBytesMax = 128;
 inline constexpr int64_t kHeadNameBytesMax = 256;
+/// Maximum size of the field traceparent in bytes; versions of the specification may extend it.
+inline constexpr int64_t kTraceparentBytesMax = 256;
 
 /// Parses a serialised proto ScoreRequest that arrived in `pieces`, which may be cut anywhere.
 ///
@@ -32,7 +34,7 @@ inline constexpr int64_t kHeadNameBytesMax = 256;
 /// refuses: payload fields given twice or together, a known field with another wire type, groups,
 /// numbers outside the range of their type, arrays whose size is no multiple of 4 bytes, more than
 /// kUnknownBytesMax of unknown fields, strings that are too long or hold control characters, and
-/// what slice_parser.h lists. Thread-safe.
+/// what slice_parser.h lists. A traceparent that is not valid counts as absent. Thread-safe.
 ParsedScoreRequest ParseScoreRequest(absl::Span<const absl::Span<const std::byte>> pieces,
                                      std::shared_ptr<void> owner);
 

@@ -286,6 +286,9 @@ void FakeEngine::Run() {
       }
     }
     const int64_t rows = next.batch->num_rows;
+    if (status.ok()) {
+      next.batch->kernel_seconds = options_.kernel_seconds;
+    }
     if (status.ok() && options_.score) {
       Score(*next.batch, info_, options_.logprob_offset);
     }

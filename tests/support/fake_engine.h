@@ -80,6 +80,7 @@ class FakeEngine final : public ScoringEngine {
     /// True if the engine reads rows in place. The memory of its "GPUs" is ordinary memory.
     bool reads_in_place = false;
     int64_t row_step = 1;
+    double kernel_seconds = 0;  ///< Reported for each scored batch.
     /// True if batches are recorded. Benchmarks set it to false.
     bool record = true;
     /// True if scores are written. Benchmarks set it to false.

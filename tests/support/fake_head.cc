@@ -66,6 +66,16 @@ ScoreResult FakeScores(const ScoreRequest& request) {
   for (const int32_t id : request.candidate_ids) {
     result.candidate_logprobs.push_back(-static_cast<float>(id) / 4);
   }
+  if (request.trace) {
+    const auto after = [&](int64_t us) { return request.received + absl::Microseconds(us); };
+    result.times = {.submitted = after(1),
+                    .first_cut = after(2),
+                    .last_cut = after(3),
+                    .first_start = after(4),
+                    .last_start = after(5),
+                    .last_end = after(6),
+                    .kernel_seconds = 1.5e-6};
+  }
   for (int64_t segment = 0; segment < request.num_segments(); ++segment) {
     result.segment_logprob.push_back(-static_cast<double>(segment));
     result.segment_rows.push_back(static_cast<uint32_t>(segment));

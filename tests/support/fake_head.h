@@ -18,7 +18,8 @@ namespace logprobd::testing {
 HeadInfo FakeHeadInfo();
 
 /// Returns the answer of FakeHead: every requested output, with values that differ between rows and
-/// outputs. logprob[r] = -(target + 1) / 8.
+/// outputs. logprob[r] = -(target + 1) / 8. With `trace`, the stages of StageTimes are 1 to 6 us
+/// after `received`, in the order of its members, and the kernels take 1.5 us.
 ScoreResult FakeScores(const ScoreRequest& request);
 
 /// A ServedHead without a model. It answers within Submit, on the caller's thread, unless it is

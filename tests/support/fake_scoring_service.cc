@@ -135,10 +135,14 @@ grpc::Status FakeScoringService::Answer(grpc::ServerContext& context,
   {
     absl::MutexLock lock(&mutex_);
     requests_.push_back(received);
-    const auto client_id = context.client_metadata().find("client_id");
-    client_id_ = client_id == context.client_metadata().end()
-                     ? ""
-                     : std::string(client_id->second.data(), client_id->second.size());
+    const auto metadata = [&](const char* key) {
+      const auto found = context.client_metadata().find(key);
+      return found == context.client_metadata().end()
+                 ? ""
+                 : std::string(found->second.data(), found->second.size());
+    };
+    client_id_ = metadata("client_id");
+    traceparent_ = metadata("traceparent");
     if (!failures_.empty()) {
       Failure failure = std::move(failures_.front());
       failures_.pop_front();
@@ -172,6 +176,9 @@ grpc::Status FakeScoringService::Answer(grpc::ServerContext& context,
   response.set_rows(request.rows());
   response.set_weights_version(weights_version());
   response.mutable_timings()->set_total_us(10);
+  if (request.trace()) {
+    response.mutable_trace()->mutable_reply()->set_end_ns(request.rows());
+  }
   for (size_t row = 0; row < request.rows(); ++row) {
     const float temperature = temperatures.empty() ? request.temperature() : temperatures[row];
     ScoreRow(request, row, targets[row], temperature, &response);
@@ -284,6 +291,11 @@ std::vector<v1::ScoreRequest> FakeScoringService::requests() const {
 std::string FakeScoringService::client_id() const {
   absl::MutexLock lock(&mutex_);
   return client_id_;
+}
+
+std::string FakeScoringService::traceparent() const {
+  absl::MutexLock lock(&mutex_);
+  return traceparent_;
 }
 
 int64_t FakeScoringService::streams() const {

@@ -65,6 +65,8 @@ class FakeScoringService final : public v1::Scoring::Service {
   std::vector<v1::ScoreRequest> requests() const;
   /// Value of the client_id metadata of the latest Score.
   std::string client_id() const;
+  /// Value of the traceparent metadata of the latest Score; "" if it has none.
+  std::string traceparent() const;
   int64_t held_max() const;
   /// Number of ScoreStream calls so far.
   int64_t streams() const;
@@ -87,6 +89,7 @@ class FakeScoringService final : public v1::Scoring::Service {
   std::deque<Failure> failures_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::ScoreRequest> requests_ ABSL_GUARDED_BY(mutex_);
   std::string client_id_ ABSL_GUARDED_BY(mutex_);
+  std::string traceparent_ ABSL_GUARDED_BY(mutex_);
   uint64_t weights_version_ ABSL_GUARDED_BY(mutex_) = 3;
   bool is_holding_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;

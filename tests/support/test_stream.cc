@@ -5,7 +5,12 @@
 
 namespace logprobd::testing {
 
-TestStream::TestStream(const std::shared_ptr<grpc::Channel>& channel) : stub_(channel) {
+TestStream::TestStream(const std::shared_ptr<grpc::Channel>& channel,
+                       const std::map<std::string, std::string>& metadata)
+    : stub_(channel) {
+  for (const auto& [key, value] : metadata) {
+    context_.AddMetadata(key, value);
+  }
   stub_.PrepareBidiStreamingCall(&context_, kScoreStreamMethod, grpc::StubOptions(), this);
   AddHold();  // writes come from the test's thread
   StartCall();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -20,7 +21,8 @@ namespace logprobd::testing {
 /// response only on demand. Thread-safe. The destructor ends the call.
 class TestStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit TestStream(const std::shared_ptr<grpc::Channel>& channel);
+  explicit TestStream(const std::shared_ptr<grpc::Channel>& channel,
+                      const std::map<std::string, std::string>& metadata = {});
   ~TestStream() override;
 
   void Send(absl::string_view message);

@@ -30,6 +30,7 @@ from logprobd.result import ScoreResult
 from logprobd.retry import RetryPolicy
 from logprobd.serve import serve
 from logprobd.tls import Tls
+from logprobd.trace import RequestTrace, StageTrace
 from logprobd.weights import (
     HeadWeights,
     LoadProgress,
@@ -55,12 +56,14 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "PushedVersion",
+    "RequestTrace",
     "RetryPolicy",
     "ScoreResult",
     "ServerBug",
     "ServerState",
     "Shard",
     "Shifted",
+    "StageTrace",
     "Tls",
     "Unavailable",
     "VerifyReport",

@@ -24,6 +24,7 @@ from logprobd.info import HeadInfo
 from logprobd.plan import ScorePlan
 from logprobd.retry import RetryNotice, RetryPolicy
 from logprobd.tls import Tls
+from logprobd.trace import InjectTrace, can_travel
 from logprobd.versions import CallVersions
 
 Message = TypeVar("Message")
@@ -94,6 +95,9 @@ class ClientCore:
             LOGPROBD_TLS_SERVER_NAME if one of them is set, else plaintext.
         token: token for servers that run with --tokens, sent with each call. Default:
             LOGPROBD_TOKEN, else none.
+        inject_trace: function that writes the W3C header `traceparent` of the caller's current span
+            into a dict, such as OpenTelemetry's `propagate.inject`. It is called once for each call
+            of score and for each batch of a stream, where it is taken. Default: none.
 
     Raises InvalidArgument if a setting is invalid.
     """
@@ -113,6 +117,7 @@ class ClientCore:
         transport: str | None = None,
         tls: Tls | Literal[False] | None = None,
         token: str | None = None,
+        inject_trace: InjectTrace | None = None,
     ) -> None:
         self._start(
             settings.make_settings(
@@ -128,6 +133,7 @@ class ClientCore:
                 transport=transport,
                 tls=tls,
                 token=token,
+                inject_trace=inject_trace,
             )
         )
 
@@ -179,6 +185,15 @@ class ClientCore:
             pinned=plan.weights_version,
             mix=self._settings.mix_versions,
         )
+
+    def _in_trace(self, plan: ScorePlan) -> ScorePlan:
+        """Puts a call into the caller's current trace, unless its arguments name one."""
+        if self._settings.inject_trace is not None and not plan.traceparent:
+            carrier: dict[str, str] = {}
+            self._settings.inject_trace(carrier)
+            traceparent = carrier.get("traceparent", "")
+            plan.traceparent = traceparent if can_travel(traceparent) else ""
+        return plan
 
     def _round_ends(self, assembly: Assembly) -> bool:
         """Returns whether a call whose chunks are all answered is complete. If it is not, some

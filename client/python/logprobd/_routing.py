@@ -139,6 +139,8 @@ class CallBook:
         self._order = itertools.count()
         self._num_inflight = 0
         self._notice = RetryNotice()
+        self.metadata = settings.metadata_in(plan.traceparent)
+        """The gRPC metadata of each request."""
 
     @property
     def is_done(self) -> bool:

@@ -51,6 +51,8 @@ __all__ = [
     "Shard",
     "SharedMemorySlice",
     "StageTimings",
+    "Trace",
+    "TraceStage",
     "VerifyRequest",
     "VerifyResponse",
     "WeightsResponse",
@@ -140,6 +142,8 @@ class ScoreRequest:
     priority: int = wire(17, "int")
     reject_nonfinite: bool = wire(18, "bool")
     chunk_id: int = wire(19, "uint")
+    traceparent: str = wire(20, "string")
+    trace: bool = wire(21, "bool")
     hidden: Buffer = wire(32, "bytes")
     shared_memory: SharedMemorySlice | None = wire(
         33, "message", optional=True, message=SharedMemorySlice
@@ -153,6 +157,24 @@ class StageTimings:
     copy_us: int = wire(2, "uint")
     engine_us: int = wire(3, "uint")
     total_us: int = wire(4, "uint")
+
+
+@dataclass
+class TraceStage:
+    begin_ns: int = wire(1, "uint")
+    end_ns: int = wire(2, "uint")
+
+
+@dataclass
+class Trace:
+    traceparent: str = wire(1, "string")
+    received_unix_ns: int = wire(2, "uint")
+    receive: TraceStage | None = wire(3, "message", optional=True, message=TraceStage)
+    queue: TraceStage | None = wire(4, "message", optional=True, message=TraceStage)
+    copy: TraceStage | None = wire(5, "message", optional=True, message=TraceStage)
+    engine: TraceStage | None = wire(6, "message", optional=True, message=TraceStage)
+    kernel_ns: int = wire(7, "uint")
+    reply: TraceStage | None = wire(8, "message", optional=True, message=TraceStage)
 
 
 @dataclass
@@ -183,6 +205,7 @@ class ScoreResponse:
     segment_greedy: Buffer = wire(24, "bytes")
     timings: StageTimings = wire(25, "message", message=StageTimings)
     target_rank: Buffer = wire(26, "bytes")
+    trace: Trace | None = wire(27, "message", optional=True, message=Trace)
 
 
 @dataclass

@@ -82,7 +82,7 @@ class AsyncClient(ClientCore):
         """Scores the target of each row of hidden states. Raises the errors of Client.score."""
         self._pool.own()
         deadline = self._deadline(args.timeout)
-        plan = ScorePlan(args)
+        plan = self._in_trace(ScorePlan(args))
         try:
             _, chunks = await self._cut(plan, deadline)
             return await self._score_chunks(plan, chunks, deadline, args.progress)
@@ -188,7 +188,7 @@ class AsyncClient(ClientCore):
     ) -> None:
         """Adds a batch to the book; one whose arguments or head are wrong is added as failed."""
         try:
-            plan = stream_plan(batch, options)
+            plan = self._in_trace(stream_plan(batch, options))
             head, chunks = await self._cut(plan, time.monotonic() + seconds)
             book.add(plan, chunks, head.limits, seconds)
         except STALE_INFO_ERRORS as error:
@@ -265,7 +265,9 @@ class AsyncClient(ClientCore):
                 await self._gather(deadline)
                 continue
             try:
-                answer = await self._attempt(server, method, request, deadline)
+                answer = await self._attempt(
+                    server, method, request, deadline, self._settings.metadata
+                )
             finally:
                 routing.give(server, 0)
             if isinstance(answer, bytes):
@@ -274,12 +276,17 @@ class AsyncClient(ClientCore):
             await asyncio.sleep(before(deadline, delay, answer, attempts, notice))
 
     async def _attempt(
-        self, server: Server, method: str, request: bytes, deadline: float
+        self,
+        server: Server,
+        method: str,
+        request: bytes,
+        deadline: float,
+        metadata: settings.Metadata | None,
     ) -> bytes | LogprobdError:
         """Sends a request once. Returns its answer, or the error to retry or raise."""
         try:
             return await self._pool.method(server, method)(  # type: ignore[no-any-return]
-                request, timeout=self._left(deadline), metadata=self._settings.metadata
+                request, timeout=self._left(deadline), metadata=metadata
             )
         except grpc.RpcError as failed:
             return error_of(failed, server.address, is_closed=self._pool.is_closed)
@@ -353,7 +360,9 @@ class AsyncClient(ClientCore):
                 self._pool.refresh()
                 while (job := book.next(time.monotonic())) is not None:
                     assert job.server is not None
-                    attempt = self._attempt(job.server, _wire.SCORE, job.request, deadline)
+                    attempt = self._attempt(
+                        job.server, _wire.SCORE, job.request, deadline, book.metadata
+                    )
                     inflight[asyncio.ensure_future(attempt)] = job
                 if book.is_stranded:
                     await self._find_servers(book, deadline)

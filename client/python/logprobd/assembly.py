@@ -13,6 +13,7 @@ from logprobd._local_transport import Placement
 from logprobd.errors import ServerBug
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.result import ScoreResult
+from logprobd.trace import trace_from_wire
 
 TCP = Placement("tcp", "")
 
@@ -99,6 +100,11 @@ class Assembly:
             ignored_rows=plan.rows - plan.num_scored + sum(r.ignored_rows for r in responses),
             nonfinite_rows=sum(r.nonfinite_rows for r in responses),
             transport=self.placement.transport,
+            traces=[
+                trace_from_wire(trace)
+                for chunk in self._chunks
+                if (trace := self._responses[chunk.index].trace) is not None
+            ],
         )
 
     def _join(self, name: str, wire_type: str, width: int = 1) -> npt.NDArray[Any]:

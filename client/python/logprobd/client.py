@@ -88,7 +88,7 @@ class Client(ClientCore):
         WeightsVersionMismatch, HeadMismatch, Cancelled or ServerBug.
         """
         deadline = self._deadline(args.timeout)
-        plan = ScorePlan(args)
+        plan = self._in_trace(ScorePlan(args))
         try:
             _, chunks = self._cut(plan, deadline)
             return self._score_chunks(plan, chunks, deadline, args.progress)
@@ -197,7 +197,7 @@ class Client(ClientCore):
     ) -> None:
         """Adds a batch to the book. Adds it as failed if its arguments or its head are wrong."""
         try:
-            plan = stream_plan(batch, options)
+            plan = self._in_trace(stream_plan(batch, options))
             head, chunks = self._cut(plan, time.monotonic() + seconds)
             book.add(plan, chunks, head.limits, seconds)
         except STALE_INFO_ERRORS as error:
@@ -301,7 +301,7 @@ class Client(ClientCore):
                 self._gather(deadline)
                 continue
             try:
-                answer = self._attempt(server, method, request, deadline)
+                answer = self._attempt(server, method, request, deadline, self._settings.metadata)
             finally:
                 routing.give(server, 0)
             if isinstance(answer, bytes):
@@ -310,12 +310,17 @@ class Client(ClientCore):
             time.sleep(before(deadline, delay, answer, attempts, notice))
 
     def _attempt(
-        self, server: Server, method: str, request: bytes, deadline: float
+        self,
+        server: Server,
+        method: str,
+        request: bytes,
+        deadline: float,
+        metadata: settings.Metadata | None,
     ) -> bytes | LogprobdError:
         """Sends a request once. Returns its answer, or the error to retry or raise."""
         try:
             return self._pool.method(server, method)(  # type: ignore[no-any-return]
-                request, timeout=self._left(deadline), metadata=self._settings.metadata
+                request, timeout=self._left(deadline), metadata=metadata
             )
         except grpc.RpcError as failed:
             return error_of(failed, server.address, is_closed=self._pool.is_closed)
@@ -384,11 +389,13 @@ class Client(ClientCore):
                 while (job := book.next(time.monotonic())) is not None:
                     assert job.server is not None
                     inflight[job] = None
-                    request = job.request
                     if blocking:  # a single request needs no completion queue
-                        done.put((job, self._attempt(job.server, _wire.SCORE, request, deadline)))
+                        answer = self._attempt(
+                            job.server, _wire.SCORE, job.request, deadline, book.metadata
+                        )
+                        done.put((job, answer))
                         break
-                    call = inflight[job] = self._begin(job.server, request, deadline)
+                    call = inflight[job] = self._begin(job, deadline, book.metadata)
                     call.add_done_callback(lambda call, job=job: done.put((job, call)))
                 if book.is_stranded:
                     self._find_servers(book, deadline)
@@ -419,10 +426,11 @@ class Client(ClientCore):
         except Unavailable as error:
             book.nobody_is_ready(error)
 
-    def _begin(self, server: Server, request: bytes, deadline: float) -> Any:
+    def _begin(self, job: CallJob, deadline: float, metadata: settings.Metadata | None) -> Any:
+        assert job.server is not None
         try:
-            return self._pool.method(server, _wire.SCORE).future(
-                request, timeout=self._left(deadline), metadata=self._settings.metadata
+            return self._pool.method(job.server, _wire.SCORE).future(
+                job.request, timeout=self._left(deadline), metadata=metadata
             )
         except ValueError as error:  # gRPC: the channel was closed meanwhile
             raise Cancelled(str(error)) from error

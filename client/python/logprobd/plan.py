@@ -13,6 +13,7 @@ from logprobd import _wire, arrays
 from logprobd.errors import InvalidArgument, LogprobdError
 from logprobd.info import HeadInfo
 from logprobd.score_args import DEFAULT_IGNORE_INDEX, ScoreArgs
+from logprobd.trace import TRACEPARENT_LENGTH_MAX, can_travel
 
 _LOGPROB, _GREEDY = _wire.OUTPUTS["logprob"].bit, _wire.OUTPUTS["greedy"].bit
 
@@ -58,6 +59,8 @@ class ScorePlan:
         self.head = args.head
         self.top_k = _count(args.top_k, "top_k")
         self.outputs = _output_bits(args.outputs)
+        self.traceparent = _traceparent(args.traceparent)
+        """W3C traceparent of the call, or ""."""
 
         ids = arrays.to_int32(args.targets, "targets")
         if ids.shape != self.shape:
@@ -97,6 +100,7 @@ class ScorePlan:
                 top_k=self.top_k,
                 priority=_wire.PRIORITIES[args.priority],
                 reject_nonfinite=bool(args.reject_nonfinite),
+                trace=bool(args.trace),
             )
         except KeyError:
             raise InvalidArgument(
@@ -240,12 +244,15 @@ class ScorePlan:
     ) -> bytes:
         """Encodes the request of a chunk.
 
-        `rows_at` is the request field that locates the hidden states in shared or GPU memory. If it
-        is None, they are copied into the request.
+        `chunk_id` is not 0 for a chunk of a stream. Such a request has the call's traceparent,
+        because the metadata of a stream belongs to all of its chunks. `rows_at` is the request
+        field that locates the hidden states in shared or GPU memory. If it is None, they are copied
+        into the request.
         """
         request = _wire.ScoreRequest(**vars(self._fixed))
         begin, end = chunk.begin, chunk.end
         request.chunk_id = chunk_id
+        request.traceparent = self.traceparent if chunk_id else ""
         request.rows = end - begin
         request.outputs = self.outputs or _LOGPROB  # 0 would mean the default outputs
         request.targets = _bytes(self.targets[begin:end], "<i4")
@@ -318,6 +325,16 @@ def _number(value: Any, name: str) -> float:
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} is {value!r}: pass a str", field=name)
+    return value
+
+
+def _traceparent(value: Any) -> str:
+    if not can_travel(value):
+        raise InvalidArgument(
+            f"traceparent is {value!r}: pass at most {TRACEPARENT_LENGTH_MAX} printable ASCII "
+            "characters",
+            field="traceparent",
+        )
     return value
 
 

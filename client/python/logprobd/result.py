@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from logprobd.arrays import Array, OutputKind, to_offsets
 from logprobd.errors import InvalidArgument
+from logprobd.trace import RequestTrace
 
 # Maps outputs that are not requested through `outputs` to the argument of score for them.
 _ASK = {
@@ -47,6 +48,7 @@ class ScoreResult:
         ignored_rows: int,
         nonfinite_rows: int,
         transport: str = "tcp",
+        traces: Iterable[RequestTrace] = (),
     ) -> None:
         self._arrays = dict(arrays)
         self._given: dict[str, Array] = {}
@@ -63,6 +65,9 @@ class ScoreResult:
         """Number of rows whose logits held NaN or Inf."""
         self.transport = transport
         """The transport that carried most of the rows; see Client.transport."""
+        self.traces = tuple(traces)
+        """With trace=True, the times of each request into which the call was split, in the order of
+        its rows. Servers that do not know traces give none."""
 
     def _values(self, name: str) -> npt.NDArray[Any]:
         try:

@@ -48,6 +48,9 @@ class ScoreArgs:
         dtype: "bf16" for a NumPy uint16 array that contains bfloat16 bits; otherwise the type to
             round to before sending.
         request_id: text that appears in the server's log, at most 128 bytes.
+        traceparent: W3C traceparent of the caller's span. The server's log names the trace of a
+            request that fails. "" means the one that the client's inject_trace gives.
+        trace: return the times of the server's stages in ScoreResult.traces.
         timeout: seconds for the whole call, including retries. None means the client's timeout.
         progress: function that is called after each answered request with the number of finished
             rows and the number of all rows.
@@ -69,6 +72,8 @@ class ScoreArgs:
     reject_nonfinite: bool = False
     dtype: str | None = None
     request_id: str = ""
+    traceparent: str = ""
+    trace: bool = False
     timeout: float | None = None
     progress: Progress | None = None
 

@@ -12,6 +12,7 @@ from logprobd.addresses import FindServers
 from logprobd.errors import InvalidArgument
 from logprobd.retry import RetryPolicy
 from logprobd.tls import Tls, tls_from_environment
+from logprobd.trace import InjectTrace
 
 DEFAULT_ADDRESS = f"127.0.0.1:{addresses.DEFAULT_PORT}"
 DEFAULT_TIMEOUT_S = 300.0
@@ -25,6 +26,7 @@ _TRANSPORT_VARIABLE = "LOGPROBD_TRANSPORT"
 _TOKEN_VARIABLE = "LOGPROBD_TOKEN"
 
 Number = TypeVar("Number", int, float)
+Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Settings:
     transport: str = "auto"
     tls: Tls | None = None
     token: str | None = field(default=None, repr=False)
+    inject_trace: InjectTrace | None = None
     find: FindServers | None = None
     """Returns the servers, if they change; `addresses` then names this function."""
 
@@ -61,10 +64,16 @@ class Settings:
         return all(map(addresses.is_unix, self.addresses))
 
     @property
-    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+    def metadata(self) -> Metadata | None:
+        """The gRPC metadata of all calls."""
+        return self.metadata_in("")
+
+    def metadata_in(self, traceparent: str) -> Metadata | None:
+        """Returns the gRPC metadata of a unary call that belongs to a trace, or to none if ""."""
         pairs = (
             ("client_id", self.client_id),
             ("authorization", None if self.token is None else f"Bearer {self.token}"),
+            ("traceparent", traceparent or None),
         )
         return tuple((key, value) for key, value in pairs if value is not None) or None
 
@@ -115,6 +124,7 @@ def make_settings(
     transport: str | None = None,
     tls: Tls | Literal[False] | None = None,
     token: str | None = None,
+    inject_trace: InjectTrace | None = None,
 ) -> Settings:
     """Makes settings from arguments and LOGPROBD_* variables.
 
@@ -140,6 +150,7 @@ def make_settings(
         transport=_transport(transport),
         tls=_tls(tls),
         token=_token(token),
+        inject_trace=inject_trace,
     )
     if not made.is_one_server and made.transport not in ("auto", "tcp"):
         name = "transport" if transport is not None else _TRANSPORT_VARIABLE

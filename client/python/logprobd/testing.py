@@ -37,6 +37,8 @@ class ReceivedRequest:
     message_bytes: int
     metadata: dict[str, str]
     weights_version: int
+    traceparent: str = ""
+    """The request's own, or else that of the metadata."""
     transport: str = "tcp"
     """How the hidden states were passed: "tcp", "shm" or "cuda_ipc"."""
 
@@ -202,18 +204,21 @@ class FakeServer:
 
     def _answer(self, method: str, data: bytes, metadata: Any) -> _wire.ScoreResponse:
         """Scores one message. Raises Refusal."""
+        began = time.time_ns()
         try:
             request = _wire.decode(_wire.ScoreRequest, data)
         except _wire.DecodeError as error:
             raise Refusal("INVALID_ARGUMENT", f"message: {error}") from error
+        texts = {key: value for key, value in metadata or () if isinstance(value, str)}
         received = ReceivedRequest(
             method,
             request.rows,
             request.head,
             request.request_id,
             len(data),
-            {key: value for key, value in metadata or () if isinstance(value, str)},
+            texts,
             request.weights_version,
+            request.traceparent or texts.get("traceparent", ""),
             _transport(request),
         )
         with self._lock:
@@ -229,7 +234,8 @@ class FakeServer:
             raise Refusal("UNAVAILABLE", "the head is loading")
         if self.control is not None:
             request.hidden = self.control.read(request)
-        return score(
+        checked = time.time_ns()
+        response = score(
             FakeHead(
                 name=self.name,
                 vocab_size=self.vocab_size,
@@ -242,6 +248,25 @@ class FakeServer:
             ),
             request,
         )
+        if request.trace:
+            response.trace = _trace(received.traceparent, began, checked, time.time_ns())
+        return response
+
+
+def _trace(traceparent: str, began: int, checked: int, scored: int) -> _wire.Trace:
+    """Returns the trace of a request that waited neither in a queue nor for a copy."""
+    ends = (checked - began, scored - began)
+    at_checked, at_scored = (_wire.TraceStage(end, end) for end in ends)
+    return _wire.Trace(
+        traceparent=traceparent,
+        received_unix_ns=began,
+        receive=_wire.TraceStage(0, ends[0]),
+        queue=at_checked,
+        copy=at_checked,
+        engine=_wire.TraceStage(*ends),
+        kernel_ns=ends[1] - ends[0],
+        reply=at_scored,
+    )
 
 
 def _transport(request: _wire.ScoreRequest) -> str:

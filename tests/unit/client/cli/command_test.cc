@@ -63,6 +63,7 @@ TEST(CommandLineTest, ExitsWithTwoForAMalformedCommandLine) {
       {"score"},
       {"score", "--hidden", "h.npy"},
       {"score", "a.safetensors", "--format", "npy"},
+      {"score", "a.safetensors", "--format", "npy", "--output", "out", "--trace"},
       {"score", "a.safetensors", "--outputs", "logits"},
       {"score", "a.safetensors", "--priority", "urgent"},
       {"bench", "--concurrency-range", "3:1"},
@@ -268,6 +269,14 @@ TEST_F(CommandTest, ScoreWritesNpyFilesAndFlagsMayHaveUnderscores) {
   EXPECT_EQ(nlohmann::json::parse(outcome.out)["rows"], 3);
   EXPECT_THAT(folder_.Read("out/top_k_ids.npy"), HasSubstr("'shape': (3, 2)"));
   EXPECT_THAT(folder_.Read("out/segment_logprob.npy"), HasSubstr("'shape': (2,)"));
+}
+
+TEST_F(CommandTest, ScoreTracesItsRequests) {
+  const Outcome outcome = Run({"score", RowsFile(3), "--trace", "--traceparent", "00-x"});
+
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("\n{\"request\":0,\"received_unix_ns\":0,"));
+  EXPECT_EQ(server_.service().traceparent(), "00-x");
 }
 
 TEST_F(CommandTest, ScoreNamesABrokenFile) {

@@ -206,6 +206,32 @@ TEST(ScoreOutputTest, WritesOneLinePerRowThenOnePerSegment) {
             "\n");
 }
 
+TEST(ScoreOutputTest, WritesALinePerTrace) {
+  const auto stage = [](int64_t begin, int64_t end) {
+    return StageTrace{.begin = absl::Nanoseconds(begin), .end = absl::Nanoseconds(end)};
+  };
+  ScoreResult result;
+  result.traces = {{.received = absl::FromUnixNanos(1'800'000'000'123'456'789),
+                    .receive = stage(0, 1),
+                    .queue = stage(1, 2),
+                    .copy = stage(2, 3),
+                    .engine = stage(3, 9),
+                    .kernel = absl::Nanoseconds(4),
+                    .reply = stage(9, 10)},
+                   {.received = absl::FromUnixNanos(5), .reply = stage(6, 7)}};
+  std::ostringstream out;
+
+  WriteJsonLines(ScoreArgs(), result, out);
+
+  EXPECT_EQ(out.str(),
+            R"({"request":0,"received_unix_ns":1800000000123456789,"receive_ns":[0,1],)"
+            R"("queue_ns":[1,2],"copy_ns":[2,3],"engine_ns":[3,9],"kernel_ns":4,"reply_ns":[9,10]})"
+            "\n"
+            R"({"request":1,"received_unix_ns":5,"receive_ns":[0,0],"queue_ns":[0,0],)"
+            R"("kernel_ns":0,"reply_ns":[6,7]})"
+            "\n");
+}
+
 TEST(ScoreOutputTest, WritesAnNpyFileForEachRequestedOutput) {
   const TempFolder folder;
   const Case c;

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -155,6 +156,18 @@ TEST(RequestEncoderTest, RequestsTheOutputsThatSummingSegmentsNeeds) {
   EXPECT_TRUE(cut_request.segment_offsets().empty());
 }
 
+TEST(RequestEncoderTest, AsksForATraceButLeavesTheTraceparentToTheTransport) {
+  ScoreCase c(2);
+  c.args.trace = true;
+  c.args.traceparent = "00-";
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+
+  const v1::ScoreRequest request = Parse(EncodeScoreRequest(c.args, plan, plan.chunks[0], nullptr));
+
+  EXPECT_TRUE(request.trace());
+  EXPECT_EQ(request.traceparent(), "");
+}
+
 TEST(RequestEncoderTest, SendsRowTemperaturesInsteadOfOne) {
   ScoreCase c(2);
   const std::vector<float> temperatures = {0.5F, 2.0F};
@@ -235,6 +248,69 @@ TEST(ResultMergerTest, AddsCountsAndKeepsTheLongestTimings) {
   EXPECT_EQ(result.timings.copy_us, 7U);
   EXPECT_EQ(result.timings.engine_us, 31U);
   EXPECT_EQ(result.timings.total_us, 50U);
+}
+
+/// Returns a response with a trace whose stages have different times.
+v1::ScoreResponse TracedResponse(const std::vector<float>& logprob, uint64_t received_unix_ns) {
+  v1::ScoreResponse response = Response(logprob);
+  v1::Trace& trace = *response.mutable_trace();
+  trace.set_traceparent("00-");
+  trace.set_received_unix_ns(received_unix_ns);
+  trace.mutable_receive()->set_end_ns(1);
+  trace.mutable_queue()->set_begin_ns(2);
+  trace.mutable_queue()->set_end_ns(3);
+  trace.mutable_copy()->set_begin_ns(4);
+  trace.mutable_copy()->set_end_ns(5);
+  trace.mutable_engine()->set_begin_ns(6);
+  trace.mutable_engine()->set_end_ns(7);
+  trace.set_kernel_ns(8);
+  trace.mutable_reply()->set_begin_ns(9);
+  trace.mutable_reply()->set_end_ns(10);
+  return response;
+}
+
+std::pair<int64_t, int64_t> Nanoseconds(const StageTrace& stage) {
+  return {absl::ToInt64Nanoseconds(stage.begin), absl::ToInt64Nanoseconds(stage.end)};
+}
+
+TEST(ResultMergerTest, KeepsTheTracesOfAllChunksInTheOrderOfRows) {
+  ScoreCase c(3);
+  c.args.outputs = output::kLogprob;
+  const ChunkPlan plan = PlanChunks(c.args, kTwoRows, kManyBytes);
+  ResultMerger merger(c.args, plan);
+
+  ASSERT_TRUE(merger.Add(plan.chunks[1], Body(TracedResponse({-3}, 2'000))).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(TracedResponse({-1, -2}, 1'000))).ok());
+
+  const ScoreResult result = merger.Finish();
+  ASSERT_EQ(result.traces.size(), 2U);
+  EXPECT_EQ(result.traces[0].received, absl::FromUnixNanos(1'000));
+  EXPECT_EQ(result.traces[1].received, absl::FromUnixNanos(2'000));
+  const RequestTrace& trace = result.traces[0];
+  using Stage = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(trace.traceparent, "00-");
+  EXPECT_EQ(Nanoseconds(trace.receive), Stage(0, 1));
+  EXPECT_EQ(Nanoseconds(trace.queue), Stage(2, 3));
+  EXPECT_EQ(Nanoseconds(trace.copy.value()), Stage(4, 5));
+  EXPECT_EQ(Nanoseconds(trace.engine.value()), Stage(6, 7));
+  EXPECT_EQ(trace.kernel, absl::Nanoseconds(8));
+  EXPECT_EQ(Nanoseconds(trace.reply), Stage(9, 10));
+}
+
+TEST(ResultMergerTest, ATraceWithoutScoredRowsHasNoCopyAndNoEngine) {
+  ScoreCase c(1);
+  c.args.outputs = output::kLogprob;
+  const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
+  ResultMerger merger(c.args, plan);
+  v1::ScoreResponse response = TracedResponse({0}, 1'000);
+  response.mutable_trace()->clear_copy();
+  response.mutable_trace()->clear_engine();
+
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(response)).ok());
+
+  const ScoreResult result = merger.Finish();
+  EXPECT_FALSE(result.traces.at(0).copy.has_value());
+  EXPECT_FALSE(result.traces.at(0).engine.has_value());
 }
 
 TEST(ResultMergerTest, SumsSegmentsThatWereCut) {

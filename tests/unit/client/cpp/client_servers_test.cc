@@ -92,6 +92,16 @@ TEST_F(ClientServersTest, TakesTurnsWithSmallCalls) {
   EXPECT_EQ(Requests(b_), 3U);
 }
 
+TEST_F(ClientServersTest, SendsTheTraceparentToEachServer) {
+  ScoreCase c(5'000);
+  c.args.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+  ExpectScoresOf(c, ConnectToAll()->Score(c.args));
+
+  EXPECT_EQ(a_.service().traceparent(), c.args.traceparent);
+  EXPECT_EQ(b_.service().traceparent(), c.args.traceparent);
+}
+
 TEST_F(ClientServersTest, GivesASlowServerLess) {
   ScoreCase c(8'000);
   b_.service().Hold();

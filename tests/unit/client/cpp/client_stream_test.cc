@@ -186,6 +186,20 @@ TEST_F(BulkStreamTest, SendsItsNameForFairness) {
   EXPECT_EQ(service().client_id(), "trainer-7");
 }
 
+TEST_F(BulkStreamTest, SendsTheTraceparentInTheMessages) {
+  ScoreCase c(10);
+  c.args.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  c.args.trace = true;
+  const std::unique_ptr<Client> client = Connect();
+
+  const absl::StatusOr<ScoreResult> result = client->Score(c.args);
+
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(service().traceparent(), "");
+  EXPECT_EQ(service().requests()[0].traceparent(), c.args.traceparent);
+  EXPECT_THAT(result->traces, SizeIs(1));
+}
+
 TEST_F(BulkStreamTest, UsesTheStreamsOfSeveralServersAndLeavesOneThatRefuses) {
   testing::FakeScoringServer other;
   other.service().FailNext({grpc::StatusCode::UNAVAILABLE, "draining"});

@@ -331,6 +331,37 @@ TEST_F(ClientTest, SendsItsNameForFairness) {
   EXPECT_EQ(service().client_id(), "trainer-1");
 }
 
+TEST_F(ClientTest, SendsTheTraceparentInTheMetadata) {
+  ScoreCase c(10);
+  c.args.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  const std::unique_ptr<Client> client = Connect();
+
+  ASSERT_TRUE(client->Score(c.args).ok());
+  EXPECT_EQ(service().traceparent(), c.args.traceparent);
+  EXPECT_EQ(service().requests()[0].traceparent(), "");
+
+  c.args.traceparent = "";
+  ASSERT_TRUE(client->Score(c.args).ok());
+  EXPECT_EQ(service().traceparent(), "");
+}
+
+TEST_F(ClientTest, ReturnsTheTraceOfEachRequestInTheOrderOfRows) {
+  ScoreCase c(2'500);
+  const std::unique_ptr<Client> client = Connect();
+
+  const absl::StatusOr<ScoreResult> without = client->Score(c.args);
+  c.args.trace = true;
+  const absl::StatusOr<ScoreResult> with = client->Score(c.args);
+
+  ASSERT_TRUE(without.ok()) << without.status();
+  ASSERT_TRUE(with.ok()) << with.status();
+  EXPECT_THAT(without->traces, IsEmpty());
+  absl::Duration rows;
+  for (const RequestTrace& trace : with->traces) rows += trace.reply.end;  // see the fake
+  EXPECT_EQ(rows, absl::Nanoseconds(2'500));
+  EXPECT_THAT(with->traces, SizeIs(static_cast<size_t>(with->requests)));
+}
+
 TEST_F(ClientTest, ListsHeads) {
   const absl::StatusOr<ServerInfo> info = Connect()->ListHeads();
 

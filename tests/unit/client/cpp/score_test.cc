@@ -71,9 +71,23 @@ INSTANTIATE_TEST_SUITE_P(
                 "segment_offsets[2] is 2, less than the one before it (3)"},
         BadArgs{"SegmentsThatEndEarly", [](ScoreCase& c) { c.args.segment_offsets = kShort; },
                 "ends at 3, must end at rows = 4"},
+        BadArgs{"TraceparentTooLong",
+                [](ScoreCase& c) { c.args.traceparent = std::string(257, 'a'); },
+                "traceparent has 257 bytes, must be at most 256 printable ASCII characters"},
+        BadArgs{"TraceparentWithNewline", [](ScoreCase& c) { c.args.traceparent = "a\n"; },
+                "traceparent has 2 bytes"},
+        BadArgs{"TraceparentBeyondAscii", [](ScoreCase& c) { c.args.traceparent = "\xC3\xA9"; },
+                "traceparent has 2 bytes"},
         BadArgs{"SegmentsThatStartLate", [](ScoreCase& c) { c.args.segment_offsets = kLate; },
                 "segment_offsets[0] is 1, must be 0"}),
     [](const auto& tested) { return tested.param.name; });
+
+TEST(CheckArgsOkTest, AcceptsTheLongestTraceparent) {
+  ScoreCase c(1);
+  c.args.traceparent = std::string(254, 'a') + " ~";
+
+  EXPECT_TRUE(CheckScoreArgs(c.args).ok());
+}
 
 TEST(CheckArgsOkTest, AcceptsNoRows) {
   const ScoreCase c(0);

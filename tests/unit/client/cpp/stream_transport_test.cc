@@ -100,6 +100,16 @@ TEST_F(StreamTransportTest, SendsARequestAsAChunkWithAnIdOfItsOwn) {
   EXPECT_EQ(Sent(1).chunk_id(), 2U);
 }
 
+TEST_F(StreamTransportTest, AddsTheTraceparentOfTheScope) {
+  Send("a");
+  scope_ = transport_.NewScope();
+  scope_->traceparent = "00-";
+  Send("b");
+
+  EXPECT_EQ(Sent(0).traceparent(), "");
+  EXPECT_EQ(Sent(1).traceparent(), "00-");
+}
+
 TEST_F(StreamTransportTest, SendsOtherRequestsThroughTheTransportBelow) {
   transport_.Call("/logprobd.v1.Scoring/ListHeads", {}, absl::InfiniteFuture(), scope_,
                   [](const RpcReply&) {});

@@ -57,6 +57,8 @@ REQUEST = {
     "priority": 3,
     "reject_nonfinite": True,
     "chunk_id": 300,
+    "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    "trace": True,
     "hidden": bytes(range(16)),
 }
 RESPONSE_BYTES = [
@@ -196,11 +198,34 @@ def test_a_response_decodes_as_in_protobuf(pb2):
 
     ours = _wire.decode(_wire.ScoreResponse, theirs.SerializeToString())
 
+    assert ours.trace is None
     assert [bytes(getattr(ours, name)) for name in RESPONSE_BYTES] == [
         name.encode() for name in RESPONSE_BYTES
     ]
     assert (ours.status_code, ours.status_message, ours.retry_after_ms) == (8, "full", 20)
     assert ours.timings == _wire.StageTimings(1, 2, 3, 2**32 - 1)
+    assert _wire.encode(ours) == theirs.SerializeToString()
+
+
+def test_a_trace_decodes_as_in_protobuf(pb2):
+    stages = {"receive": (0, 1), "queue": (1, 2**40), "reply": (2**40, 2**41)}
+    theirs = pb2.ScoreResponse(
+        trace=pb2.Trace(
+            traceparent="00-",
+            received_unix_ns=2**63,
+            kernel_ns=5,
+            **{name: pb2.TraceStage(begin_ns=b, end_ns=e) for name, (b, e) in stages.items()},
+        )
+    )
+
+    ours = _wire.decode(_wire.ScoreResponse, theirs.SerializeToString())
+
+    assert ours.trace == _wire.Trace(
+        traceparent="00-",
+        received_unix_ns=2**63,
+        kernel_ns=5,
+        **{name: _wire.TraceStage(*times) for name, times in stages.items()},
+    )
     assert _wire.encode(ours) == theirs.SerializeToString()
 
 

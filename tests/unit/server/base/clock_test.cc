@@ -1,5 +1,6 @@
 #include "server/base/clock.h"
 
+#include <chrono>
 #include <thread>
 
 #include "absl/synchronization/mutex.h"
@@ -48,6 +49,15 @@ TEST(SteadyClockTest, SeesTheConditionWithoutATime) {
     EXPECT_TRUE(clock.AwaitUntil(mutex, absl::Condition(&condition), absl::InfiniteFuture()));
   }
   setter.join();
+}
+
+TEST(WallNowTest, IsTheTimeOfTheSystem) {
+  const auto system_now = [] { return absl::FromChrono(std::chrono::system_clock::now()); };
+  const absl::Time before = system_now();
+  const absl::Time now = WallNow();
+
+  EXPECT_LE(before, now);
+  EXPECT_LE(now, system_now());
 }
 
 TEST(FakeClockTest, StandsStillUntilItIsAdvanced) {

@@ -1,6 +1,7 @@
 #include "server/base/log.h"
 
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -34,6 +35,14 @@ TEST_F(LogTest, WritesTimeLevelMessageAndFields) {
 
   EXPECT_THAT(line, MatchesRegex("....-..-..T..:..:......Z warning head is loaded rows=12 "
                                  "name=\"a b\" empty=\"\"\n"));
+}
+
+TEST_F(LogTest, TakesFieldsFromAList) {
+  std::vector<LogField> fields = {{"rows", 12}};
+  fields.emplace_back("trace_id", "ab");
+
+  EXPECT_THAT(Written([&] { Log(LogLevel::kInfo, "done", fields); }),
+              EndsWith("info done rows=12 trace_id=ab\n"));
 }
 
 TEST_F(LogTest, StaysOneLineWhateverAClientSends) {

@@ -126,6 +126,61 @@ TEST_F(BatcherResultsTest, ReportsTheTimeOfTheSlowestBatchOfARequest) {
   EXPECT_EQ(answer.Wait()->stages.engine, 5);
 }
 
+TEST_F(BatcherResultsTest, ATraceReachesFromTheFirstToTheLastBatch) {
+  MakeBatcher({.batch_rows_max = 1}, {.kernel_seconds = 0.5});
+  engine_->Hold();
+  ScoreRequest request = RequestOfRows(3);
+  request.trace = true;
+  const absl::Time begin = clock_.Now();
+  const Answer& answer = SubmitRequest(std::move(request));
+  engine_->WaitForBatches(2);  // both at 0 s
+
+  clock_.Advance(absl::Seconds(4));
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);  // at 4 s
+  clock_.Advance(absl::Seconds(1));
+  engine_->Release();
+
+  ASSERT_TRUE(answer.Wait().ok());
+  const StageTimes& times = answer.Wait()->times;
+  EXPECT_EQ(times.submitted, begin);
+  EXPECT_EQ(times.first_cut, begin);
+  EXPECT_EQ(times.first_start, begin);
+  EXPECT_EQ(times.last_cut, begin + absl::Seconds(4));
+  EXPECT_EQ(times.last_start, begin + absl::Seconds(4));
+  EXPECT_EQ(times.last_end, begin + absl::Seconds(5));
+  EXPECT_EQ(times.kernel_seconds, 1.5);
+}
+
+TEST_F(BatcherResultsTest, ATraceHasTheKernelsOfBothHalvesOfABatch) {
+  MakeBatcher({}, {.kernel_seconds = 0.5});
+  engine_->SetFittingRows(2);
+  ScoreRequest request = RequestOfRows(4);
+  request.trace = true;
+  const Answer& halved = SubmitRequest(std::move(request));
+  ASSERT_TRUE(halved.Wait().ok());
+  engine_->SetFittingRows(8);
+  request = RequestOfRows(4);
+  request.trace = true;
+  const Answer& whole = SubmitRequest(std::move(request));
+
+  ASSERT_TRUE(whole.Wait().ok());
+  EXPECT_EQ(halved.Wait()->times.kernel_seconds, 1.0);
+  EXPECT_EQ(whole.Wait()->times.kernel_seconds, 0.5);
+}
+
+TEST_F(BatcherResultsTest, ATraceWithoutScoredRowsHasNoBatch) {
+  MakeBatcher();
+  ScoreRequest request = MakeRequest({.rows = 1, .ignored_rows = {0}});
+  request.trace = true;
+
+  const Answer& answer = SubmitRequest(std::move(request));
+
+  ASSERT_TRUE(answer.Wait().ok());
+  EXPECT_FALSE(answer.Wait()->times.has_batch());
+  EXPECT_EQ(answer.Wait()->times.submitted, clock_.Now());
+}
+
 TEST_F(BatcherResultsTest, CountsASegmentWithoutScoredRowsAsZeroAndGreedy) {
   MakeBatcher();
 

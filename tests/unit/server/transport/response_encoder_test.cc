@@ -101,6 +101,64 @@ TEST_P(ResponseEncoderTest, IsReadBackByProtobuf) {
 INSTANTIATE_TEST_SUITE_P(Rows, ResponseEncoderTest, ::testing::Values(1, 2, 1'023, 1'024, 4'096),
                          ::testing::PrintToStringParamName());
 
+/// Returns the encoded trace of a request that was received 10 s after the epoch of the clock.
+v1::Trace TraceOf(const StageTimes& times, const TraceContext& context = {}) {
+  const absl::Time received = absl::UnixEpoch() + absl::Seconds(10);
+  ScoreReply reply;
+  reply.result.times = times;
+  reply.trace = ReplyTrace{.context = context,
+                           .received = received,
+                           .received_wall = absl::FromUnixNanos(1'800'000'000'123'456'789),
+                           .replied = received + absl::Seconds(90)};
+  v1::ScoreResponse response = Decode(std::move(reply));
+  EXPECT_TRUE(response.has_trace());
+  return response.trace();
+}
+
+std::pair<uint64_t, uint64_t> Of(const v1::TraceStage& stage) {
+  return {stage.begin_ns(), stage.end_ns()};
+}
+
+TEST(ResponseEncoderTraceTest, StagesReachFromTheFirstToTheLastBatch) {
+  constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  const auto at = [](int64_t ns) {
+    return absl::UnixEpoch() + absl::Seconds(10) + absl::Nanoseconds(ns);
+  };
+
+  const v1::Trace trace = TraceOf({.submitted = at(1),
+                                   .first_cut = at(20),
+                                   .last_cut = at(300),
+                                   .first_start = at(4'000),
+                                   .last_start = at(50'000),
+                                   .last_end = at(6'000'000'000),
+                                   .kernel_seconds = 1.5},
+                                  TraceContext::Parse(kTraceparent));
+
+  using Stage = std::pair<uint64_t, uint64_t>;
+  EXPECT_EQ(trace.traceparent(), kTraceparent);
+  EXPECT_EQ(trace.received_unix_ns(), 1'800'000'000'123'456'789U);
+  EXPECT_EQ(Of(trace.receive()), Stage(0, 1));
+  EXPECT_EQ(Of(trace.queue()), Stage(1, 300));
+  EXPECT_EQ(Of(trace.copy()), Stage(20, 50'000));
+  EXPECT_EQ(Of(trace.engine()), Stage(4'000, 6'000'000'000));
+  EXPECT_EQ(trace.kernel_ns(), 1'500'000'000U);
+  EXPECT_EQ(Of(trace.reply()), Stage(6'000'000'000, 90'000'000'000));
+}
+
+TEST(ResponseEncoderTraceTest, ARequestWithoutScoredRowsHasNoCopyAndNoEngine) {
+  const v1::Trace trace =
+      TraceOf({.submitted = absl::UnixEpoch() + absl::Seconds(10) + absl::Nanoseconds(7)});
+
+  using Stage = std::pair<uint64_t, uint64_t>;
+  EXPECT_EQ(trace.traceparent(), "");
+  EXPECT_EQ(Of(trace.receive()), Stage(0, 7));
+  EXPECT_EQ(Of(trace.queue()), Stage(7, 7));
+  EXPECT_FALSE(trace.has_copy());
+  EXPECT_FALSE(trace.has_engine());
+  EXPECT_EQ(trace.kernel_ns(), 0U);
+  EXPECT_EQ(Of(trace.reply()), Stage(7, 90'000'000'000));
+}
+
 TEST(ResponseEncoderStatusTest, AnErrorCarriesItsStatusAndNothingElse) {
   ScoreReply reply;
   reply.request_id = "id";

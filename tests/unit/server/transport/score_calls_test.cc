@@ -7,6 +7,7 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/clock.h"
 #include "server/base/errors.h"
 #include "server/transport/unread_answers.h"
 #include "tests/support/fake_clock.h"
@@ -81,6 +82,43 @@ TEST_F(ScoreUnaryTest, TakesTheClientFromMetadataAndTheDeadlineOntoTheSteadyCloc
   const absl::Duration left = seen.deadline - Clock::Steady().Now();
   EXPECT_GT(left, absl::Minutes(55));
   EXPECT_LE(left, absl::Minutes(61));  // gRPC sends three digits of the timeout
+}
+
+constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+constexpr char kOtherTraceparent[] = "00-11111111111111111111111111111111-2222222222222222-00";
+
+TEST_F(ScoreUnaryTest, TakesTheTraceFromMetadataAndReturnsItsTimesOnRequest) {
+  context_.AddMetadata("traceparent", kTraceparent);
+  v1::ScoreRequest request = ValidRequest();
+  request.set_trace(true);
+  const absl::Time before = WallNow();
+
+  ASSERT_TRUE(Score(request).ok());
+
+  const v1::Trace& trace = response_.trace();
+  EXPECT_EQ(trace.traceparent(), kTraceparent);
+  EXPECT_GE(absl::FromUnixNanos(static_cast<int64_t>(trace.received_unix_ns())), before);
+  EXPECT_LE(absl::FromUnixNanos(static_cast<int64_t>(trace.received_unix_ns())), WallNow());
+  EXPECT_EQ(trace.receive().end_ns(), 1'000U);  // see FakeScores
+  EXPECT_EQ(trace.engine().end_ns(), 6'000U);
+}
+
+TEST_F(ScoreUnaryTest, IgnoresTracesThatAreNotValid) {
+  context_.AddMetadata("traceparent", "00-not-valid");
+
+  ASSERT_TRUE(Score(ValidRequest()).ok());
+
+  EXPECT_TRUE(server_.head->last_request().trace_context.empty());
+  EXPECT_FALSE(response_.has_trace());
+}
+
+TEST_F(ScoreUnaryTest, IgnoresTwoTracesInTheMetadata) {
+  context_.AddMetadata("traceparent", kTraceparent);
+  context_.AddMetadata("traceparent", kTraceparent);
+
+  ASSERT_TRUE(Score(ValidRequest()).ok());
+
+  EXPECT_TRUE(server_.head->last_request().trace_context.empty());
 }
 
 TEST_F(ScoreUnaryTest, SendsTheRetryHintOfARefusal) {
@@ -185,6 +223,19 @@ TEST(ScoreStreamTest, AnswersEachChunkAndEndsWithTheClient) {
   std::vector<uint64_t> expected(20);
   std::iota(expected.begin(), expected.end(), 1);
   EXPECT_THAT(ids, UnorderedElementsAreArray(expected));  // any order is allowed
+}
+
+TEST(ScoreStreamTest, AChunkBelongsToItsOwnTraceOrElseToThatOfTheStream) {
+  TransportServer server;
+  TestStream stream(server.channel, {{"traceparent", kTraceparent}});
+  v1::ScoreRequest chunk = Chunk(1);
+  chunk.set_trace(true);
+
+  stream.Send(chunk);
+  EXPECT_EQ(stream.Read().trace().traceparent(), kTraceparent);
+  chunk.set_traceparent(kOtherTraceparent);
+  stream.Send(chunk);
+  EXPECT_EQ(stream.Read().trace().traceparent(), kOtherTraceparent);
 }
 
 TEST(ScoreStreamTest, AnswersInTheOrderInWhichChunksFinish) {

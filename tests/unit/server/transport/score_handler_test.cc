@@ -19,7 +19,9 @@
 namespace logprobd::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class ScoreHandlerTest : public ::testing::Test {
  protected:
@@ -167,6 +169,82 @@ TEST_F(ScoreHandlerTest, ARequestCancelledByGrpcJustBeforeItsDeadlineIsLate) {
   submission->Cancel();
 
   EXPECT_EQ(reply_->status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+constexpr char kOtherTraceparent[] = "00-11111111111111111111111111111111-2222222222222222-00";
+
+TEST_F(ScoreHandlerTest, ATraceparentOfTheRequestReplacesThatOfTheCallIfItIsValid) {
+  call_.trace_context = TraceContext::Parse(kTraceparent);
+  v1::ScoreRequest request = ValidRequest();
+  const auto seen = [&] {
+    reply_.reset();
+    Start(request);
+    return std::string(head_->last_request().trace_context.traceparent());
+  };
+
+  EXPECT_EQ(seen(), kTraceparent);
+  request.set_traceparent("00-not-valid");
+  EXPECT_EQ(seen(), kTraceparent);
+  request.set_traceparent(kOtherTraceparent);
+  EXPECT_EQ(seen(), kOtherTraceparent);
+}
+
+TEST_F(ScoreHandlerTest, LogsTheTraceOfAFailedRequest) {
+  head_->AnswerWith(absl::InternalError("the device is gone"));
+  call_.trace_context = TraceContext::Parse(kTraceparent);
+  ::testing::internal::CaptureStderr();
+
+  Start(ValidRequest());
+
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr(" trace_id=4bf92f3577b34da6a3ce929d0e0e4736"));
+}
+
+TEST_F(ScoreHandlerTest, LogsNoTraceIdOfARequestWithoutATrace) {
+  head_->AnswerWith(absl::InternalError("the device is gone"));
+  ::testing::internal::CaptureStderr();
+
+  Start(ValidRequest());
+
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("the device is gone"), Not(HasSubstr("trace_id"))));
+}
+
+TEST_F(ScoreHandlerTest, RepliesWithATraceOnRequest) {
+  head_->Hold();
+  v1::ScoreRequest request = ValidRequest();
+  request.set_trace(true);
+  request.set_traceparent(kTraceparent);
+  const absl::Time received = clock_.Now();
+  const absl::Time wall_before = WallNow();
+  Start(request);
+
+  clock_.Advance(absl::Seconds(3));
+  head_->Release();
+
+  const absl::Time wall_after = WallNow();
+  ASSERT_TRUE(reply_->trace.has_value());
+  EXPECT_EQ(reply_->trace->context.traceparent(), kTraceparent);
+  EXPECT_EQ(reply_->trace->received, received);
+  EXPECT_EQ(reply_->trace->replied, received + absl::Seconds(3));
+  // The fake clock is 3 s ahead of the wall clock.
+  EXPECT_GE(reply_->trace->received_wall, wall_before - absl::Seconds(3));
+  EXPECT_LE(reply_->trace->received_wall, wall_after - absl::Seconds(3));
+  EXPECT_EQ(reply_->result.times.submitted, received + absl::Microseconds(1));
+}
+
+TEST_F(ScoreHandlerTest, RepliesWithoutATraceIfNobodyAsksOrTheRequestFails) {
+  v1::ScoreRequest request = ValidRequest();
+  request.set_traceparent(kTraceparent);
+  Start(request);
+  EXPECT_FALSE(reply_->trace.has_value());
+
+  request.set_trace(true);
+  head_->AnswerWith(absl::InternalError("the device is gone"));
+  reply_.reset();
+  Start(request);
+  EXPECT_FALSE(reply_->trace.has_value());
 }
 
 // Regression: "invalid" was counted twice, and refusals during loading were not counted.

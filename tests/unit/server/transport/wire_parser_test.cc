@@ -23,6 +23,8 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
 /// Encodes the tag of a field.
 std::string Tag(uint32_t number, uint32_t type) {
   std::string out;
@@ -85,6 +87,8 @@ v1::ScoreRequest RandomRequest(std::mt19937& random) {
   if (chance(2)) request.set_priority(static_cast<v1::Priority>(random() % 5));
   if (chance(2)) request.set_reject_nonfinite(true);
   if (chance(2)) request.set_chunk_id((uint64_t{number()} << 32) | number());
+  if (chance(2)) request.set_traceparent(chance(2) ? kTraceparent : "00-\n");
+  if (chance(2)) request.set_trace(true);
   const auto bytes = [&random](size_t size) {
     std::string text(size, '\0');
     for (char& c : text) {
@@ -284,6 +288,39 @@ TEST(WireParserTest, AcceptsTextUpToItsLimit) {
   }
 }
 
+TEST(WireParserTest, ReadsATraceparentUpToItsLimitAndIgnoresOneThatIsNotValid) {
+  const std::string later = absl::StrCat("01", absl::string_view(kTraceparent).substr(2));
+  std::string longest = later + "-";
+  longest.resize(static_cast<size_t>(kTraceparentBytesMax), '\n');
+
+  for (const auto& [text, expected] :
+       {std::pair<std::string, std::string>{kTraceparent, kTraceparent},
+        {longest, later},
+        {"", ""},
+        {std::string(kTraceparent) + "\n", ""},
+        {std::string(256, 'a'), ""}}) {
+    const ParsedScoreRequest parsed = Parse(BytesField(20, text));
+
+    EXPECT_TRUE(parsed.status.ok()) << parsed.status;
+    EXPECT_EQ(parsed.request.trace_context.traceparent(), expected);
+  }
+  EXPECT_FALSE(Parse(BytesField(20, longest + "x")).status.ok());
+}
+
+TEST(WireParserTest, TakesTheLastOfSeveralTraceparents) {
+  const std::string valid = BytesField(20, kTraceparent);
+  const std::string other = BytesField(20, "00-");
+
+  EXPECT_EQ(Parse(other + valid).request.trace_context.traceparent(), kTraceparent);
+  EXPECT_TRUE(Parse(valid + other).request.trace_context.empty());
+}
+
+TEST(WireParserTest, ReadsTrace) {
+  EXPECT_TRUE(Parse(Tag(21, 0) + "\x01").request.trace);
+  EXPECT_FALSE(Parse(Tag(21, 0) + std::string(1, '\0')).request.trace);
+  EXPECT_FALSE(Parse("").request.trace);
+}
+
 TEST(WireParserTest, KeepsTheIdsOfAMessageWithAnErrorElsewhere) {
   const ParsedScoreRequest parsed =
       Parse(BytesField(1, "id") + Tag(5, 2) + std::string(1, '\0') + Tag(19, 0) + "\x2A");
@@ -371,7 +408,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"IdTooLong", BytesField(1, std::string(129, 'a')),
              "request_id: 129 bytes, must be at most 128"},
         Case{"HeadTooLong", BytesField(2, std::string(257, 'a')),
-             "head: 257 bytes, must be at most 256"}),
+             "head: 257 bytes, must be at most 256"},
+        Case{"TraceparentNotUtf8", BytesField(20, "00-\xFF"), "traceparent: not valid UTF-8"},
+        Case{"TraceparentTooLong", BytesField(20, std::string(257, 'a')),
+             "traceparent: 257 bytes, must be at most 256"},
+        Case{"WrongTypeOfTraceparent", Tag(20, 0) + "\x01", "traceparent: wire type 0, must be 2"},
+        Case{"WrongTypeOfTrace", BytesField(21, "1"), "trace: wire type 2, must be 0"}),
     [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
 
 constexpr auto kUnchanged = [](auto&) {};
