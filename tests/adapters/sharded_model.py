@@ -1,14 +1,20 @@
-"""A model that two ranks share in the tests of FSDP2 and ZeRO-3, the results of the whole model, and comparisons."""
+"""A model that ranks share in the tests of FSDP2 and ZeRO-3, the whole model's results, recipes and comparisons."""
 
 import pathlib
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import logprobd
 import torch
 import transformers
+from document_examples import run_example
+from logprobd_adapters import RemoteScorer
+from rank_pool import RankPool
+from server_process import ServerProcess
 
 RANKS = 2
 VOCAB_SIZE = 1_003  # odd, so that ranks cannot share it equally
-# Both sum fp32 products.
+# Both sides sum fp32 products.
 TOLERANCE = 1e-5  # nats
 GRADIENT_TOLERANCE = 1e-4  # relative to the gradient's largest value
 ENTROPY_WEIGHT = 0.3
@@ -99,6 +105,28 @@ def assert_results(ours: Results, theirs: Results) -> None:
     assert_close(ours.logprob, theirs.logprob)
     assert_close(ours.entropy, theirs.entropy)
     assert_gradients(ours.gradients, theirs.gradients)
+
+
+def recipe(heading: str) -> dict[str, Any]:
+    """Returns what the code of a section of DISTRIBUTED.md defines."""
+    return run_example("docs/DISTRIBUTED.md", heading)
+
+
+def served_logprobs(rank: int, body: torch.nn.Module, address: str) -> torch.Tensor:
+    """Returns the log-probabilities of a rank's sequences by the recipe for a sharded reference."""
+    reference_logprobs = recipe("A sharded reference")["reference_logprobs"]
+    with logprobd.Client(address) as client:
+        return reference_logprobs(body, RemoteScorer(client), *Batch.make().of_rank(rank))
+
+
+def assert_served_reference(
+    ranks: RankPool, reference_logprobs: Callable, folder: pathlib.Path, binaries: pathlib.Path
+) -> None:
+    """Serves the head, and compares reference_logprobs(rank, size, folder, address) with the whole model."""
+    with ServerProcess(binaries, "--model", str(folder)) as server:
+        parts = ranks.results(reference_logprobs, folder, server.grpc)
+
+    assert_close(torch.cat(parts), results_of_the_whole(folder).logprob)
 
 
 def joined(parts: list[Results]) -> Results:

@@ -3,22 +3,22 @@
 import os
 import pathlib
 
-import logprobd
 import pytest
 import torch
-from logprobd_adapters import LocalScorer, RemoteScorer
-from readme_examples import run_example
-from server_process import ServerProcess
+from logprobd_adapters import LocalScorer
 from sharded_model import (
     RANKS,
     Batch,
     Results,
     assert_close,
     assert_results,
+    assert_served_reference,
     joined,
     load,
     loss_of,
+    recipe,
     results_of_the_whole,
+    served_logprobs,
     write_model,
 )
 
@@ -45,14 +45,12 @@ def engine_of(module: torch.nn.Module, is_trained: bool):
 
 
 def policy_of(folder: pathlib.Path):
-    return engine_of(run_example("### A sharded policy")["Policy"](load(folder)), is_trained=True)
+    return engine_of(recipe("A sharded policy")["Policy"](load(folder)), is_trained=True)
 
 
 def reference_logprobs(rank: int, _: int, folder: pathlib.Path, address: str) -> torch.Tensor:
     body = engine_of(load(folder).base_model, is_trained=False)
-    recipe = run_example("### A sharded reference")["reference_logprobs"]
-    with logprobd.Client(address) as client:
-        return recipe(body, RemoteScorer(client), *Batch.make().of_rank(rank))
+    return served_logprobs(rank, body, address)
 
 
 def policy_results(rank: int, _: int, folder: pathlib.Path) -> Results:
@@ -98,10 +96,7 @@ def backward_through_the_gathered_head(rank: int, _: int, folder: pathlib.Path) 
 def test_a_served_reference_has_the_logprobs_of_the_whole_model(
     ranks, sharded_folder, binaries
 ) -> None:
-    with ServerProcess(binaries, "--model", str(sharded_folder)) as server:
-        parts = ranks.results(reference_logprobs, sharded_folder, server.grpc)
-
-    assert_close(torch.cat(parts), results_of_the_whole(sharded_folder).logprob)
+    assert_served_reference(ranks, reference_logprobs, sharded_folder, binaries)
 
 
 @pytest.mark.usefixtures("built_operator")

@@ -2,12 +2,9 @@
 
 import pathlib
 
-import logprobd
 import pytest
 import torch
-from logprobd_adapters import LocalScorer, RemoteScorer
-from readme_examples import run_example
-from server_process import ServerProcess
+from logprobd_adapters import LocalScorer
 from sharded_model import (
     RANKS,
     Batch,
@@ -15,10 +12,13 @@ from sharded_model import (
     assert_close,
     assert_gradients,
     assert_results,
+    assert_served_reference,
     joined,
     load,
     loss_of,
+    recipe,
     results_of_the_whole,
+    served_logprobs,
     write_model,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -34,17 +34,15 @@ def whole_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def reference_logprobs(rank: int, _: int, folder: pathlib.Path, address: str) -> torch.Tensor:
-    recipe = run_example("### A sharded reference")
     model = load(folder)
-    body = recipe["shard_body"](model)
+    body = recipe("A sharded reference")["shard_body"](model)
     del model.lm_head
-    with logprobd.Client(address) as client:
-        return recipe["reference_logprobs"](body, RemoteScorer(client), *Batch.make().of_rank(rank))
+    return served_logprobs(rank, body, address)
 
 
 def sharded_policy(folder: pathlib.Path, has_own_group: bool = False) -> torch.nn.Module:
     model = load(folder)
-    policy = run_example("### A sharded policy")["Policy"](model)
+    policy = recipe("A sharded policy")["Policy"](model)
     for layer in model.base_model.layers:
         fully_shard(layer)
     if has_own_group:
@@ -85,12 +83,12 @@ def gradient_through_the_full_tensor(
 
 
 def results_without_a_gather(rank: int, _: int, folder: pathlib.Path) -> Results:
-    recipe = run_example("### A head that is never gathered")
+    ungathered = recipe("A head that is never gathered")
     model, batch = load(folder), Batch.make().of_rank(rank)
-    body = run_example("### A sharded reference")["shard_body"](model)
-    head = recipe["shard_head"](model.lm_head.weight, init_device_mesh("cpu", (RANKS,)))
+    body = recipe("A sharded reference")["shard_body"](model)
+    head = ungathered["shard_head"](model.lm_head.weight, init_device_mesh("cpu", (RANKS,)))
     hidden = body(*batch).last_hidden_state[:, :-1]
-    logprob, entropy = recipe["scores_of_all_ranks"](hidden, head, batch.targets)
+    logprob, entropy = ungathered["scores_of_all_ranks"](hidden, head, batch.targets)
     (loss_of(logprob, entropy) / RANKS).backward()
     gradients = {f"model.{name}": gradient for name, gradient in whole_gradients(body).items()}
     gradients["lm_head.weight"] = head.grad.full_tensor()
@@ -100,10 +98,7 @@ def results_without_a_gather(rank: int, _: int, folder: pathlib.Path) -> Results
 def test_a_served_reference_has_the_logprobs_of_the_whole_model(
     ranks, sharded_folder, binaries
 ) -> None:
-    with ServerProcess(binaries, "--model", str(sharded_folder)) as server:
-        parts = ranks.results(reference_logprobs, sharded_folder, server.grpc)
-
-    assert_close(torch.cat(parts), results_of_the_whole(sharded_folder).logprob)
+    assert_served_reference(ranks, reference_logprobs, sharded_folder, binaries)
 
 
 @pytest.mark.usefixtures("built_operator")

@@ -13,9 +13,8 @@ import pytest
 import torch
 from logprobd_adapters import RemoteScorer
 from model_folder import write_safetensors
-from readme_examples import run_example
 from server_process import ServerProcess
-from sharded_model import RANKS, assert_close, assert_gradients
+from sharded_model import RANKS, assert_close, assert_gradients, recipe
 
 HIDDEN, VOCAB, LENGTH, BATCH = 32, 96, 8, 3
 PADDING = 7  # rows of the head, all on the last rank
@@ -100,8 +99,8 @@ def losses_and_gradients(_: int, __: int, is_sequence_parallel: bool, is_tied: b
     """Returns Megatron's losses [batch, length] with their gradients, and those of the recipe."""
     model, (labels, *inputs) = make_model(is_sequence_parallel, is_tied), Batch.make()
     theirs = model(*inputs, labels=labels)
-    recipe = run_example("### Megatron")["policy_logprobs"]
-    ours = -recipe(model, VOCAB, labels, *inputs)[0]
+    policy_logprobs = recipe("Megatron")["policy_logprobs"]
+    ours = -policy_logprobs(model, VOCAB, labels, *inputs)[0]
     return [
         (losses.detach(), gradients_of(model, (losses * losses.detach()).sum()))
         for losses in (theirs, ours)
@@ -113,9 +112,7 @@ def scores_without_padding(_: int, __: int):
     model, (labels, *inputs) = make_model(True, False), Batch.make()
     with torch.no_grad():
         logits = model(*inputs, runtime_gather_output=True)
-        scores = run_example("### Megatron")["policy_logprobs"](
-            model, VOCAB - PADDING, labels, *inputs
-        )
+        scores = recipe("Megatron")["policy_logprobs"](model, VOCAB - PADDING, labels, *inputs)
     return logits, *scores
 
 
@@ -127,9 +124,7 @@ def served_logprobs(_: int, __: int, is_sequence_parallel: bool, address: str) -
     model, batch = make_model(is_sequence_parallel, False), Batch.make()
     model.output_layer = None
     with logprobd.Client(address) as client:
-        return run_example("### Megatron")["reference_logprobs"](
-            model, RemoteScorer(client), *batch
-        )
+        return recipe("Megatron")["reference_logprobs"](model, RemoteScorer(client), *batch)
 
 
 @pytest.mark.usefixtures("built_operator")

@@ -1,4 +1,4 @@
-"""The gateway's answers, errors, batches and queue, over HTTP in one process."""
+"""The gateway's responses, errors, readiness, batches and queue, over HTTP in one process."""
 
 import asyncio
 import base64
@@ -64,11 +64,12 @@ def run(
     teacher: Teacher | None,
     scenario: Callable[[ClientSession, Gateway], Awaitable[None]],
     queue_tokens: int = QUEUE_TOKENS,
+    server: logprobd.Client | None = None,
 ) -> None:
     """Runs a scenario against a gateway, which has not loaded its model if there is no teacher."""
 
     async def main() -> None:
-        gateway = Gateway("teacher", queue_tokens)
+        gateway = Gateway("teacher", queue_tokens, server=server)
         if teacher:
             gateway.start(teacher)
         runner, url = await gateway.listen("127.0.0.1", 0)
@@ -81,14 +82,19 @@ def run(
     asyncio.run(main())
 
 
+async def status_of(client: ClientSession, path: str) -> int:
+    async with client.get(path) as response:
+        return response.status
+
+
 async def post(client: ClientSession, prompt, **fields) -> tuple[int, dict]:
     body = {"prompt": prompt, "prompt_logprobs": 0, "max_tokens": 1} | fields
     async with client.post("/v1/completions", json=body) as response:
         return response.status, await response.json()
 
 
-def array_of(answer: dict) -> np.ndarray:
-    text = answer["choices"][0]["prompt_token_id_logprobs"]
+def array_of(result: dict) -> np.ndarray:
+    text = result["choices"][0]["prompt_token_id_logprobs"]
     return np.load(io.BytesIO(base64.b64decode(text)))
 
 
@@ -103,18 +109,18 @@ async def queued(gateway: Gateway, tokens: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_an_answer_has_the_teachers_scores(teacher) -> None:
+def test_a_response_has_the_teachers_scores(teacher) -> None:
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6]]
 
     async def scenario(client, _) -> None:
-        status, answer = await post(client, prompts, prompt_logprobs=3, temperature=0.5)
+        status, result = await post(client, prompts, prompt_logprobs=3, temperature=0.5)
 
-        assert status == 200 and answer["model"] == "teacher"
-        assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 0, "total_tokens": 8}
-        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-        assert answer["choices"][1]["prompt_logprobs"] == [None]
+        assert status == 200 and result["model"] == "teacher"
+        assert result["usage"] == {"prompt_tokens": 8, "completion_tokens": 0, "total_tokens": 8}
+        assert [choice["index"] for choice in result["choices"]] == [0, 1, 2]
+        assert result["choices"][1]["prompt_logprobs"] == [None]
         scores = teacher.score([Prompt(tokens, 3, 0.5) for tokens in prompts])
-        for tokens, choice, expected in zip(prompts, answer["choices"], scores, strict=True):
+        for tokens, choice, expected in zip(prompts, result["choices"], scores, strict=True):
             first, *rows = choice["prompt_logprobs"]
             assert first is None and len(rows) == len(tokens) - 1
             for row, entries in enumerate(rows):
@@ -158,9 +164,9 @@ def test_candidates_come_back_as_an_array(teacher, fields) -> None:
 )
 def test_no_candidates_or_no_rows_give_an_empty_array(teacher, tokens, ids, shape) -> None:
     async def scenario(client, _) -> None:
-        status, answer = await post(client, tokens, prompt_logprob_token_ids=ids)
+        status, result = await post(client, tokens, prompt_logprob_token_ids=ids)
 
-        assert status == 200 and array_of(answer).shape == shape
+        assert status == 200 and array_of(result).shape == shape
 
     run(teacher, scenario)
 
@@ -172,9 +178,9 @@ def test_logprobs_that_json_cannot_express_are_null_or_the_lowest_number(backbon
     scorer = LocalScorer(torch.randn(VOCAB, HIDDEN), bias)
 
     async def scenario(client, _) -> None:
-        status, answer = await post(client, [3, 7, 9, 5])
+        status, result = await post(client, [3, 7, 9, 5])
 
-        rows = answer["choices"][0]["prompt_logprobs"]
+        rows = result["choices"][0]["prompt_logprobs"]
         assert status == 200 and rows[1]["7"]["rank"] == VOCAB
         assert np.float32(rows[1]["7"]["logprob"]) == np.finfo(np.float32).min
         assert rows[2]["9"]["logprob"] > -100 and rows[3] is None
@@ -200,10 +206,11 @@ def test_entries_and_numbers_are_those_of_the_shortest_texts(rows, top_k) -> Non
         logprobs[:, :top_k],
         np.zeros((rows, 0), np.float32),
     )
-    completion = completions.Completion([Prompt(tokens, top_k)], True, None)
+    request = completions.CompletionRequest([Prompt(tokens, top_k)], True, None)
 
-    (choice,) = json.loads(b"".join(completions.answer("teacher", completion, [scores])))["choices"]
+    response = b"".join(completions.encode_response("teacher", request, [scores]))
 
+    (choice,) = json.loads(response)["choices"]
     first, *of_rows = choice["prompt_logprobs"]
     assert first is None and len(of_rows) == rows
     for row, entries in enumerate(of_rows):
@@ -259,9 +266,9 @@ BAD = [
 @pytest.mark.parametrize(("fields", "message"), BAD, ids=[message for _, message in BAD])
 def test_a_bad_request_is_refused_with_what_to_change(teacher, fields, message) -> None:
     async def scenario(client, _) -> None:
-        status, answer = await post(client, **({"prompt": [1, 2, 3]} | fields))
-        assert (status, answer["error"]["code"]) == (400, 400)
-        assert message in answer["error"]["message"]
+        status, result = await post(client, **({"prompt": [1, 2, 3]} | fields))
+        assert (status, result["error"]["code"]) == (400, 400)
+        assert message in result["error"]["message"]
 
         assert (await post(client, [1, 2, 3]))[0] == 200
 
@@ -294,15 +301,15 @@ def test_the_model_and_its_length_are_listed(teacher) -> None:
         async with client.get("/v1/models") as response:
             (model,) = (await response.json())["data"]
         assert (model["id"], model["max_model_len"]) == ("teacher", MAX_MODEL_LEN)
-        async with client.get("/health") as response:
-            assert response.status == 200
+        assert await status_of(client, "/health") == 200
+        assert await status_of(client, "/readyz") == 200
 
     run(teacher, scenario)
 
 
 def test_everything_is_503_while_the_model_is_loaded() -> None:
     async def scenario(client, _) -> None:
-        for path in ("/health", "/v1/models"):
+        for path in ("/health", "/readyz", "/v1/models"):
             async with client.get(path) as response:
                 assert response.status == 503 and response.headers["Retry-After"] == "1"
         assert (await post(client, [1, 2]))[0] == 503
@@ -319,10 +326,10 @@ def test_requests_that_wait_for_a_batch_are_the_next_batch(teacher, backbone) ->
         await queued(gateway, 3 + 12)
         backbone.release.set()
 
-        answers = await asyncio.gather(first, *others)
+        results = await asyncio.gather(first, *others)
 
         assert backbone.shapes == [(1, 3), (3, 6)]
-        assert [len(a["choices"][0]["prompt_logprobs"]) for _, a in answers] == [3, 2, 4, 6]
+        assert [len(a["choices"][0]["prompt_logprobs"]) for _, a in results] == [3, 2, 4, 6]
         assert gateway._batcher._tokens == 0
 
     run(teacher, scenario)
@@ -338,9 +345,9 @@ def test_a_full_queue_refuses_with_retry_after_and_loses_nothing(teacher, backbo
 
         body = {"prompt": [8, 9], "prompt_logprobs": 0}
         async with client.post("/v1/completions", json=body) as response:
-            answer = await response.json()
+            result = await response.json()
             assert response.status == 429 and 1 <= int(response.headers["Retry-After"]) <= 60
-            assert "7 tokens are waiting, of at most 5" in answer["error"]["message"]
+            assert "7 tokens are waiting, of at most 5" in result["error"]["message"]
         backbone.release.set()
 
         assert [status for status, _ in await asyncio.gather(*accepted)] == [200, 200]
@@ -358,10 +365,10 @@ def test_a_prompt_that_fails_does_not_fail_its_batch(teacher, backbone) -> None:
         await queued(gateway, 9)
         backbone.release.set()
 
-        answers = await asyncio.gather(first, *others)
+        results = await asyncio.gather(first, *others)
 
-        assert [status for status, _ in answers] == [200, 200, 500, 200]
-        assert answers[2][1]["error"]["message"] == "RuntimeError: poisoned"
+        assert [status for status, _ in results] == [200, 200, 500, 200]
+        assert results[2][1]["error"]["message"] == "RuntimeError: poisoned"
         assert backbone.shapes == [(1, 3), (3, 2), (1, 2), (1, 2), (1, 2)]
 
     run(teacher, scenario)
@@ -386,10 +393,10 @@ def test_a_prompt_that_the_scorer_refuses_is_400_and_does_not_fail_its_batch(
         await queued(gateway, 7)
         backbone.release.set()
 
-        answers = await asyncio.gather(*requests)
+        results = await asyncio.gather(*requests)
 
-        assert [status for status, _ in answers] == [200, 400, 200]
-        assert "the scorer refuses the prompt" in answers[1][1]["error"]["message"]
+        assert [status for status, _ in results] == [200, 400, 200]
+        assert "the scorer refuses the prompt" in results[1][1]["error"]["message"]
 
     run(Teacher(backbone, SmallHead(torch.randn(VOCAB - 5, HIDDEN)), MAX_MODEL_LEN), scenario)
 
@@ -412,7 +419,7 @@ def test_a_request_whose_client_leaves_is_taken_off_the_queue(teacher, backbone)
     run(teacher, scenario)
 
 
-def test_a_client_that_leaves_while_it_is_answered_disturbs_no_other(teacher, caplog) -> None:
+def test_a_client_that_leaves_during_its_response_disturbs_no_other(teacher, caplog) -> None:
     async def scenario(client, _) -> None:
         body = {"prompt": [[1] * 16] * 1000, "prompt_logprobs": 8}  # 6 MB, more than sockets hold
         async with client.post("/v1/completions", json=body) as response:
@@ -460,3 +467,31 @@ def test_a_lost_server_is_503(backbone, binaries, model) -> None:
 
     with client:
         run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario)
+
+
+def test_a_gateway_is_ready_only_while_its_server_is_and_healthy_throughout(
+    backbone, binaries, model
+) -> None:
+    options = ("--model", str(model.path))
+
+    async def until_ready(http: ClientSession) -> None:
+        while await status_of(http, "/readyz") != 200:  # takes up to half a second
+            assert await status_of(http, "/health") == 200
+
+    async def scenario(http, _) -> None:
+        assert await status_of(http, "/readyz") == 200
+        server.stop()
+        async with http.get("/readyz") as response:
+            assert response.status == 503 and response.headers["Retry-After"] == "1"
+            assert server.grpc not in await response.text()
+        assert await status_of(http, "/health") == 200
+        with ServerProcess(binaries, *options, "--listen", server.grpc):
+            await asyncio.wait_for(until_ready(http), 60)
+
+    with (
+        ServerProcess(binaries, *options) as server,
+        logprobd.Client(server.grpc) as client,
+    ):
+        scorer: Scorer = RemoteScorer(client)
+        backbone.table = torch.randn(VOCAB, scorer.hidden_size)
+        run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario, server=client)

@@ -1,4 +1,4 @@
-"""Who may use the gateway: tokens, certificates, addresses, and TRL's clients over HTTPS."""
+"""Access to the gateway: tokens, certificates, addresses, and TRL's clients over HTTPS."""
 
 import asyncio
 import base64
@@ -161,13 +161,13 @@ def test_other_addresses_need_both_or_to_be_asked_for(host) -> None:
             check_reachable(host, has_tls=False, has_tokens=True, insecure=insecure)
 
 
-def test_only_health_is_answered_without_a_token(security) -> None:
+def test_only_probes_need_no_token(security) -> None:
     async def main() -> None:
         gateway = Gateway("teacher", tokens=Tokens(security.tokens.path))
         runner, url = await gateway.listen("127.0.0.1", 0)
         try:
             async with ClientSession(url) as client:
-                # The teacher is being loaded: 503 is the answer to those who are let in.
+                # The teacher is being loaded, so callers who are let in get 503.
                 for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions")):
                     headers = {"Authorization": f"Bearer {security.token}"}
                     async with client.request(method, path, headers=headers) as response:
@@ -178,8 +178,9 @@ def test_only_health_is_answered_without_a_token(security) -> None:
                         assert "a token is needed" in (await response.json())["error"]["message"]
                 async with client.get("/elsewhere") as response:
                     assert response.status == 401
-                async with client.get("/health") as response:
-                    assert response.status == 503
+                for path in ("/health", "/readyz"):
+                    async with client.get(path) as response:
+                        assert response.status == 503
         finally:
             await runner.cleanup()
 
@@ -335,7 +336,7 @@ def test_trls_client_takes_the_token_in_the_url_too(
 
 
 def test_aiohttp_takes_the_token_in_the_url(gateway, security) -> None:
-    # As the rollout worker of TRL's AsyncDistillation, whose CA is that of SSL_CERT_FILE.
+    # The rollout worker of TRL's AsyncDistillation sends such requests, with the CA of SSL_CERT_FILE.
     async def main() -> int:
         context = ssl.create_default_context(cafile=security.ca)
         url = gateway.url.replace("https://", f"https://token:{security.token}@")

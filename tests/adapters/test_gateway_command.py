@@ -40,6 +40,7 @@ def test_help_explains_requests_errors_and_who_may_connect(environment) -> None:
     text = " ".join(done.stdout.split())
     for word in (
         "prompt_logprob_token_ids",
+        "GET /readyz",
         "Retry-After",
         "needs --https-cert",
         "--vllm-arguments JSON",
@@ -59,12 +60,12 @@ def test_the_gateway_serves_until_it_is_stopped(environment, folder, built_opera
         "4",
     )
     with GatewayProcess(environment, *options) as gateway:
-        answer = post(gateway.url, model="big")
+        response = post(gateway.url, model="big")
         with pytest.raises(urllib.error.HTTPError, match="400"):
             post(gateway.url, prompt=[1, 2, 3, 4, 5])
         code = gateway.stop()
 
-    assert answer["model"] == "big" and len(answer["choices"][0]["prompt_logprobs"]) == 3
+    assert response["model"] == "big" and len(response["choices"][0]["prompt_logprobs"]) == 3
     assert code == 0
     log = "".join(gateway.log)
     progress = (
@@ -127,10 +128,10 @@ def test_the_bench_measures_every_case(environment, built_operator) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     figures = {entry["what"]: entry["figure"] for entry in json.loads(done.stdout)}
     cases = [
-        f"{tokens} tokens, top {k}"
+        f"{tokens} tokens, prompt_logprobs {k}"
         for tokens, k in ((128, 1), (512, 8), (512, 100), (2048, 8), (2048, 64), (2048, 100))
     ]
-    columns = ("answer", "body", "head", "added by the gateway", "CPU time added")
+    columns = ("response", "body", "head", "added by the gateway", "CPU time added")
     assert set(figures) == {f"{case}: {column}" for case in cases for column in columns}
     assert min(figures.values()) > 0
 

@@ -9,10 +9,10 @@ import logprobd
 import numpy as np
 import pytest
 import torch
+from document_examples import run_example
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import LocalScorer, RemoteScorer
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
-from readme_examples import run_example
 from server_process import ServerProcess
 from transformers import AutoModelForCausalLM
 
@@ -89,11 +89,13 @@ def test_scores_agree_with_the_models_log_softmax(teacher, model) -> None:
         assert_scores(of_prompt, prompt, exact, TOLERANCE)
 
 
-def test_the_example_of_the_readme_scores(model, built_operator) -> None:
+def test_the_example_of_the_document_scores(model, built_operator) -> None:
     trainer = types.SimpleNamespace()
     replaced = {"9707": "970"}  # the vocabulary is smaller
 
-    names = run_example("## A teacher over HTTP", replaced, model=model, trainer=trainer)
+    names = run_example(
+        "docs/GATEWAY.md", "In the same process", replaced, model=model, trainer=trainer
+    )
 
     prompt = Prompt([970, 11, 1879], 8)
     assert_scores(names["scores"], prompt, exact_logprobs(model, prompt.tokens), TOLERANCE)

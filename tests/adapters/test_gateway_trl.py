@@ -1,6 +1,6 @@
 """TRL's own clients and a trainer, unmodified, against the command logprobd-gateway and a server.
 
-TRL's VLLMClient only asks whether the package vllm is installed, which it is not here: that answer is replaced.
+TRL's VLLMClient only asks whether the package vllm is installed, which it is not here: that check is replaced.
 """
 
 import asyncio
@@ -134,11 +134,11 @@ def test_ranks_are_those_of_the_whole_vocabulary(client, model) -> None:
     tokens = SEQUENCES[0]
     payload = {"model": client.model, "prompt": tokens, "max_tokens": 1, "prompt_logprobs": 2}
 
-    answer = client._post(f"{client.base_url}/v1/completions", json=payload)
+    response = client._post(f"{client.base_url}/v1/completions", json=payload)
 
     with torch.no_grad():
         logits = model(torch.tensor([tokens])).logits[0, :-1]
-    rows = answer["choices"][0]["prompt_logprobs"][1:]
+    rows = response["choices"][0]["prompt_logprobs"][1:]
     for row, token, entries in zip(logits, tokens[1:], rows, strict=True):
         assert entries[str(token)]["rank"] == 1 + int((row > row[token]).sum())
         best = sorted(entries, key=lambda text: entries[text]["rank"])[:2]

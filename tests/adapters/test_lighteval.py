@@ -23,22 +23,22 @@ from lighteval.tasks.requests import Doc
 from logprobd_adapters import lighteval as adapter
 from logprobd_adapters.lighteval import LogprobdModel, LogprobdModelConfig
 
-# Both sum fp32 products, and lighteval's sums are in fp32 as well.
+# Both sides sum fp32 products, and lighteval's sums are in fp32 as well.
 FP32_TOLERANCE = 1e-5  # nats per token
 # The kernels' tolerance against double precision, tests/README.md.
 BF16_TOLERANCE = 1e-4  # nats per token
 
 LONG = "the old boat lay on the sand in the morning sun . " * 8  # 88 words; the model takes 64
 CASES = {
-    "one-token answers": ("What do bees make ?", ["honey", "iron", "bread", "wind", "honey"]),
-    "answers of one to four tokens": (
+    "one-token continuations": ("What do bees make ?", ["honey", "iron", "bread", "wind", "honey"]),
+    "continuations of one to four tokens": (
         "Where do fish live ?",
         ["north", "in air", "in the water", "under a roof and", "in the air"],
     ),
     "a context that is cut": (LONG, ["and honey", "bread", "and bread"]),
     "unknown words": ("What do xyzzy make ?", ["plugh honey"]),
     "a space at the end of the context": ("What do bees make ? ", ["honey and bread", "iron"]),
-    "the same tokens as an answer before": ("What do bees make ? honey", ["and bread"]),
+    "the same tokens as a continuation before": ("What do bees make ? honey", ["and bread"]),
 }
 
 
@@ -58,17 +58,21 @@ def passages() -> list[Doc]:
     ]
 
 
-def scored_in_double(folder: pathlib.Path, context: list[int], answer: list[int]) -> torch.Tensor:
-    """Returns the logits [answer, V] in double precision, of the states of this sequence alone."""
+def scored_in_double(
+    folder: pathlib.Path, context: list[int], continuation: list[int]
+) -> torch.Tensor:
+    """Returns the logits [continuation, V] in double precision, of the states of this sequence alone."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
-        states = model.base_model(torch.tensor([(context + answer)[:-1]])).last_hidden_state[0]
-        return tiny_model.DoubleHead(model.lm_head)(states[-len(answer) :])
+        states = model.base_model(torch.tensor([(context + continuation)[:-1]])).last_hidden_state[
+            0
+        ]
+        return tiny_model.DoubleHead(model.lm_head)(states[-len(continuation) :])
 
 
-def logprob_in_double(folder: pathlib.Path, context: list[int], answer: list[int]) -> float:
-    logprobs = scored_in_double(folder, context, answer).log_softmax(-1)
-    return logprobs[range(len(answer)), answer].sum().item()
+def logprob_in_double(folder: pathlib.Path, context: list[int], continuation: list[int]) -> float:
+    logprobs = scored_in_double(folder, context, continuation).log_softmax(-1)
+    return logprobs[range(len(continuation)), continuation].sum().item()
 
 
 def rolling_in_double(folder: pathlib.Path, text: str) -> tuple[float, int]:
@@ -92,7 +96,7 @@ def stock_model(folder: pathlib.Path, **settings) -> TransformersModel:
 
 @pytest.fixture
 def make_model(kind, start_server):
-    """Returns a function that makes the model of this test's scorer for a folder, without a cache of answers."""
+    """Returns a function that makes the model of this test's scorer for a folder, without a cache of responses."""
 
     def make(folder: pathlib.Path, **settings) -> LogprobdModel:
         settings = {"model_name": str(folder), "batch_size": 4} | settings
@@ -121,7 +125,7 @@ def count_rows(model: LogprobdModel) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_size", (1, 5, None))
-def test_fp32_answers_are_those_of_lighteval(make_model, folders, batch_size) -> None:
+def test_fp32_continuations_are_those_of_lighteval(make_model, folders, batch_size) -> None:
     folder = folders[torch.float32]
     ours = make_model(folder, batch_size=batch_size)
     stock = stock_model(folder, batch_size=batch_size)
@@ -139,20 +143,20 @@ def test_fp32_answers_are_those_of_lighteval(make_model, folders, batch_size) ->
         assert one.output_tokens == stock.tok_encode_pair(doc.query, doc.choices, pairwise=True)[1]
 
 
-def test_bf16_answers_agree_with_double_precision(make_model, folders) -> None:
+def test_bf16_continuations_agree_with_double_precision(make_model, folders) -> None:
     folder = folders[torch.bfloat16]
 
     # In batches of one, the body computes the same bits as alone.
     responses = make_model(folder, batch_size=1).loglikelihood(documents())
 
     for response in responses:
-        for answer, logprob in zip(response.output_tokens, response.logprobs, strict=True):
-            context = response.input_tokens[-(tiny_model.LENGTH_MAX - len(answer)) :]
-            exact = logprob_in_double(folder, context, answer)
-            assert abs(logprob - exact) <= BF16_TOLERANCE * len(answer)
+        for continuation, logprob in zip(response.output_tokens, response.logprobs, strict=True):
+            context = response.input_tokens[-(tiny_model.LENGTH_MAX - len(continuation)) :]
+            exact = logprob_in_double(folder, context, continuation)
+            assert abs(logprob - exact) <= BF16_TOLERANCE * len(continuation)
 
 
-def test_answers_that_the_model_would_generate_are_greedy(make_model, folders) -> None:
+def test_continuations_that_the_model_would_generate_are_greedy(make_model, folders) -> None:
     folder = folders[torch.float32]
     ours, stock = make_model(folder), stock_model(folder, batch_size=4)
     context = ours.tok_encode("the sun is")
@@ -188,7 +192,7 @@ def test_requests_that_share_their_tokens_are_scored_once_without_logits(
 
     ours.loglikelihood(documents()[:2])
 
-    # The answers to the first question are one row. Those to the second have 1, 2, 3, 4 and 3 tokens; two of them share
+    # The choices of the first question are one row. Those of the second have 1, 2, 3, 4 and 3 tokens; two of them share
     # all tokens but the last.
     assert sum(counts) == 1 + (1 + 2 + 3 + 4)
 
@@ -206,7 +210,7 @@ def test_text_is_generated_as_by_lighteval(make_model, folders) -> None:
     assert texts[0] == texts[1] != [""]
 
 
-def test_cached_answers_are_not_scored_again(built_operator, folders, tmp_path) -> None:
+def test_cached_responses_are_not_scored_again(built_operator, folders, tmp_path) -> None:
     folder = tmp_path / "model"
     folder.symlink_to(folders[torch.float32])
     rows, found = [], []

@@ -15,19 +15,19 @@ from logprobd_adapters import LocalScorer
 from logprobd_adapters.lm_eval import LogprobdLM, LogprobdLocalLM, ScorerLM
 from server_process import ServerProcess
 
-# Both sum fp32 products; lm-eval's softmax is in fp32 as well.
+# Both sides sum fp32 products; lm-eval's softmax is in fp32 as well.
 FP32_TOLERANCE = 1e-5  # nats per token
 # The kernels' tolerance against double precision, tests/README.md.
 BF16_TOLERANCE = 1e-4  # nats per token
 
 LONG = "the old boat lay on the sand in the morning sun . " * 8  # 88 words; the model takes 64
 PAIRS = {
-    "one-token answers of one context": [
+    "one-token continuations of one context": [
         ("What do bees make ?", f" {word}") for word in ("honey", "iron", "bread", "wind", "honey")
     ],
-    "answers of one to four tokens": [
-        ("Where do fish live ?", f" {answer}")
-        for answer in ("north", "in air", "in the water", "under a roof and", "in the air")
+    "continuations of one to four tokens": [
+        ("Where do fish live ?", f" {continuation}")
+        for continuation in ("north", "in air", "in the water", "under a roof and", "in the air")
     ],
     "the same words cut at different places": [
         ("the sun is", " red and white"),
@@ -46,8 +46,8 @@ PAIRS = {
 ALL_PAIRS = sum(PAIRS.values(), [])
 
 
-# lm-eval's own cache takes the logprobs of the wrong rows for answers of different lengths that share all tokens but
-# the last, so it is switched off where such answers are compared.
+# lm-eval's own cache takes the logprobs of the wrong rows for continuations of different lengths that share all tokens
+# but the last, so it is switched off where such continuations are compared.
 NO_CACHE = {"logits_cache": False}
 
 
@@ -56,8 +56,8 @@ def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
 
 
 def tokens_of(lm: HFLM, pairs: list[tuple[str, str]]) -> list[int]:
-    """Returns the number of tokens of each answer."""
-    return [len(lm.tok_encode(answer, add_special_tokens=False)) for _, answer in pairs]
+    """Returns the number of tokens of each continuation."""
+    return [len(lm.tok_encode(continuation, add_special_tokens=False)) for _, continuation in pairs]
 
 
 def assert_near(
@@ -81,7 +81,7 @@ def make_model(kind, start_server):
 
 
 @pytest.mark.parametrize("batch_size", (1, 5, "auto"))
-def test_fp32_answers_are_those_of_lm_eval(make_model, folders, batch_size) -> None:
+def test_fp32_continuations_are_those_of_lm_eval(make_model, folders, batch_size) -> None:
     folder = folders[torch.float32]
     ours = make_model(folder, batch_size=batch_size, max_batch_size=4)
     stock = HFLM(str(folder), device="cpu", batch_size=batch_size, max_batch_size=4, **NO_CACHE)
@@ -94,7 +94,7 @@ def test_fp32_answers_are_those_of_lm_eval(make_model, folders, batch_size) -> N
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_bf16_answers_agree_with_double_precision(make_model, folders, name) -> None:
+def test_bf16_continuations_agree_with_double_precision(make_model, folders, name) -> None:
     folder = folders[torch.bfloat16]
     # In batches of one, the body computes the same bits for both.
     ours = make_model(folder, batch_size=1)
@@ -107,7 +107,7 @@ def test_bf16_answers_agree_with_double_precision(make_model, folders, name) -> 
 
 
 @pytest.mark.parametrize("logits_cache", (True, False))
-def test_answers_that_the_model_would_generate_are_greedy(
+def test_continuations_that_the_model_would_generate_are_greedy(
     make_model, folders, logits_cache
 ) -> None:
     folder = folders[torch.float32]
@@ -118,7 +118,7 @@ def test_answers_that_the_model_would_generate_are_greedy(
         torch.tensor([context]), max_new_tokens=4, do_sample=False, eos_token_id=None
     )[0, len(context) :].tolist()
     wrong = [*generated[:-1], (generated[-1] + 1) % tiny_model.VOCAB_SIZE]
-    cases = [(None, context, answer) for answer in (generated, wrong, generated[:1])]
+    cases = [(None, context, continuation) for continuation in (generated, wrong, generated[:1])]
 
     mine, theirs = (lm._loglikelihood_tokens(cases) for lm in (ours, stock))
 
@@ -159,8 +159,9 @@ def test_requests_that_share_their_tokens_are_scored_once_without_logits(
 
     ours.loglikelihood(requests("loglikelihood", pairs))
 
-    # The answers to the first question are one row. Those to the second have 1, 2, 3, 4 and 3 tokens; two of them share
-    # all tokens but the last. The third case is one sequence with an answer of four tokens and one of the last token.
+    # The continuations of the first context are one row. Those of the second have 1, 2, 3, 4 and 3 tokens; two of them
+    # share all tokens but the last. The third case is one sequence with a continuation of four tokens and one of the
+    # last token.
     assert sum(counts) == 1 + (1 + 2 + 3 + 4) + 4
 
 

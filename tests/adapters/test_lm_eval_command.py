@@ -105,7 +105,7 @@ def test_two_processes_share_the_requests_and_cache_them(
 
 
 @pytest.mark.usefixtures("built_operator")
-def test_cached_answers_are_not_scored_again(folder, tmp_path) -> None:
+def test_cached_continuations_are_not_scored_again(folder, tmp_path) -> None:
     tasks = TaskManager(include_path=str(tiny_model.HERE), include_defaults=False)
     rows = []
     results = []

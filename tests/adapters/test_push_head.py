@@ -6,10 +6,10 @@ import hashlib
 import ml_dtypes
 import pytest
 import torch
+from document_examples import run_example
 from logprobd import InvalidArgument, WeightsClient
 from logprobd_adapters.push import begin_version, push_head, range_of_shard
 from model_folder import ModelFolder, write_biased_head
-from readme_examples import run_example
 from server_process import ServerProcess
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -72,7 +72,7 @@ def move_average(_: int, size: int, address: str) -> None:
         model.weight.add_(1)
         teacher.weight.lerp_(model.weight, 0.25)
     with WeightsClient(address, timeout=60, load_timeout=60) as client:
-        run_example("## Moving heads")["move_head"](client, teacher.weight)
+        run_example("docs/PUSH.md")["move_head"](client, teacher.weight)
 
 
 def push_with_bias(

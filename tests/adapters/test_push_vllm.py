@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import fake_vllm_transfer as vllm
 import pytest
 import torch
+from document_examples import ADAPTERS, run_example
 from logprobd import InvalidArgument, Tls, WeightsClient
 from model_folder import ModelFolder, write_biased_head
-from readme_examples import README, run_example
 from server_process import ServerProcess
 
 VOCAB, HIDDEN = 1003, 64
@@ -119,7 +119,7 @@ def live(server):
 
 
 RECORD = json.loads(
-    (README.parents[2] / "tests/support/fake_vllm/vllm/signatures.json").read_text()
+    (ADAPTERS.parents[1] / "tests/support/fake_vllm/vllm/signatures.json").read_text()
 )
 
 
@@ -210,8 +210,8 @@ def test_settings_of_the_client_are_passed_on(adapter, monkeypatch) -> None:
     assert "secret" not in repr(adapter.LogprobdTrainerInitInfo("a:2", rank=0, token="secret"))
 
 
-def test_the_example_of_the_readme_moves_the_head(server) -> None:
-    make_engine = run_example("### Trainers of vLLM")["make_engine"]
+def test_the_example_of_the_document_moves_the_head(server) -> None:
+    make_engine = run_example("docs/PUSH.md", "Trainers of vLLM")["make_engine"]
     client, source = Client(), FullSource({"lm_head.weight": head()})
 
     make_engine(server.admin, InnerInfo(rank=0), client, source, rank=0).send_weights()

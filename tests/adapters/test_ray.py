@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
+from document_examples import run_example
 from logprobd import Client, RetryPolicy, Tls
 from logprobd.errors import InvalidArgument, LogprobdError
 from logprobd_adapters import RemoteScorer
@@ -29,7 +30,6 @@ from logprobd_adapters.ray.pool import _bundles
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.data.checkpoint import CheckpointConfig
-from readme_examples import run_example
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(300)
@@ -397,7 +397,7 @@ def test_a_second_run_scores_only_what_is_missing(pool, folder, sequences, tmp_p
 
     missing = set(range(40, 50))
     assert run(1, fail_at=45) == set(range(60)) - missing
-    # As if the cluster had ended while a file was written: Ray renames its list of ids after that.
+    # A cluster that ends while a file is written leaves this: Ray renames its list of ids after that.
     half_done = next(done.iterdir())
     missing |= set(pq.read_table(half_done)["id"].to_pylist())
     half_done.rename(half_done.with_suffix(".pending.parquet"))
@@ -414,7 +414,7 @@ def test_a_second_run_scores_only_what_is_missing(pool, folder, sequences, tmp_p
     assert pq.read_table(out).sort_by("id").equals(expected)
 
 
-def test_the_example_of_the_readme_scores(cluster, folder, model, sequences, tmp_path) -> None:
+def test_the_example_of_the_document_scores(cluster, folder, model, sequences, tmp_path) -> None:
     pq.write_table(sequences, tmp_path / "sequences.parquet")
     replaced = {
         "/models/Qwen3-8B": str(folder),
@@ -425,7 +425,7 @@ def test_the_example_of_the_readme_scores(cluster, folder, model, sequences, tmp
         "num_gpus=1": "num_gpus=0",
     }
 
-    run_example("## Ray", replaced)
+    run_example("docs/RAY.md", replaced=replaced)
 
     scored = pq.read_table(tmp_path / "reference" / "logprobs").sort_by("id")
     assert scored.select(["id", "input_ids"]).equals(sequences)

@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from document_examples import run_example
 from linear_logprob_reference import reference, reference_logits
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import LocalScorer, RemoteScorer, Scorer
 from logprobd_adapters.scorer import connect
 from model_folder import write_safetensors
-from readme_examples import run_example
 
 ROWS, HIDDEN, VOCAB, PADDING = 9, 40, 331, 5
 SHAPE = {"scale": 0.3, "softcap": 9.0}
@@ -224,6 +224,6 @@ def test_a_local_scorer_refuses_a_head_of_another_shape(case) -> None:
 
 
 def test_the_example_of_the_readme_runs(built_operator, capsys) -> None:
-    run_example("## Scorers")
+    run_example("README.md", "Scorers")
 
     assert capsys.readouterr().out.count("tensor(") == 4

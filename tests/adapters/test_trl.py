@@ -19,16 +19,16 @@ import pytest
 import torch
 import transformers
 import trl
+from document_examples import run_example
 from linear_logprob_reference import reference
 from logprobd_adapters import LocalScorer, RemoteScorer, Scorer, Scores
 from logprobd_adapters.scorer import CHECKED_TOKENS
 from logprobd_adapters.trl import use_scorer
-from readme_examples import run_example
 from server_process import ServerProcess
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-# Both sum fp32 products.
+# Both sides sum fp32 products.
 LOGPROB_TOLERANCE = 1e-5  # nats
 GRADIENT_TOLERANCE = 1e-4  # relative to the gradient's largest value
 # The kernels' tolerance against double precision, tests/README.md.
@@ -382,13 +382,13 @@ def test_grpo_needs_no_head_of_the_reference(make_scorer, folder, tmp_path) -> N
         assert mine["kl"] == pytest.approx(theirs["kl"], abs=LOGPROB_TOLERANCE)
 
 
-def test_the_example_of_the_readme_trains(addresses, folder, tmp_path) -> None:
+def test_the_example_of_the_document_trains(addresses, folder, tmp_path) -> None:
     stock, ours = (grpo(folder, tmp_path, False) for _ in range(2))
     torch.manual_seed(2)  # of the completions
     stock.train()
     torch.manual_seed(2)
 
-    run_example("## TRL", {"127.0.0.1:8470": addresses[torch.float32]}, trainer=ours)
+    run_example("docs/TRL.md", replaced={"127.0.0.1:8470": addresses[torch.float32]}, trainer=ours)
 
     assert isinstance(ours.ref_model.get_output_embeddings(), torch.nn.Identity)
     expected = stock.state.log_history[0]["kl"]

@@ -8,11 +8,11 @@ import unittest.mock
 
 import pytest
 import torch
+from document_examples import ADAPTERS
 from hydra import compose, initialize_config_module
 from logprobd import InvalidArgument, Tls, WeightsClient
 from model_folder import ModelFolder, write_biased_head
 from omegaconf import OmegaConf
-from readme_examples import README
 from server_process import ServerProcess
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils.config import omega_conf_to_dataclass
@@ -189,10 +189,10 @@ def test_settings_of_the_client_are_passed_on(monkeypatch) -> None:
     made.assert_called_once_with("a:2", tls=Tls(server_name="scorer"), **settings)
 
 
-def test_verl_reads_the_settings_of_the_readme() -> None:
+def test_verl_reads_the_settings_of_the_document() -> None:
     overrides = re.findall(
         r"^\+?actor_rollout_ref\.rollout\.checkpoint_engine\.\S+$",
-        README.read_text(),
+        (ADAPTERS / "docs" / "PUSH.md").read_text(),
         re.MULTILINE,
     )
     with initialize_config_module("verl.trainer.config", version_base=None):

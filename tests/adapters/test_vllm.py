@@ -15,10 +15,10 @@ import logprobd
 import numpy as np
 import pytest
 import torch
+from document_examples import run_example
 from gateway_process import GatewayProcess
 from logprobd_adapters import RemoteScorer
 from logprobd_adapters.teacher import Prompt, Teacher
-from readme_examples import run_example
 from server_process import ServerProcess
 from transformers import AutoModelForCausalLM
 
@@ -173,10 +173,10 @@ def test_a_teacher_on_the_backbone_has_the_models_scores(
     assert scores[0].candidate_logprobs == pytest.approx(exact.numpy(), abs=TOLERANCE)
 
 
-def test_the_example_of_the_readme_scores(adapter, folder, address) -> None:
+def test_the_example_of_the_document_scores(adapter, folder, address) -> None:
     replaced = {"Qwen/Qwen3-8B": folder, "127.0.0.1:8470": address, "9707": "970"}
 
-    names = run_example("## vLLM", replaced, "VllmBackbone")
+    names = run_example("docs/VLLM.md", "VllmBackbone", replaced)
 
     assert [len(states) for states in names["hidden"]] == [3, 2]
     exact = exact_logprobs(folder, [970, 11, 1879])[[0, 1], [11, 1879]]

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from document_examples import run_example
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import LocalScorer
 from logprobd_adapters.final_norm import FinalNorm
-from readme_examples import run_example
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -153,7 +153,7 @@ def test_the_weights_can_be_cast(tmp_path) -> None:
     assert torch.equal(norm(before), after)
 
 
-def test_the_example_of_the_readme_scores(built_operator, tmp_path) -> None:
+def test_the_example_of_the_document_scores(built_operator, tmp_path) -> None:
     model = make_model("llama")
     model.save_pretrained(tmp_path)
     before, after = around_norm(model, "norm")
@@ -161,7 +161,7 @@ def test_the_example_of_the_readme_scores(built_operator, tmp_path) -> None:
     given = {"scorer": LocalScorer.from_model(model), "states": before, "targets": targets}
 
     names = run_example(
-        "## vLLM", {"models/Qwen3-8B": str(tmp_path), "cuda": "cpu"}, "FinalNorm", **given
+        "docs/VLLM.md", "FinalNorm", {"models/Qwen3-8B": str(tmp_path), "cuda": "cpu"}, **given
     )
 
     exact = (after.double() @ model.lm_head.weight.double().T).log_softmax(-1)

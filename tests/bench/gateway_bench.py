@@ -4,7 +4,7 @@
 
 Serves a model with random weights on the CPU, with its head in the same process, and sends one request after another
 over one connection from another process. Times of the body and of Teacher.score are taken inside each request, so what
-the gateway adds is a difference within a request: reading the request, its way through the queue, writing the answer,
+the gateway adds is a difference within a request: reading the request, its way through the queue, writing the response,
 and the client's reading of it. The CPU time is that of the gateway's thread of requests, which other load of the
 machine changes less. Needs the adapters' extras gateway and local.
 """
@@ -88,15 +88,15 @@ def connection_to(port: int) -> http.client.HTTPConnection:
 
 
 def request(port: int, text: str) -> tuple[float, int]:
-    """Sends a request from the client's process. Returns its milliseconds and the bytes of the answer."""
+    """Sends a request from the client's process. Returns its milliseconds and the bytes of the response."""
     started = time.perf_counter()
     connection = connection_to(port)
     connection.request("POST", "/v1/completions", text)
     response = connection.getresponse()
-    answer = response.read()
+    body = response.read()
     milliseconds = 1e3 * (time.perf_counter() - started)
-    assert response.status == 200, answer
-    return milliseconds, len(answer)
+    assert response.status == 200, body
+    return milliseconds, len(body)
 
 
 def main() -> None:
@@ -127,8 +127,8 @@ def main() -> None:
                 cpu = 1e3 * (time.clock_gettime(clock) - cpu_started)
                 head = score.milliseconds - body.milliseconds
                 rows.append((body.milliseconds, head, total - score.milliseconds, cpu))
-            what = f"{length} tokens, top {top_k}"
-            records.append(bench_records.record(f"{what}: answer", size / 1e3, "kB"))
+            what = f"{length} tokens, prompt_logprobs {top_k}"
+            records.append(bench_records.record(f"{what}: response", size / 1e3, "kB"))
             columns = ("body", "head", "added by the gateway", "CPU time added")
             for column, figures in zip(columns, zip(*rows, strict=True), strict=True):
                 name = f"{what}: {column}"

@@ -126,7 +126,7 @@ class Case:
 
 @dataclasses.dataclass
 class Outcome:
-    """What one way of scoring needed, beyond what it uses after loading."""
+    """Time and memory of one way of scoring, beyond what it uses after loading, and its error."""
 
     seconds: list[float]
     cpu_seconds: list[float]  # of this process and the server

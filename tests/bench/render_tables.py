@@ -202,7 +202,8 @@ def pivot(view: View, records: list[dict], common: list[str]) -> list[str]:
         for name in view.fields
         if not (view.by_baseline and name == "figure")
     ]
-    header = [chosen.labels[k].replace("_", " ") for k in kept]
+    labels = [chosen.labels[k] for k in kept]
+    header = [SHORT.get(label, label.replace("_", " ")) for label in labels]
     header += [f"{SHORT.get(name, name)}{f', {unit}' if unit else ''}" for name in shown_baselines]
     for k, (column, name) in enumerate(fields):
         # Only the first field of a group has the group's name in its heading.

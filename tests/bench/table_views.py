@@ -387,9 +387,9 @@ LM_EVAL = (
 GATEWAY = (
     View(
         "",
-        r"(?P<tokens>\d+) tokens, top (?P<top_k>\d+): (?P<column>.+)",
+        r"(?P<tokens>\d+) tokens, prompt_logprobs (?P<prompt_logprobs>\d+): (?P<column>.+)",
         ("figure",),
-        columns=("answer", "body", "head", "added by the gateway", "CPU time added"),
+        columns=("response", "body", "head", "added by the gateway", "CPU time added"),
     ),
 )
 
@@ -428,8 +428,9 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "transport_load_8": TRANSPORT_LOAD,
 }
 
-# Short names of columns and baselines for the tables.
+# Names of columns, labels and baselines for the tables, where they differ from those of the records.
 SHORT = {
+    "prompt_logprobs": "`prompt_logprobs`",
     "operator, logits kept": "logits kept",
     "operator, logits kept in part": "kept in part",
     "operator, mean loss, gradients in the forward": "mean loss",

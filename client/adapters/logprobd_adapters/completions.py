@@ -1,4 +1,4 @@
-"""Requests to /v1/completions and their answers, in the protocol of vLLM."""
+"""Requests to /v1/completions and their responses, in the protocol of vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from logprobd_adapters.teacher import TOP_K_MAX, Prompt, PromptScores
 
 _CANDIDATES_MAX = 1 << 24  # of a request: 64 MiB of scores
 _BLOCK_ENTRIES = 8192
-_PIECE_BYTES = 1 << 16  # of an answer, at least
+_PIECE_BYTES = 1 << 16  # of a response, at least
 # Masks of 16 bytes for texts of 0 to 16 bytes: the bytes of the text, and spaces after it.
 _KEPT = np.array([b"\xff" * size for size in range(17)], "S16").view(np.uint64).reshape(17, 2)
 _SPACES = ~_KEPT & np.uint64(0x2020202020202020)
@@ -30,7 +30,7 @@ _NOT_SERVED = {"stream": (False,), "n": (1,), "best_of": (1,), "echo": (False,),
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion:
+class CompletionRequest:
     """The contents of a request to /v1/completions."""
 
     prompts: list[Prompt]
@@ -53,7 +53,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
-def parse_completion(data: bytes, model: str) -> Completion:
+def parse_request(data: bytes, model: str) -> CompletionRequest:
     """Reads the body of a request. Raises InvalidArgument or NotFound if it cannot be served."""
     try:
         body = orjson.loads(data)
@@ -100,7 +100,7 @@ def parse_completion(data: bytes, model: str) -> Completion:
     if ids is not None:
         of_rows = _parse_candidates(ids, length - 1 - start)
         candidates = np.pad(of_rows, ((start - first, 0), (0, 0)), constant_values=-1)
-    return Completion(
+    return CompletionRequest(
         [Prompt(tokens, max(top_k, 0), temperature, first, candidates) for tokens in prompts],
         top_k >= 0,
         None if ids is None else start,
@@ -152,7 +152,7 @@ def _texts(numbers: NDArray[Any]) -> NDArray[np.bytes_]:
 
 def _around(before: bytes, integers: NDArray[np.int64], after: bytes) -> NDArray[np.bytes_]:
     """Returns the JSON of each integer, at least -1, between two texts, padded with spaces to equal
-    lengths. That of -1 is any."""
+    lengths. The text of -1 is arbitrary."""
     # The size is a power of two, so that few tables are made.
     return _table(1 << int(integers.max()).bit_length(), before, after)[integers]
 
@@ -211,12 +211,14 @@ def _npy(array: NDArray[np.float32]) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def answer(model: str, completion: Completion, scores: Sequence[PromptScores]) -> Iterator[bytes]:
-    """Yields the JSON of an answer in pieces, from the scores of the prompts of the request.
+def encode_response(
+    model: str, request: CompletionRequest, scores: Sequence[PromptScores]
+) -> Iterator[bytes]:
+    """Yields the JSON of a response in pieces, from the scores of the prompts of the request.
 
     A piece can be sent while the next one is made. None is empty.
     """
-    tokens = sum(len(prompt.tokens) for prompt in completion.prompts)
+    tokens = sum(len(prompt.tokens) for prompt in request.prompts)
     fields = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
@@ -225,13 +227,13 @@ def answer(model: str, completion: Completion, scores: Sequence[PromptScores]) -
         "usage": {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
     }
     text = orjson.dumps(fields)[:-1] + b',"choices":['
-    for index, (prompt, of_prompt) in enumerate(zip(completion.prompts, scores, strict=True)):
+    for index, (prompt, of_prompt) in enumerate(zip(request.prompts, scores, strict=True)):
         choice = {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}
-        if completion.candidates_start is not None:
-            rows = of_prompt.candidate_logprobs[completion.candidates_start - prompt.start :]
+        if request.candidates_start is not None:
+            rows = of_prompt.candidate_logprobs[request.candidates_start - prompt.start :]
             choice["prompt_token_id_logprobs"] = _npy(rows)
         text += b"," * (index > 0) + orjson.dumps(choice)[:-1] + b',"prompt_logprobs":'
-        if completion.has_logprobs:
+        if request.has_logprobs:
             text += b"[null"  # the first token, which no row predicts
             for block in _blocks(prompt, of_prompt):
                 text += block

@@ -18,9 +18,10 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from logprobd import Client
 from logprobd.errors import InvalidArgument, LogprobdError, NotFound, Overloaded
 
-from logprobd_adapters.completions import answer, parse_completion
+from logprobd_adapters.completions import encode_response, parse_request
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
 
@@ -29,6 +30,8 @@ QUEUE_TOKENS = 262_144
 _BODY_BYTES_MAX = 64 << 20
 _RETRY_SECONDS_MAX = 60
 _STOP_SECONDS = 60.0
+_READY_SECONDS = 0.5  # the probes of Kubernetes wait 1 s by default
+_OPEN_PATHS = ("/health", "/readyz")  # for probes, which have no token
 _TOKENS = web.RequestKey("tokens", int)  # of a request, for the log
 
 LOG = logging.getLogger("logprobd-gateway")
@@ -147,7 +150,7 @@ def _error(status: int, message: str, retry_after: str | None = None) -> web.Res
     )
 
 
-async def _answer_errors(
+async def _respond_to_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Turns errors into JSON and writes a line to the log for each request, at level DEBUG."""
@@ -188,7 +191,7 @@ def _demand_token(tokens: Tokens) -> Any:
     async def check(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path != "/health":
+        if request.path not in _OPEN_PATHS:
             tokens.check(request.headers.get("Authorization"))
         return await handler(request)
 
@@ -199,23 +202,31 @@ class Gateway:
     """The HTTP application. Until `start` is called it answers 503, so that clients wait.
 
     Args:
-        model: name of the model in requests and answers.
+        model: name of the model in requests and responses.
         queue_tokens: see Batcher.
-        tokens: callers need one of them, except for /health. None: everybody may call.
+        tokens: callers need one of them, except for /health and /readyz. None: everybody may call.
+        server: the client of the teacher's scorer, by which /readyz asks whether the server is
+            ready. None: the teacher needs no server.
     """
 
     def __init__(
-        self, model: str, queue_tokens: int = QUEUE_TOKENS, tokens: Tokens | None = None
+        self,
+        model: str,
+        queue_tokens: int = QUEUE_TOKENS,
+        tokens: Tokens | None = None,
+        server: Client | None = None,
     ) -> None:
         self._model = model
         self._queue_tokens = queue_tokens
+        self._server = server
         self._batcher: Batcher | None = None
         self._models: list[dict[str, Any]] = []
-        middlewares = [web.middleware(_answer_errors)]
+        middlewares = [web.middleware(_respond_to_errors)]
         if tokens:
             middlewares.append(_demand_token(tokens))
         app = web.Application(middlewares=middlewares, client_max_size=_BODY_BYTES_MAX)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/readyz", self._readiness)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)
         app.on_cleanup.append(self._close)
@@ -264,7 +275,23 @@ class Gateway:
         return self._batcher
 
     async def _health(self, _: web.Request) -> web.Response:
+        """Says whether the model is loaded. A restart does not bring back a lost server."""
         self._started()
+        return web.json_response({"status": "ok"})
+
+    async def _readiness(self, _: web.Request) -> web.Response:
+        """Says whether requests can be scored now."""
+        self._started()
+        if self._server:
+            try:
+                await asyncio.to_thread(self._server.wait_ready, _READY_SECONDS)
+            except LogprobdError as error:
+                LOG.warning("not ready: %s", error)
+                # The address of the server stays in the log, since callers need no token here.
+                raise web.HTTPServiceUnavailable(
+                    text="the logprobd server is not ready: see the log of the gateway",
+                    headers={"Retry-After": "1"},
+                ) from error
         return web.json_response({"status": "ok"})
 
     async def _list_models(self, _: web.Request) -> web.Response:
@@ -273,12 +300,12 @@ class Gateway:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         batcher = self._started()
-        completion = parse_completion(await request.read(), self._model)
+        completion = parse_request(await request.read(), self._model)
         request[_TOKENS] = sum(len(prompt.tokens) for prompt in completion.prompts)
         scores = await batcher.score(completion.prompts)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         with contextlib.suppress(ConnectionError):  # the client has left
             await response.prepare(request)
-            for piece in answer(self._model, completion, scores):
+            for piece in encode_response(self._model, completion, scores):
                 await response.write(piece)
         return response

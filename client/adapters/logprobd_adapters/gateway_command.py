@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 import torch
+from logprobd import Client
 from logprobd.errors import InvalidArgument, LogprobdError
 from transformers import AutoModelForCausalLM
 
@@ -33,14 +34,13 @@ _HEAD_CHECKED = {
 }
 
 
-def _load(options: argparse.Namespace) -> Teacher:
+def _load(options: argparse.Namespace, server: Client | None) -> Teacher:
     started = time.monotonic()
     scorer: Scorer | None = None
-    if not options.local:
-        client = connect(**{name: getattr(options, name) for name in SERVER_OPTIONS})
-        LOG.info("waiting for the server at %s", client.address)
-        client.wait_ready(_SERVER_WAIT_SECONDS)
-        scorer = RemoteScorer(client, options.head)
+    if server:
+        LOG.info("waiting for the server at %s", server.address)
+        server.wait_ready(_SERVER_WAIT_SECONDS)
+        scorer = RemoteScorer(server, options.head)
     LOG.info("loading %s by %s", options.model, options.backbone)
     load = _load_in_vllm if options.backbone == "vllm" else _load_in_transformers
     teacher = load(options, scorer)
@@ -93,12 +93,16 @@ async def _serve(
     loop = asyncio.get_running_loop()
     if parts := [part for part in (certificate, tokens) if part]:
         loop.add_signal_handler(signal.SIGHUP, _reload, parts)
-    gateway = Gateway(options.served_model_name or options.model, options.queue_tokens, tokens)
+    server = None
+    if not options.local:
+        server = connect(**{name: getattr(options, name) for name in SERVER_OPTIONS})
+    name = options.served_model_name or options.model
+    gateway = Gateway(name, options.queue_tokens, tokens, server)
     host, port = options.listen
     runner, url = await gateway.listen(host, port, certificate)
     try:
-        LOG.info("listening on %s; /health is 503 until the model is loaded", url)
-        gateway.start(await loop.run_in_executor(None, _load, options))
+        LOG.info("listening on %s; requests get 503 until the model is loaded", url)
+        gateway.start(await loop.run_in_executor(None, _load, options, server))
         LOG.info("ready: %s", url)
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -138,6 +142,7 @@ example:
 
 requests:
   GET /health            200 when the model is loaded, 503 before
+  GET /readyz            the same, but 503 also while the logprobd server is not ready
   GET /v1/models         the name and max_model_len
   POST /v1/completions   log-probabilities of the tokens of prompts; no text is generated
     prompt                    token ids, or a list of such lists
@@ -154,7 +159,8 @@ many tokens wait, 503 with Retry-After when the logprobd server cannot be reache
 
 On another address than loopback, --listen needs --https-cert, --https-key and --tokens, or
 --insecure. A request is sent with "Authorization: Bearer TOKEN", or with the token as the password
-of HTTP Basic (https://:TOKEN@HOST:PORT); /health needs none. On SIGHUP these files are read again.
+of HTTP Basic (https://:TOKEN@HOST:PORT); /health and /readyz need none. On SIGHUP these files are
+read again.
 --tls-* and --token-file are for the logprobd server; without them LOGPROBD_TLS_CA,
 LOGPROBD_TLS_CERT, LOGPROBD_TLS_KEY, LOGPROBD_TLS_SERVER_NAME and LOGPROBD_TOKEN are used.
 """

@@ -124,8 +124,8 @@ def _unit_roundoff(
     The logits alone do not show it: a model may compute them in bf16 and return fp32.
     """
     kind = logits.device.type
-    dtypes = {hidden.dtype, logits.dtype, weight_dtype, getattr(scorer, "dtype", None)} - {None}
+    dtypes = [hidden.dtype, logits.dtype, weight_dtype, getattr(scorer, "dtype", None)]
     if torch.is_autocast_enabled(kind):
-        dtypes.add(torch.get_autocast_dtype(kind))
+        dtypes.append(torch.get_autocast_dtype(kind))
     of_fp32 = _FP32_EPSILONS[torch.get_float32_matmul_precision()]
-    return max(of_fp32, *(torch.finfo(dtype).eps for dtype in dtypes)) / 2
+    return max(of_fp32, *(torch.finfo(dtype).eps for dtype in dtypes if dtype is not None)) / 2

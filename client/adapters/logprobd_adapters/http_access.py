@@ -1,4 +1,4 @@
-"""Who may use an HTTP listener: its certificate, and the tokens that callers need."""
+"""Access to an HTTP listener: its certificate, and the tokens that callers need."""
 
 from __future__ import annotations
 

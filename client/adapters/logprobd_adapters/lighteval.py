@@ -4,7 +4,7 @@
     lighteval custom "model_name=DIR,address=HOST:PORT" model.py "arc:easy"
 
 The model's body runs in this process as in lighteval's own TransformersModel. Only the rows that
-predict an answer's tokens are scored. No [rows, vocabulary] logits exist, and none are rounded
+predict a continuation's tokens are scored. No [rows, vocabulary] logits exist, and none are rounded
 below fp32. Text is generated as by TransformersModel.
 """
 
@@ -29,8 +29,13 @@ from logprobd.errors import InvalidArgument
 from torch import Tensor
 from tqdm import tqdm
 
-from logprobd_adapters.answers import Answer, Request, group_requests, score_answers
 from logprobd_adapters.head_check import check_model_head
+from logprobd_adapters.loglikelihood import (
+    Loglikelihood,
+    Request,
+    group_requests,
+    score_continuations,
+)
 from logprobd_adapters.model_body import body_of, hidden_states
 from logprobd_adapters.scorer import SERVER_OPTIONS, LocalScorer, RemoteScorer, Scorer, connect
 
@@ -101,7 +106,7 @@ class LogprobdModel(TransformersModel):
 
         The first token is predicted from the tokenizer's BOS or EOS token. Each token is scored
         once, in windows of max_length; the last window is filled up with context. TransformersModel
-        caches such answers, but its cache does not return them, so these are not cached.
+        caches such responses, but its cache does not return them, so these are not cached.
         """
         prefix = self.tokenizer.bos_token_id
         if prefix is None:
@@ -117,10 +122,10 @@ class LogprobdModel(TransformersModel):
                     for begin in range(0, len(tokens), length)
                 ]
             )
-        answers = iter(self._score([window for each in windows for window in each], length))
+        scored = iter(self._score([window for each in windows for window in each], length))
         responses = []
         for tokens, of_text in zip(texts, windows, strict=True):
-            found = [next(answers) for _ in of_text]
+            found = [next(scored) for _ in of_text]
             responses.append(
                 ModelResponse(
                     input_tokens=[prefix],
@@ -142,10 +147,10 @@ class LogprobdModel(TransformersModel):
         ]
         requests = [pair for each in pairs for pair in zip(*each, strict=True)]
         # TransformersModel computes the last token's state too, so contexts are cut to one less.
-        answers = iter(self._score(requests, self.max_length - 1))
+        scored = iter(self._score(requests, self.max_length - 1))
         responses = []
         for contexts, choices in pairs:
-            found = [next(answers) for _ in choices]
+            found = [next(scored) for _ in choices]
             responses.append(
                 ModelResponse(
                     input_tokens=contexts[0],
@@ -156,27 +161,27 @@ class LogprobdModel(TransformersModel):
             )
         return responses
 
-    def _score(self, requests: list[Request], input_max: int) -> list[Answer]:
-        """Returns the answers to requests, of which each process scores a part."""
+    def _score(self, requests: list[Request], input_max: int) -> list[Loglikelihood]:
+        """Scores requests, of which each process scores a part."""
         groups = group_requests(requests)
         mine = groups[self.accelerator.process_index :: self.accelerator.num_processes]
-        answers: dict[int, Answer] = {}
+        found: dict[int, Loglikelihood] = {}
         if mine:
-            context, answer = requests[mine[0][0]]  # the longest
-            size = self._batch_size(min(len(context) + len(answer) - 1, input_max), len(mine))
+            context, continuation = requests[mine[0][0]]  # the longest
+            size = self._batch_size(min(len(context) + len(continuation) - 1, input_max), len(mine))
             for begin in tqdm(range(0, len(mine), size), disable=self.disable_tqdm):
                 batch = mine[begin : begin + size]
-                answers |= score_answers(self.scorer, self._states, requests, batch, input_max)
-        key = hash(tuple((tuple(context), tuple(answer)) for context, answer in requests))
-        parts = gather_object([(key, answers)])
+                found |= score_continuations(self.scorer, self._states, requests, batch, input_max)
+        key = hash(tuple((tuple(context), tuple(tokens)) for context, tokens in requests))
+        parts = gather_object([(key, found)])
         if any(other != key for other, _ in parts):
             raise InvalidArgument(
                 "the processes have different requests, since lighteval orders tasks by the hashes "
                 "of their names: set PYTHONHASHSEED=0 for all processes"
             )
         for _, part in parts:
-            answers |= part
-        return [answers[index] for index in range(len(requests))]
+            found |= part
+        return [found[index] for index in range(len(requests))]
 
     def _batch_size(self, length: int, batch_max: int) -> int:
         """Returns the batch size of the settings, or how many sequences fit into memory."""

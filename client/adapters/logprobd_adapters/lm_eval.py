@@ -3,9 +3,9 @@
     logprobd-lm-eval --model logprobd --model_args pretrained=DIR,address=HOST:PORT --tasks ...
     logprobd-lm-eval --model logprobd-local --model_args pretrained=DIR --tasks ...
 
-The model's body runs in this process as in lm-eval's own model "hf". Only the rows that predict an
-answer's tokens are scored. No [rows, vocabulary] logits exist, and none are rounded below fp32.
-Text is generated as by "hf".
+The model's body runs in this process as in lm-eval's own model "hf". Only the rows that predict a
+continuation's tokens are scored. No [rows, vocabulary] logits exist, and none are rounded below
+fp32. Text is generated as by "hf".
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from logprobd.errors import InvalidArgument
 from torch import Tensor
 from tqdm import tqdm
 
-from logprobd_adapters.answers import Answer, group_requests, score_answers
 from logprobd_adapters.head_check import check_model_head
+from logprobd_adapters.loglikelihood import Loglikelihood, group_requests, score_continuations
 from logprobd_adapters.model_body import body_of, hidden_states, unwrapped
 from logprobd_adapters.scorer import SERVER_OPTIONS, LocalScorer, RemoteScorer, Scorer, connect
 
@@ -76,10 +76,14 @@ class ScorerLM(HFLM):
         requests: list[tuple[Any, list[int], list[int]]],
         disable_tqdm: bool = False,
         override_bs: int | None = None,
-    ) -> list[Answer]:
-        """Returns the answers to requests: the texts, which are the key of lm-eval's cache, or None
-        for windows of a rolling request; the context's tokens; and the answer's tokens."""
-        pairs = [(context, answer) for _, context, answer in requests]
+    ) -> list[Loglikelihood]:
+        """Scores requests.
+
+        Args:
+            requests: the texts, which are the key of lm-eval's cache, or None for windows of a
+                rolling request; the context's tokens; and the continuation's tokens.
+        """
+        pairs = [(context, continuation) for _, context, continuation in requests]
         groups = group_requests(pairs, shares=self.logits_cache)
         firsts = [requests[group[0]] for group in groups]
         is_auto = self.batch_size == "auto"
@@ -91,21 +95,23 @@ class ScorerLM(HFLM):
             n=(override_bs or 0) if is_auto else self.batch_size,
             fn=(lambda number, _: self._batch_scheduler(number, firsts)) if detects else None,
         )
-        answers: dict[int, Answer] = {}
+        found: dict[int, Loglikelihood] = {}
         with tqdm(
             total=len(requests),
             disable=disable_tqdm or self.rank != 0,
             desc="Running loglikelihood requests",
         ) as progress:
             for batch in batches:
-                found = score_answers(self.scorer, self._states, pairs, batch, self.max_length)
-                for index, answer in found.items():
+                of_batch = score_continuations(
+                    self.scorer, self._states, pairs, batch, self.max_length
+                )
+                for index, loglikelihood in of_batch.items():
                     text = requests[index][0]
                     if text is not None:  # rolling requests are cached as a whole
-                        self.cache_hook.add_partial("loglikelihood", text, answer)
-                answers |= found
-                progress.update(len(found))
-        return [answers[index] for index in range(len(requests))]
+                        self.cache_hook.add_partial("loglikelihood", text, loglikelihood)
+                found |= of_batch
+                progress.update(len(of_batch))
+        return [found[index] for index in range(len(requests))]
 
     def _states(self, tokens: Tensor) -> Tensor:
         return self._model_call(tokens.to(self.device))

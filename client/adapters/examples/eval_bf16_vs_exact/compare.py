@@ -39,15 +39,15 @@ def exact_model(folder: Path, **options: Any) -> HFLM:
 class Outcome:
     """The log-likelihoods of one evaluation, in nats, and the rows whose logits it computed."""
 
-    answers: list[float]
+    continuations: list[float]
     passages: list[float]
     rows: int
 
     def errors(self, exact: "Outcome") -> tuple[float, float]:
-        """Returns the largest difference of an answer and of a passage, in nats."""
-        answers = zip(self.answers, exact.answers, strict=True)
+        """Returns the largest difference of a continuation and of a passage, in nats."""
+        continuations = zip(self.continuations, exact.continuations, strict=True)
         passages = zip(self.passages, exact.passages, strict=True)
-        return max(abs(a - b) for a, b in answers), max(abs(a - b) for a, b in passages)
+        return max(abs(a - b) for a, b in continuations), max(abs(a - b) for a, b in passages)
 
 
 def count_rows(model: LM) -> list[int]:
@@ -75,7 +75,7 @@ def evaluate(model: LM) -> Outcome:
     results = lm_eval.evaluate(model, get_task_dict(TASKS, tasks), bootstrap_iters=0)
     questions, passages = (results["samples"][task] for task in TASKS)
     return Outcome(
-        [answer[0][0] for sample in questions for answer in sample["resps"]],
+        [continuation[0][0] for sample in questions for continuation in sample["resps"]],
         [float(sample["resps"][0][0]) for sample in passages],
         sum(counts),
     )
@@ -98,12 +98,12 @@ def compare(folder: Path) -> tuple[Outcome, dict[str, Outcome]]:
 
 def table(exact: Outcome, outcomes: dict[str, Outcome]) -> str:
     lines = [
-        "| model | largest error of an answer, nats | of a passage, nats | rows scored |",
+        "| model | largest error of a continuation, nats | of a passage, nats | rows scored |",
         "|---|---|---|---|",
     ]
     for name, outcome in outcomes.items():
-        answer, passage = outcome.errors(exact)
-        lines.append(f"| {name} | {answer:.2g} | {passage:.2g} | {outcome.rows} |")
+        continuation, passage = outcome.errors(exact)
+        lines.append(f"| {name} | {continuation:.2g} | {passage:.2g} | {outcome.rows} |")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -158,26 +158,24 @@ class ScorerPool:
         timeout: float = 600.0,
     ) -> None:
         bundles = _bundles(ray.nodes(), num_servers, gpus_per_server, cpus_per_server)
-        files = (
-            ("--tls-cert", tls_cert),
-            ("--tls-key", tls_key),
-            ("--tls-client-ca", tls_client_ca),
-            ("--tokens", tokens),
-        )
-        security = [text for flag, path in files if path for text in (flag, os.fspath(path))]
-        if insecure and security:
-            raise InvalidArgument(f"insecure=True excludes {', '.join(security[::2])}")
-        if security and not (tls_cert and tls_key and (tls_client_ca or tokens)):
-            raise InvalidArgument("tls_cert, tls_key, and tls_client_ca or tokens belong together")
+        files = {
+            "--tls-cert": tls_cert,
+            "--tls-key": tls_key,
+            "--tls-client-ca": tls_client_ca,
+            "--tokens": tokens,
+        }
+        security = _security_flags(files, insecure)
         hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        if len(hosts) > 1 and not (insecure or security):
+        if len(hosts) > 1 and not security:
             raise InvalidArgument(
                 f"the cluster has {len(hosts)} hosts, and servers on loopback serve only their "
                 "own: give tls_cert, tls_key and tokens, or pass insecure=True if only those reach "
                 "its network who may use the servers"
             )
+        listen = None if security else "127.0.0.1"
+        has_tls = bool(security) and not insecure
         # Servers without TLS are not asked for it, whatever the environment of a client says.
-        self._credentials: dict[str, Any] = {"tls": tls if security else False, "token": token}
+        self._credentials: dict[str, Any] = {"tls": tls if has_tls else False, "token": token}
         self._group: PlacementGroup | None = placement_group(bundles, strategy="STRICT_SPREAD")
         self.actors: list[Any] = []
         """The actors that run the servers, in the order of `addresses`."""
@@ -200,9 +198,6 @@ class ScorerPool:
                     scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
                 )
                 command = ["--model", os.fspath(model), *engine, "--http", http, *security, *flags]
-                if insecure:
-                    command.append("--insecure")
-                listen = None if insecure or security else "127.0.0.1"
                 self.actors.append(options.remote(command, listen, timeout))
             starting = [actor.await_address.remote() for actor in self.actors]
             # The error of an actor, with the server's log, says more than that of a timeout here.
@@ -253,6 +248,25 @@ class ScorerPool:
                 do, while they load the head again.
         """
         return Client(self.addresses, **({"retry": _PATIENCE} | self._credentials | options))
+
+
+def _security_flags(
+    files: Mapping[str, str | os.PathLike[str] | None], insecure: bool
+) -> list[str]:
+    """Returns the flags by which a server listens on the address of its node; [] means loopback.
+
+    Args:
+        files: flags of TLS and tokens, and their files.
+
+    Raises InvalidArgument if the files do not fit each other or `insecure`.
+    """
+    given = {flag: os.fspath(path) for flag, path in files.items() if path}
+    if insecure and given:
+        raise InvalidArgument(f"insecure=True excludes {', '.join(given)}")
+    is_complete = {"--tls-cert", "--tls-key"} < given.keys()  # and at least one of the others
+    if given and not is_complete:
+        raise InvalidArgument("tls_cert, tls_key, and tls_client_ca or tokens belong together")
+    return ["--insecure"] if insecure else [text for pair in given.items() for text in pair]
 
 
 def _bundles(

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from logprobd_adapters import LocalScorer
-from logprobd_adapters.answers import body_of, group_requests, score_answers
+from logprobd_adapters.loglikelihood import group_requests, score_continuations
 
 VOCAB, HIDDEN, INPUT_MAX = 50, 16, 12
 TOLERANCE = 1e-5  # nats per token, of fp32 sums
@@ -24,13 +24,16 @@ class Model:
         self.lengths.append(tuple(tokens.shape))
         return self.embedding[tokens].cumsum(1)
 
-    def exact(self, context: list[int], answer: list[int]) -> tuple[float, bool]:
-        tokens = torch.tensor([(context + answer)[-(INPUT_MAX + 1) : -1]])
-        logits = self.embedding.double()[tokens].cumsum(1)[0, -len(answer) :] @ self.head.double().T
+    def exact(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        tokens = torch.tensor([(context + continuation)[-(INPUT_MAX + 1) : -1]])
+        logits = (
+            self.embedding.double()[tokens].cumsum(1)[0, -len(continuation) :]
+            @ self.head.double().T
+        )
         logprobs = logits.log_softmax(-1)
         return (
-            logprobs[range(len(answer)), answer].sum().item(),
-            logits.argmax(-1).tolist() == answer,
+            logprobs[range(len(continuation)), continuation].sum().item(),
+            logits.argmax(-1).tolist() == continuation,
         )
 
 
@@ -54,24 +57,24 @@ def random_requests() -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("shares", (True, False))
 @pytest.mark.parametrize("batch_size", (1, 7))
-def test_answers_agree_with_double_precision_however_they_are_grouped(
+def test_loglikelihoods_agree_with_double_precision_however_they_are_grouped(
     model, shares, batch_size
 ) -> None:
     requests = random_requests()
     scorer = LocalScorer(model.head)
 
     groups = group_requests(requests, shares)
-    answers = {}
+    loglikelihoods = {}
     for begin in range(0, len(groups), batch_size):
         batch = groups[begin : begin + batch_size]
-        answers |= score_answers(scorer, model.body, requests, batch, INPUT_MAX)
+        loglikelihoods |= score_continuations(scorer, model.body, requests, batch, INPUT_MAX)
 
-    for index, (context, answer) in enumerate(requests):
-        logprob, is_greedy = answers[index]
-        exact, is_exactly_greedy = model.exact(context, answer)
-        assert abs(logprob - exact) <= TOLERANCE * len(answer)
+    for index, (context, continuation) in enumerate(requests):
+        logprob, is_greedy = loglikelihoods[index]
+        exact, is_exactly_greedy = model.exact(context, continuation)
+        assert abs(logprob - exact) <= TOLERANCE * len(continuation)
         assert is_greedy == is_exactly_greedy
-    assert any(is_greedy for _, is_greedy in answers.values())
+    assert any(is_greedy for _, is_greedy in loglikelihoods.values())
     assert len(groups) < len(requests) / 2 if shares else len(groups) == len(requests)
 
 
@@ -87,32 +90,22 @@ def test_requests_share_a_group_wherever_they_are_cut() -> None:
 def test_contexts_are_cut_from_the_left(model) -> None:
     requests = [(list(range(40)), [1, 2])]
 
-    score_answers(LocalScorer(model.head), model.body, requests, [[0]], INPUT_MAX)
+    score_continuations(LocalScorer(model.head), model.body, requests, [[0]], INPUT_MAX)
 
     assert model.lengths == [(1, INPUT_MAX)]
 
 
-def test_a_request_without_context_or_answer_is_refused() -> None:
-    with pytest.raises(ValueError, match="request 1 has 1 tokens of context and 0 of answer"):
+def test_a_request_without_context_or_continuation_is_refused() -> None:
+    with pytest.raises(ValueError, match="request 1 has 1 tokens of context and 0 of continuation"):
         group_requests([([1], [2]), ([1], [])])
-    with pytest.raises(ValueError, match="request 0 has 0 tokens of context and 1 of answer"):
+    with pytest.raises(ValueError, match="request 0 has 0 tokens of context and 1 of continuation"):
         group_requests([([], [2])])
 
 
-def test_an_answer_that_the_model_cannot_take_is_refused(model) -> None:
+def test_a_continuation_that_the_model_cannot_take_is_refused(model) -> None:
     requests = [([1], [3] * (INPUT_MAX + 1))]
 
     with pytest.raises(
         ValueError, match=f"has {INPUT_MAX + 1} tokens, expected at most {INPUT_MAX}"
     ):
-        score_answers(LocalScorer(model.head), model.body, requests, [[0]], INPUT_MAX)
-
-
-def test_a_model_without_a_separate_body_is_refused() -> None:
-    class Headless:
-        @property
-        def base_model(self):
-            return self
-
-    with pytest.raises(ValueError, match="Headless has no separate body: use the framework's own"):
-        body_of(Headless())
+        score_continuations(LocalScorer(model.head), model.body, requests, [[0]], INPUT_MAX)

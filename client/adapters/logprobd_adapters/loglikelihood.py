@@ -1,4 +1,4 @@
-"""Scores answers to contexts by the body of a model and a Scorer, for evaluation frameworks."""
+"""Log-likelihoods of continuations by the body of a model and a Scorer, for evaluations."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from torch.nn.utils.rnn import pad_sequence
 from logprobd_adapters.scorer import Scorer
 
 Request = tuple[list[int], list[int]]
-"""The tokens of a context and of an answer to it, at least one of each."""
+"""The tokens of a context and of its continuation, at least one of each."""
 
-Answer = tuple[float, bool]
-"""The sum of the log-probabilities of an answer's tokens, in nats, and whether it is greedy: each
-token is the most likely one."""
+Loglikelihood = tuple[float, bool]
+"""The sum of the log-probabilities of a continuation's tokens, in nats, and whether it is greedy:
+each token is the most likely one."""
 
 
 def group_requests(requests: Sequence[Request], shares: bool = True) -> list[list[int]]:
     """Returns the indices of the requests in groups that share all tokens but the last.
 
     Long groups come first, so that a batch that is too large fails early. The first request of a
-    group has its longest answer.
+    group has its longest continuation.
 
     Args:
         shares: False puts each request into a group of its own.
 
-    Raises InvalidArgument for an empty context or answer.
+    Raises InvalidArgument for an empty context or continuation.
     """
     groups: dict[Any, list[int]] = defaultdict(list)
-    for index, (context, answer) in enumerate(requests):
-        if not context or not answer:
+    for index, (context, continuation) in enumerate(requests):
+        if not context or not continuation:
             raise InvalidArgument(
-                f"request {index} has {len(context)} tokens of context and {len(answer)} of "
-                "answer, expected at least one of each"
+                f"request {index} has {len(context)} tokens of context and {len(continuation)} of "
+                "continuation, expected at least one of each"
             )
-        groups[tuple(context + answer[:-1]) if shares else index].append(index)
+        groups[tuple(context + continuation[:-1]) if shares else index].append(index)
     for group in groups.values():
         group.sort(key=lambda index: -len(requests[index][1]))
 
     def order(group: list[int]) -> tuple[int, list[int]]:
-        context, answer = requests[group[0]]
-        return -len(context) - len(answer), context + answer
+        context, continuation = requests[group[0]]
+        return -len(context) - len(continuation), context + continuation
 
     return sorted(groups.values(), key=order)
 
 
-def score_answers(
+def score_continuations(
     scorer: Scorer,
     body: Callable[[Tensor], Tensor],
     requests: Sequence[Request],
     groups: Sequence[list[int]],
     input_max: int,
-) -> dict[int, Answer]:
+) -> dict[int, Loglikelihood]:
     """Scores some groups of requests in one batch of sequences, one for each group.
 
-    Only the rows that predict an answer's tokens are scored. The last tokens of a group's further
-    requests are candidates of its last row. Sums are in double precision.
+    Only the rows that predict a continuation's tokens are scored. The last tokens of a group's
+    further requests are candidates of its last row. Sums are in double precision.
 
     Args:
         body: returns the hidden states [batch, length, H] of tokens [batch, length] on the CPU.
         groups: some of group_requests(requests).
         input_max: most tokens of a sequence. Contexts are cut from the left to it.
 
-    Returns the answers by the index of their request. Raises InvalidArgument for an answer of more
-    than input_max tokens.
+    Returns the log-likelihoods by the index of their request. Raises InvalidArgument for a
+    continuation of more than input_max tokens.
     """
     inputs = [_input_of(*requests[group[0]], input_max) for group in groups]
     # Padding is on the right, where no state before it depends on it.
@@ -97,23 +97,24 @@ def score_answers(
     logprobs = scores.logprob.double().tolist()
     argmax = scores.argmax_id.tolist()
     of_candidates = iter(scores.candidate_logprobs.double().tolist())
-    answers: dict[int, Answer] = {}
+    found: dict[int, Loglikelihood] = {}
     end = 0
     for states, group in zip(rows, groups, strict=True):
         end += len(states)
         for index in group:
-            answer = requests[index][1]
-            begin = end - len(answer)
+            continuation = requests[index][1]
+            begin = end - len(continuation)
             last = logprobs[end - 1] if index == group[0] else next(of_candidates)
-            answers[index] = (sum(logprobs[begin : end - 1]) + last, argmax[begin:end] == answer)
-    return answers
+            is_greedy = argmax[begin:end] == continuation
+            found[index] = (sum(logprobs[begin : end - 1]) + last, is_greedy)
+    return found
 
 
-def _input_of(context: list[int], answer: list[int], input_max: int) -> list[int]:
-    """Returns the tokens whose states predict the answer, cut from the left to input_max."""
-    if len(answer) > input_max:
+def _input_of(context: list[int], continuation: list[int], input_max: int) -> list[int]:
+    """Returns the tokens whose states predict the continuation, cut from the left to input_max."""
+    if len(continuation) > input_max:
         raise InvalidArgument(
-            f"an answer has {len(answer)} tokens, expected at most {input_max}, which is all that "
-            "the model takes"
+            f"a continuation has {len(continuation)} tokens, expected at most {input_max}, which "
+            "is all that the model takes"
         )
-    return (context + answer)[-(input_max + 1) : -1]
+    return (context + continuation)[-(input_max + 1) : -1]
