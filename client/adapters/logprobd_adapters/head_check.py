@@ -13,9 +13,9 @@ from logprobd_adapters.scorer import Scorer
 
 CHECKED_TOKENS = 8
 
-_RANDOM_IDS = 64  # of each row
-_FLOOR = 1e-3  # nats, above the errors of fp32 sums on CPUs and GPUs
-_LARGEST = 4.0  # of the largest difference to the root mean square of all
+_RANDOM_IDS = 64  # Each row is compared at so many.
+_FLOOR = 1e-3  # Errors of fp32 sums on CPUs and GPUs are below it, in nats.
+_LARGEST = 4.0  # The largest difference may be so many times its allowance.
 # The spacing of numbers at 1 in products of fp32 matrices, by PyTorch's setting.
 _FP32_EPSILONS = {"highest": 2.0**-23, "high": 2.0**-10, "medium": 2.0**-7}
 
