@@ -151,7 +151,7 @@ def test_a_file_is_read_again_and_a_bad_one_changes_nothing(tokens) -> None:
 def test_the_log_says_which_files_were_read_again(tokens, security, caplog) -> None:
     caplog.set_level("INFO", logger="logprobd-gateway")
     tokens.add("scorer", "score")
-    known = [Certificate(security.cert, security.key), Tokens(tokens.path)]
+    known = [Certificate(security.server_cert, security.server_key), Tokens(tokens.path)]
     tokens.path.write_text("[[token]]\nid = 3\n")
 
     gateway_command._reload(known)
