@@ -14,7 +14,7 @@ def unwrapped(model: Any) -> Any:
 
     Raises InvalidArgument for prompt learning, which the model inside does not do.
     """
-    if not hasattr(model, "peft_config"):
+    if not hasattr(model, "get_base_model"):  # The model inside has peft_config, too.
         return model
     if model.active_peft_config.is_prompt_learning:
         raise InvalidArgument(
