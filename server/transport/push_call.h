@@ -71,7 +71,7 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // the outstanding read has ended
   bool has_message_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::ByteBuffer buffer_;  // of the outstanding read
+  grpc::ByteBuffer buffer_;  // The outstanding read fills it.
 
   // Used by Run's thread only.
   v1::PushWeightsRequest message_;

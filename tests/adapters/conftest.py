@@ -112,3 +112,33 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict:
         result[dtype] = tmp_path_factory.mktemp(str(dtype))
         tiny_model.write_model(result[dtype], dtype)
     return result
+
+
+@pytest.fixture
+def backbone():
+    """Yields the backbone of a small teacher, whose calls a test may hold up."""
+    from gateway_scenario import Backbone  # needs the packages of the gateway
+
+    backbone = Backbone()
+    yield backbone
+    backbone.release.set()
+
+
+@pytest.fixture
+def scorer(built_operator):
+    """Returns the scorer of the small teacher."""
+    import torch
+    from gateway_scenario import HIDDEN, VOCAB
+    from logprobd_adapters import LocalScorer
+
+    torch.manual_seed(1)
+    return LocalScorer(torch.randn(VOCAB, HIDDEN))
+
+
+@pytest.fixture
+def teacher(backbone, scorer):
+    """Returns a small teacher."""
+    from gateway_scenario import MAX_MODEL_LEN
+    from logprobd_adapters.teacher import Teacher
+
+    return Teacher(backbone, scorer, MAX_MODEL_LEN)

@@ -1,112 +1,31 @@
-"""The gateway's responses, errors, readiness, batches and queue, over HTTP in one process."""
+"""The gateway's responses, errors and readiness, over HTTP in one process."""
 
 import asyncio
-import base64
-import io
-import json
 import threading
-from collections.abc import Awaitable, Callable
 
+import aiohttp
 import logprobd
 import numpy as np
 import pytest
 import torch
 from aiohttp import ClientSession
+from gateway_scenario import (
+    HIDDEN,
+    MAX_MODEL_LEN,
+    VOCAB,
+    array_of,
+    entered,
+    post,
+    queued,
+    run,
+    status_of,
+)
+from logprobd import errors
 from logprobd.retry import RetryPolicy
-from logprobd_adapters import LocalScorer, RemoteScorer, Scorer, completions
-from logprobd_adapters.gateway import QUEUE_TOKENS, Gateway
-from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
+from logprobd_adapters import LocalScorer, RemoteScorer, Scorer, Scores, gateway
+from logprobd_adapters.gateway import Gateway
+from logprobd_adapters.teacher import Prompt, Teacher
 from server_process import ServerProcess
-
-HIDDEN, VOCAB, MAX_MODEL_LEN = 16, 50, 32
-POISON = 49
-
-
-class Backbone:
-    """Hidden states that depend on each token. Its calls wait while `release` is not set."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.table = torch.randn(VOCAB, HIDDEN)
-        self.shapes: list[tuple[int, ...]] = []
-        self.entered = threading.Semaphore(0)
-        self.release = threading.Event()
-        self.release.set()
-
-    def __call__(self, prompts: list[list[int]]) -> list[torch.Tensor]:
-        self.shapes.append((len(prompts), max(map(len, prompts))))
-        self.entered.release()
-        assert self.release.wait(60)
-        if any(POISON in prompt for prompt in prompts):
-            raise RuntimeError("poisoned")
-        return [self.table[prompt] for prompt in prompts]
-
-
-@pytest.fixture
-def backbone():
-    backbone = Backbone()
-    yield backbone
-    backbone.release.set()
-
-
-@pytest.fixture
-def scorer(built_operator) -> LocalScorer:
-    torch.manual_seed(1)
-    return LocalScorer(torch.randn(VOCAB, HIDDEN))
-
-
-@pytest.fixture
-def teacher(backbone, scorer) -> Teacher:
-    return Teacher(backbone, scorer, MAX_MODEL_LEN)
-
-
-def run(
-    teacher: Teacher | None,
-    scenario: Callable[[ClientSession, Gateway], Awaitable[None]],
-    queue_tokens: int = QUEUE_TOKENS,
-    server: logprobd.Client | None = None,
-) -> None:
-    """Runs a scenario against a gateway, which has not loaded its model if there is no teacher."""
-
-    async def main() -> None:
-        gateway = Gateway("teacher", queue_tokens, server=server)
-        if teacher:
-            gateway.start(teacher)
-        runner, url = await gateway.listen("127.0.0.1", 0)
-        try:
-            async with ClientSession(url) as client:
-                await scenario(client, gateway)
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(main())
-
-
-async def status_of(client: ClientSession, path: str) -> int:
-    async with client.get(path) as response:
-        return response.status
-
-
-async def post(client: ClientSession, prompt, **fields) -> tuple[int, dict]:
-    body = {"prompt": prompt, "prompt_logprobs": 0, "max_tokens": 1} | fields
-    async with client.post("/v1/completions", json=body) as response:
-        return response.status, await response.json()
-
-
-def array_of(result: dict) -> np.ndarray:
-    text = result["choices"][0]["prompt_token_id_logprobs"]
-    return np.load(io.BytesIO(base64.b64decode(text)))
-
-
-async def entered(backbone: Backbone) -> None:
-    """Waits until the backbone is called."""
-    assert await asyncio.to_thread(backbone.entered.acquire, timeout=60)
-
-
-async def queued(gateway: Gateway, tokens: int) -> None:
-    """Waits until so many tokens wait or are being scored."""
-    while gateway._batcher._tokens != tokens:
-        await asyncio.sleep(0)
 
 
 def test_a_response_has_the_teachers_scores(teacher) -> None:
@@ -171,7 +90,9 @@ def test_no_candidates_or_no_rows_give_an_empty_array(teacher, tokens, ids, shap
     run(teacher, scenario)
 
 
-def test_logprobs_that_json_cannot_express_are_null_or_the_lowest_number(backbone) -> None:
+def test_logprobs_that_json_cannot_express_are_null_or_the_lowest_number(
+    backbone, built_operator
+) -> None:
     bias = torch.zeros(VOCAB)
     bias[7] = -torch.inf
     backbone.table[9] = torch.nan
@@ -186,43 +107,6 @@ def test_logprobs_that_json_cannot_express_are_null_or_the_lowest_number(backbon
         assert rows[2]["9"]["logprob"] > -100 and rows[3] is None
 
     run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario)
-
-
-@pytest.mark.parametrize(("rows", "top_k"), [(1, 0), (2, 1), (1500, 0), (1500, 8)])
-def test_entries_and_numbers_are_those_of_the_shortest_texts(rows, top_k) -> None:
-    generator = np.random.default_rng(rows)
-    ids = np.array([generator.choice(200_000, top_k + 1, replace=False) for _ in range(rows)])
-    bits = generator.integers(0, 1 << 32, (rows, top_k + 1), dtype=np.uint32).view(np.float32)
-    logprobs = np.where(np.isfinite(bits), bits, np.float32(-0.000012345678))  # 15 characters
-    ranks = generator.choice([0, *range(1, top_k + 1), top_k + 1, 199_999], rows)
-    in_top = (ranks > 0) & (ranks <= top_k)
-    own = np.where(in_top, ranks - 1, top_k)
-    rows_of_all = np.arange(rows)
-    tokens = [5, *ids[rows_of_all, own].tolist()]
-    scores = PromptScores(
-        logprobs[rows_of_all, own],
-        ranks,
-        ids[:, :top_k],
-        logprobs[:, :top_k],
-        np.zeros((rows, 0), np.float32),
-    )
-    request = completions.CompletionRequest([Prompt(tokens, top_k)], True, None)
-
-    response = b"".join(completions.encode_response("teacher", request, [scores]))
-
-    (choice,) = json.loads(response)["choices"]
-    first, *of_rows = choice["prompt_logprobs"]
-    assert first is None and len(of_rows) == rows
-    for row, entries in enumerate(of_rows):
-        listed = [*zip(ids[row, :top_k], logprobs[row, :top_k], range(1, top_k + 1), strict=True)]
-        if ranks[row] > top_k:
-            listed.append((ids[row, top_k], logprobs[row, top_k], ranks[row]))
-        # NumPy's text of a float32 is the shortest one that is no other float32.
-        expected = {
-            str(token): {"logprob": float(str(logprob)), "rank": rank}
-            for token, logprob, rank in listed
-        }
-        assert entries == (expected if ranks[row] else None)
 
 
 BAD = [
@@ -246,8 +130,9 @@ BAD = [
     ({"prompt_logprob_token_ids": [1, 2**63]}, "beyond 64 bits"),
     (
         {"prompt": [1] * 32, "prompt_logprob_token_ids": [1] * 600_000},
-        "expected a product of at most",
+        "a product of at most 16777216",
     ),
+    ({"prompt_logprob_token_ids": [1] * ((1 << 20) + 1)}, "expected at most 1048576 for a row"),
     ({"prompt_logprob_token_ids": [1], "prompt_logprob_start": 3}, "prompt_logprob_start is 3"),
     ({"prompt_logprob_token_ids": [1], "prompt": [[1, 2], [3, 4]]}, "needs a single prompt"),
     ({"temperature": 0}, "the temperature is 0, expected 0.0001 to 10000"),
@@ -317,68 +202,11 @@ def test_everything_is_503_while_the_model_is_loaded() -> None:
     run(None, scenario)
 
 
-def test_requests_that_wait_for_a_batch_are_the_next_batch(teacher, backbone) -> None:
-    async def scenario(client, gateway) -> None:
-        backbone.release.clear()
-        first = asyncio.create_task(post(client, [1, 2, 3]))
-        await entered(backbone)
-        others = [asyncio.create_task(post(client, [4, 5] * n)) for n in (1, 2, 3)]
-        await queued(gateway, 3 + 12)
-        backbone.release.set()
-
-        results = await asyncio.gather(first, *others)
-
-        assert backbone.shapes == [(1, 3), (3, 6)]
-        assert [len(a["choices"][0]["prompt_logprobs"]) for _, a in results] == [3, 2, 4, 6]
-        assert gateway._batcher._tokens == 0
-
-    run(teacher, scenario)
-
-
-def test_a_full_queue_refuses_with_retry_after_and_loses_nothing(teacher, backbone) -> None:
-    async def scenario(client, gateway) -> None:
-        backbone.release.clear()
-        accepted = [asyncio.create_task(post(client, [1, 2, 3]))]
-        await entered(backbone)
-        accepted.append(asyncio.create_task(post(client, [4, 5, 6, 7])))
-        await queued(gateway, 7)
-
-        body = {"prompt": [8, 9], "prompt_logprobs": 0}
-        async with client.post("/v1/completions", json=body) as response:
-            result = await response.json()
-            assert response.status == 429 and 1 <= int(response.headers["Retry-After"]) <= 60
-            assert "7 tokens are waiting, of at most 5" in result["error"]["message"]
-        backbone.release.set()
-
-        assert [status for status, _ in await asyncio.gather(*accepted)] == [200, 200]
-        assert (await post(client, [8, 9]))[0] == 200
-
-    run(teacher, scenario, queue_tokens=5)
-
-
-def test_a_prompt_that_fails_does_not_fail_its_batch(teacher, backbone) -> None:
-    async def scenario(client, gateway) -> None:
-        backbone.release.clear()
-        first = asyncio.create_task(post(client, [1, 2, 3]))
-        await entered(backbone)
-        others = [asyncio.create_task(post(client, [4, token])) for token in (5, POISON, 6)]
-        await queued(gateway, 9)
-        backbone.release.set()
-
-        results = await asyncio.gather(first, *others)
-
-        assert [status for status, _ in results] == [200, 200, 500, 200]
-        assert results[2][1]["error"]["message"] == "RuntimeError: poisoned"
-        assert backbone.shapes == [(1, 3), (3, 2), (1, 2), (1, 2), (1, 2)]
-
-    run(teacher, scenario)
-
-
-# Regression: such errors, which Scorer.score documents, were 500.
+# Regression: such errors of a scorer, whose head is not the one that the gateway knows, were 500, then 400.
 @pytest.mark.parametrize(
     ("tokens", "ids"), [([4, VOCAB - 2], [1]), ([4, 5], [VOCAB - 2])], ids=["target", "candidate"]
 )
-def test_a_prompt_that_the_scorer_refuses_is_400_and_does_not_fail_its_batch(
+def test_a_prompt_that_the_scorer_refuses_is_502_and_does_not_fail_its_batch(
     backbone, built_operator, tokens, ids
 ) -> None:
     class SmallHead(LocalScorer):
@@ -395,28 +223,10 @@ def test_a_prompt_that_the_scorer_refuses_is_400_and_does_not_fail_its_batch(
 
         results = await asyncio.gather(*requests)
 
-        assert [status for status, _ in results] == [200, 400, 200]
+        assert [status for status, _ in results] == [200, 502, 200]
         assert "the scorer refuses the prompt" in results[1][1]["error"]["message"]
 
     run(Teacher(backbone, SmallHead(torch.randn(VOCAB - 5, HIDDEN)), MAX_MODEL_LEN), scenario)
-
-
-def test_a_request_whose_client_leaves_is_taken_off_the_queue(teacher, backbone) -> None:
-    async def scenario(client, gateway) -> None:
-        backbone.release.clear()
-        first = asyncio.create_task(post(client, [1, 2, 3]))
-        await entered(backbone)
-        leaving = asyncio.create_task(post(client, [4, 5]))
-        await queued(gateway, 5)
-        leaving.cancel()
-        await queued(gateway, 3)
-        backbone.release.set()
-
-        assert (await first)[0] == 200
-        assert (await post(client, [6, 7, 8]))[0] == 200
-        assert backbone.shapes == [(1, 3), (1, 3)]
-
-    run(teacher, scenario)
 
 
 def test_a_client_that_leaves_during_its_response_disturbs_no_other(teacher, caplog) -> None:
@@ -451,6 +261,133 @@ def test_a_gateway_that_stops_answers_the_requests_in_progress(teacher, backbone
             await stopping
 
     asyncio.run(main())
+
+
+class FailingScorer:
+    """A scorer that raises an error."""
+
+    hidden_size, vocab_size = HIDDEN, VOCAB
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def score(self, *_, **__) -> Scores:
+        raise self.error
+
+
+NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: "
+FAILURES = {
+    "another head": (errors.NotFound('no head "a"'), 502, None),
+    "a changed head": (errors.InvalidArgument("hidden has 16 elements per row"), 502, None),
+    "a refused token": (
+        errors.LogprobdError("UNAUTHENTICATED: token", code="UNAUTHENTICATED"),
+        502,
+        None,
+    ),
+    "a refused certificate": (
+        errors.Unavailable(
+            "gone", details=f"{NO_CONNECTION}Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"
+        ),
+        *(502, None),
+    ),
+    "different heads": (errors.HeadMismatch("two heads"), 502, None),
+    "a failed server": (errors.ServerBug("INTERNAL"), 502, None),
+    "a server that wants no retry": (errors.Overloaded("full", retry_after=-1.0), 502, None),
+    "a full server": (errors.Overloaded("full", retry_after=7.2), 503, "8"),
+    "a lost server": (
+        errors.Unavailable("gone", details=f"{NO_CONNECTION}Connection refused"),
+        503,
+        "1",
+    ),
+    "a closed connection": (
+        errors.Unavailable("gone", details=f"{NO_CONNECTION}Socket closed"),
+        503,
+        "1",
+    ),
+    "a server that stops": (errors.Unavailable("stopping", retry_after=2.5), 503, "3"),
+    "a late answer": (errors.DeadlineExceeded("late"), 503, "1"),
+    "a change of weights": (errors.WeightsVersionMismatch("changed"), 503, "1"),
+}
+
+
+# Regression: callers got 404 and 400 for what only the operator of the gateway can change, and 503 with Retry-After
+# for what no retry mends.
+@pytest.mark.parametrize(("error", "status", "retry_after"), FAILURES.values(), ids=FAILURES)
+def test_an_error_of_the_scorer_is_not_the_callers(backbone, error, status, retry_after) -> None:
+    async def scenario(http, _) -> None:
+        body = {"prompt": [1, 2], "prompt_logprobs": 0}
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == status
+            assert response.headers.get("Retry-After") == retry_after
+            assert (await response.json())["error"]["message"] == str(error)
+            assert "WWW-Authenticate" not in response.headers
+
+    run(Teacher(backbone, FailingScorer(error), MAX_MODEL_LEN), scenario)
+
+
+# Regression: the operator took no tensor of integers, which those of a request became.
+def test_a_temperature_may_be_an_integer(teacher) -> None:
+    async def scenario(client, _) -> None:
+        status, result = await post(client, [3, 1, 4], temperature=2)
+        assert status == 200
+        _, expected = await post(client, [3, 1, 4], temperature=2.0)
+        assert result["choices"] == expected["choices"]
+
+    run(teacher, scenario)
+
+
+# Regression: a second response followed the part of the first one that was sent.
+def test_a_response_that_breaks_off_does_not_look_complete(teacher, monkeypatch, caplog) -> None:
+    encode = gateway.encode_response
+
+    def encode_and_fail(*arguments):
+        yield next(encode(*arguments))
+        raise RuntimeError("broken")
+
+    async def scenario(client, _) -> None:
+        monkeypatch.setattr(gateway, "encode_response", encode_and_fail)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await post(client, [3, 1, 4])
+        monkeypatch.setattr(gateway, "encode_response", encode)
+        assert (await post(client, [3, 1, 4]))[0] == 200
+
+    run(teacher, scenario)
+    assert "a response broke off" in caplog.text
+
+
+def test_an_error_before_the_first_byte_of_a_response_has_a_status(teacher, monkeypatch) -> None:
+    def fail(*_):
+        raise RuntimeError("broken")
+        yield
+
+    async def scenario(client, _) -> None:
+        monkeypatch.setattr(gateway, "encode_response", fail)
+        status, result = await post(client, [3, 1, 4])
+        assert (status, result["error"]["message"]) == (500, "RuntimeError: broken")
+
+    run(teacher, scenario)
+
+
+# Regression: large bodies held up the event loop.
+@pytest.mark.parametrize(("ids", "is_small"), [(1_000, True), (100_000, False)])
+def test_large_bodies_are_parsed_in_a_thread(teacher, monkeypatch, ids, is_small) -> None:
+    parse = gateway.parse_request
+    threads = []
+
+    def parse_and_note(*arguments):
+        threads.append(threading.current_thread())
+        return parse(*arguments)
+
+    monkeypatch.setattr(gateway, "parse_request", parse_and_note)
+
+    async def scenario(client, _) -> None:
+        status, result = await post(client, [3, 1, 4], prompt_logprob_token_ids=[7] * ids)
+        assert status == 200 and array_of(result).shape == (2, ids)
+        status, result = await post(client, [3, 1, 4], prompt_logprob_token_ids=[VOCAB] * ids)
+        assert status == 400 and "an id to score is 50" in result["error"]["message"]
+
+    run(teacher, scenario)
+    assert [thread is threading.main_thread() for thread in threads] == [is_small] * 2
 
 
 def test_a_lost_server_is_503(backbone, binaries, model) -> None:

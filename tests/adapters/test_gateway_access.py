@@ -23,6 +23,7 @@ import trl.generation.vllm_client
 from aiohttp import ClientSession
 from gateway_process import GatewayProcess
 from logprobd.errors import InvalidArgument
+from logprobd_adapters import gateway_command
 from logprobd_adapters.gateway import Gateway
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens, check_reachable
 from server_process import ServerProcess
@@ -109,6 +110,8 @@ def entry(**keys: str | None) -> str:
         ("token = [1]", "token 1: must be a table"),
         ("[[tokens]]", r"expected entries \[\[token\]\]"),
         ("[[token]", "tokens.toml: "),
+        # Regression: the error of deep nesting was not one of the file.
+        ("a = " + "[" * 10_000, "tokens.toml: .*nested too deeply"),
         (entry(id=None), "token 1: id must be"),
         (entry(id="3"), "token 1: id must be"),
         (entry(sha256=f'"{"0" * 63}"'), "sha256 must be 64 hexadecimal"),
@@ -153,6 +156,20 @@ def test_a_file_is_read_again_and_a_bad_one_changes_nothing(tokens) -> None:
     known.check(f"Bearer {second}")
     with pytest.raises(AccessError):
         known.check(f"Bearer {first}")
+
+
+# Regression: the log said that files were read again when they were not.
+def test_the_log_says_which_files_were_read_again(tokens, security, caplog) -> None:
+    caplog.set_level("INFO", logger="logprobd-gateway")
+    tokens.add("scorer", "score")
+    known = [Certificate(security.server_cert, security.server_key), Tokens(tokens.path)]
+    tokens.path.write_text("[[token]]\nid = 3\n")
+
+    gateway_command._reload(known)
+
+    (read, failed) = (record.getMessage() for record in caplog.records)
+    assert read == "read the certificate again"
+    assert "id must be a string; what was read before stays in use" in failed
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])

@@ -1,17 +1,22 @@
 """The command logprobd-gateway and the example that runs it."""
 
+import asyncio
 import json
 import pathlib
 import re
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
+from unittest import mock
 
 import distill_teacher
 import pytest
 from gateway_process import GatewayProcess
+from logprobd import Client, Unavailable
+from logprobd_adapters import gateway_command
 
 MODULE = [sys.executable, "-m", "logprobd_adapters.gateway_command"]
 
@@ -79,6 +84,18 @@ def test_the_gateway_serves_until_it_is_stopped(environment, folder, built_opera
     assert "POST" not in log
 
 
+def test_the_connection_to_the_server_is_closed_when_the_gateway_ends(monkeypatch) -> None:
+    server = mock.create_autospec(Client, instance=True, address="a:1")
+    server.wait_ready.side_effect = Unavailable("no server")
+    monkeypatch.setattr(gateway_command, "connect", lambda **_: server)
+    options = gateway_command._parser().parse_args(["--model", "m", "--listen", "127.0.0.1:0"])
+
+    with pytest.raises(Unavailable, match="no server"):
+        asyncio.run(gateway_command._serve(options, None, None))
+
+    server.close.assert_called_once_with()
+
+
 def test_verbose_logs_a_line_for_each_request(environment, folder, built_operator) -> None:
     with GatewayProcess(environment, "--local", "--model", str(folder), "--verbose") as gateway:
         post(gateway.url)
@@ -134,6 +151,45 @@ def test_the_bench_measures_every_case(environment, built_operator) -> None:
     columns = ("response", "body", "head", "added by the gateway", "CPU time added")
     assert set(figures) == {f"{case}: {column}" for case in cases for column in columns}
     assert min(figures.values()) > 0
+
+
+# Regression: the example hung after an error, and once the gateway had filled the pipe of its log.
+def test_the_gateway_of_the_example_ends_after_an_error_and_its_log_is_read(
+    tmp_path, monkeypatch
+) -> None:
+    program = tmp_path / "gateway"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys, time\n"
+        "print('ready: http://127.0.0.1:1', file=sys.stderr, flush=True)\n"
+        "print('x' * (1 << 20), file=sys.stderr, flush=True)\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'written').touch()\n"
+        "time.sleep(600)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    started = time.monotonic()
+
+    with pytest.raises(KeyError), distill_teacher.run_gateway(tmp_path, "a:1") as url:
+        assert url == "http://127.0.0.1:1"
+        while not (tmp_path / "written").exists():
+            assert time.monotonic() - started < 60, "the log is not read"
+        raise KeyError
+
+    assert time.monotonic() - started < 120
+
+
+def test_a_gateway_of_the_example_that_does_not_start_is_an_error_with_its_log(
+    tmp_path, monkeypatch
+) -> None:
+    program = tmp_path / "gateway"
+    program.write_text("#!/bin/sh\necho 'no such model' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    with pytest.raises(RuntimeError, match="no such model"):
+        with distill_teacher.run_gateway(tmp_path, "a:1"):
+            pass
 
 
 def test_the_example_shows_that_the_exact_divergence_is_larger_than_the_top_tokens_show(

@@ -118,6 +118,31 @@ def test_candidates_are_scored_and_absent_ones_are_minus_infinity(teacher, model
     assert plain.candidate_logprobs.shape == none.candidate_logprobs.shape == (8, 0)
 
 
+@pytest.mark.parametrize("first", [0, 2, 7, 8])
+def test_candidates_may_begin_after_the_first_row_and_be_one_list(teacher, model, first) -> None:
+    tokens = random_tokens(9)
+    candidates = np.broadcast_to(np.array([[5, 700]]), (8 - first, 2))
+    prompts = [Prompt([1, 2]), Prompt(tokens, 1, candidates=candidates, candidates_start=first)]
+
+    scores = teacher.score(prompts)[1]
+
+    exact = exact_logprobs(model, tokens)
+    assert_scores(scores, prompts[1], exact, TOLERANCE)
+    expected = exact[first:][:, [5, 700]].numpy()
+    np.testing.assert_allclose(scores.candidate_logprobs, expected, atol=TOLERANCE)
+
+
+# Regression: the operator took no tensor of integers, which those of the prompts became.
+def test_temperatures_may_be_integers(teacher) -> None:
+    tokens = random_tokens(9)
+
+    scores, expected = teacher.score(
+        [Prompt(tokens, temperature=2), Prompt(tokens, temperature=2.0)]
+    )
+
+    assert np.array_equal(scores.logprobs, expected.logprobs)
+
+
 def test_bf16_scores_agree_with_double_precision(folders, built_operator) -> None:
     model = load(folders[torch.bfloat16])
     prompt = Prompt(random_tokens(64), 20)
@@ -180,6 +205,18 @@ def test_a_row_that_is_not_finite_has_rank_0_and_changes_no_other(model, built_o
             r"have shape \[2, 3\], expected \[1, n\]",
         ),
         (Prompt([1, 2], candidates=np.array([[3, 8192]])), "an id to score is 8192"),
+        (
+            Prompt([1, 2, 3], candidates=np.broadcast_to(np.array([[8192]]), (2, 1))),
+            "an id to score is 8192",
+        ),
+        (
+            Prompt([1, 2], start=1, candidates=np.zeros((1, 3), int), candidates_start=0),
+            "the first row of ids to score is 0, expected 1 to 1",
+        ),
+        (
+            Prompt([1, 2], candidates=np.zeros((0, 3), int), candidates_start=2),
+            "the first row of ids to score is 2, expected 0 to 1",
+        ),
         (Prompt([1, 2], candidates=np.array([[-2]])), "an id to score is -2"),
     ],
 )

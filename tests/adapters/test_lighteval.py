@@ -197,6 +197,32 @@ def test_requests_that_share_their_tokens_are_scored_once_without_logits(
     assert sum(counts) == 1 + (1 + 2 + 3 + 4)
 
 
+# Regression: each batch kept the keys and values of all layers.
+def test_the_body_keeps_no_keys_and_values(make_model, folders) -> None:
+    model = make_model(folders[torch.float32])
+    kept = []
+    model.model.base_model.register_forward_hook(
+        lambda *call: kept.append(call[-1].past_key_values)
+    )
+
+    model.loglikelihood(documents())
+
+    assert kept and set(kept) == {None}
+
+
+def test_the_connection_is_closed_by_cleanup(folders, start_server) -> None:
+    folder = str(folders[torch.float32])
+    settings = {"model_name": folder, "address": start_server("--model", folder).grpc}
+    model = LogprobdModel(LogprobdModelConfig(**settings))
+    scorer = model.scorer
+    assert scorer.score(torch.zeros(1, scorer.hidden_size), torch.tensor([1])).logprob < 0
+
+    model.cleanup()
+
+    with pytest.raises(logprobd.Cancelled):
+        scorer.score(torch.zeros(1, scorer.hidden_size), torch.tensor([1]))
+
+
 def test_text_is_generated_as_by_lighteval(make_model, folders) -> None:
     folder = folders[torch.float32]
     asked = [Doc("the sun is", [], 0, id="0", task_name="generate", generation_size=5)]

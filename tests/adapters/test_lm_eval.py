@@ -1,6 +1,8 @@
 """Log-likelihoods of the models for lm-eval, compared with lm-eval's own model and with double precision."""
 
+import gc
 import pathlib
+from unittest import mock
 
 import compare
 import data
@@ -163,6 +165,30 @@ def test_requests_that_share_their_tokens_are_scored_once_without_logits(
     # share all tokens but the last. The third case is one sequence with a continuation of four tokens and one of the
     # last token.
     assert sum(counts) == 1 + (1 + 2 + 3 + 4) + 4
+
+
+# Regression: each batch kept the keys and values of all layers.
+def test_the_body_keeps_no_keys_and_values(make_model, folders) -> None:
+    ours = make_model(folders[torch.float32])
+    kept = []
+    ours.model.base_model.register_forward_hook(lambda *call: kept.append(call[-1].past_key_values))
+
+    ours.loglikelihood(requests("loglikelihood", ALL_PAIRS))
+
+    assert kept and set(kept) == {None}
+
+
+def test_the_connection_is_closed_with_the_model(folders, start_server) -> None:
+    folder = str(folders[torch.float32])
+    with mock.patch.object(logprobd.Client, "close", autospec=True) as close:
+        model = LogprobdLM(
+            pretrained=folder, device="cpu", address=start_server("--model", folder).grpc
+        )
+        close.assert_not_called()
+        del model
+        gc.collect()
+
+        close.assert_called_once()
 
 
 def test_text_is_generated_as_by_lm_eval(make_model, folders) -> None:

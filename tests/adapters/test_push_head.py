@@ -2,13 +2,15 @@
 
 import copy
 import hashlib
+from contextlib import nullcontext
+from unittest import mock
 
 import ml_dtypes
 import pytest
 import torch
 from document_examples import run_example
 from logprobd import InvalidArgument, WeightsClient
-from logprobd_adapters.push import begin_version, push_head, range_of_shard
+from logprobd_adapters.push import begin_version, move_head, push_head, rows_of_rank
 from model_folder import ModelFolder, write_biased_head
 from server_process import ServerProcess
 from torch.distributed.device_mesh import init_device_mesh
@@ -72,7 +74,7 @@ def move_average(_: int, size: int, address: str) -> None:
         model.weight.add_(1)
         teacher.weight.lerp_(model.weight, 0.25)
     with WeightsClient(address, timeout=60, load_timeout=60) as client:
-        run_example("docs/PUSH.md")["move_head"](client, teacher.weight)
+        run_example("docs/PUSH.md", client=client, teacher=teacher)
 
 
 def push_with_bias(
@@ -86,6 +88,56 @@ def push_with_bias(
         bias = distribute_tensor(bias, mesh, [of_bias])
     with WeightsClient(address, timeout=60, load_timeout=60) as client:
         return push_head(client, rows, bias=bias, version=2, dtype="bf16") is not None
+
+
+def fail_and_recover(rank: int, _: int, address: str, failing: int, place: str) -> list[str]:
+    """Moves a head while a call of one rank's client fails, and then another one. Returns what each step ended with."""
+    ends = []
+    weight = head()[0].chunk(2)[rank]
+    arguments = {
+        "row_begin": rank * len(head()[0].chunk(2)[0]),
+        "vocab_rows": VOCAB,
+        "dtype": "bf16",
+    }
+    with WeightsClient(address, timeout=60, load_timeout=60) as client:
+        for seed in (1, 0):
+            fault = mock.Mock(side_effect=OSError(f"no {place}"))
+            is_faulty = seed == 1 and rank == failing
+            with mock.patch.object(client, place, fault) if is_faulty else nullcontext():
+                try:
+                    ends.append(f"version {move_head(client, weight + seed, **arguments)}")
+                except Exception as error:
+                    ends.append(f"{type(error).__name__}: {error}")
+    return ends
+
+
+# Regression: by the recipe that the documents had, the other ranks waited for the one that failed.
+@pytest.mark.parametrize(
+    ("place", "failing"), [("list", 0), ("push", 0), ("push", 1), ("commit", 0)]
+)
+def test_all_ranks_raise_the_error_of_one_and_the_next_step_succeeds(
+    ranks, server, client, place, failing
+) -> None:
+    ends = ranks.results(fail_and_recover, server.admin, failing, place)
+
+    for rank, (first, second) in enumerate(ends):
+        text = f"OSError: no {place}"
+        assert first == (
+            text if rank == failing else f"LogprobdError: rank {failing} failed: {text}"
+        )
+        assert second == ("version 3" if place == "commit" else "version 2")  # a staged one counts
+    assert client.list()[0].live.sha256 == digest(head()[0])
+
+
+def test_one_process_moves_a_head_alone(client) -> None:
+    assert move_head(client, head()[0], dtype="bf16") == 2
+
+    assert client.list()[0].live.sha256 == digest(head()[0])
+
+
+def test_rows_that_are_not_a_whole_head_are_an_error_that_says_what_to_pass(client) -> None:
+    with pytest.raises(InvalidArgument, match="not a whole head: pass row_begin for the shard"):
+        move_head(client, head()[0][:100], vocab_rows=VOCAB, dtype="bf16")
 
 
 def test_ranks_of_fsdp_push_an_average_of_their_rows(ranks, server, client) -> None:
@@ -163,6 +215,17 @@ def test_shards_have_the_rows_of_chunks(rows, shape) -> None:
     expected = [piece.tolist() for piece in split(torch.arange(rows), shape)]
 
     places = torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist()
-    ranges = [range_of_shard(rows, list(zip(place, shape, strict=True))) for place in places]
+    axes = [
+        [(position, size, True) for position, size in zip(place, shape, strict=True)]
+        for place in places
+    ]
+    found = [rows_of_rank(rows, each) for each in axes]
 
-    assert [list(range(*each)) for each in ranges] == expected
+    assert [list(range(begin, end)) for begin, end, _ in found] == expected
+    assert all(is_first for _, _, is_first in found)
+
+
+def test_replicas_have_the_same_rows_and_the_first_one_is_told() -> None:
+    found = [rows_of_rank(5, [(replica, 2, False), (1, 2, True)]) for replica in (0, 1)]
+
+    assert found == [(3, 5, True), (3, 5, False)]

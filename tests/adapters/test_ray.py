@@ -201,6 +201,24 @@ def test_the_server_ends_with_its_owner(environment, folder) -> None:
     assert_ends(server)
 
 
+def test_the_program_of_the_package_comes_before_that_of_the_path(
+    environment, folder, binaries, tmp_path
+) -> None:
+    program = tmp_path / "logprobd"
+    program.symlink_to(binaries / "logprobd")
+    (tmp_path / "logprobd_server.py").write_text(f"def binary(_): return {str(program)!r}\n")
+    path = f"{environment['PYTHONPATH']}{os.pathsep}{tmp_path}"
+
+    with supervise(environment | {"PYTHONPATH": path}, folder) as owner:
+        assert owner.stdout.readline().startswith("127.0.0.1:")
+        (server,) = (each for each in servers_of(folder) if parent_of(each) == owner.pid)
+        command = pathlib.Path(f"/proc/{server}/cmdline").read_text()
+        owner.kill()
+
+    assert command.startswith(f"{program}\0")
+    assert_ends(server)
+
+
 def test_a_server_that_does_not_start_is_started_again(environment, folder, tmp_path) -> None:
     with supervise(environment, tmp_path) as owner:
         assert "exited with status 1" in owner.stdout.readline()

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import ray_precompute
@@ -23,3 +24,16 @@ def test_the_example_keeps_all_sequences_and_bits_when_an_actor_is_killed(enviro
     ]
     assert all(float(error) < 1e-5 for *_, error in rows)
     assert "still answer at their first address: 1 of 2" in done.stdout
+
+
+# Regression: after an error the cluster went on.
+def test_the_cluster_of_the_example_ends_after_an_error(monkeypatch) -> None:
+    cluster = mock.Mock()
+    monkeypatch.setattr(ray_precompute, "Cluster", lambda: cluster)
+    monkeypatch.setattr(ray_precompute, "ray", mock.Mock())
+
+    with pytest.raises(KeyError), ray_precompute.run_cluster():
+        raise KeyError
+
+    cluster.shutdown.assert_called_once_with()
+    ray_precompute.ray.shutdown.assert_called_once_with()

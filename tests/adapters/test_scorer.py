@@ -111,6 +111,19 @@ def test_scores_agree_with_double_precision(scorer, case) -> None:
     assert scores.greedy.tolist() == [row == 2 for row in range(ROWS)]
 
 
+# Regression: the operator took no tensor of integers, and the server did.
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_temperatures_may_be_integers(scorer, case, dtype) -> None:
+    temperatures = torch.arange(1, ROWS + 1, dtype=dtype)
+
+    scores, expected = (
+        scorer.score(case.hidden, case.targets, temperature=each).logprob
+        for each in (temperatures, temperatures.float())
+    )
+
+    assert torch.equal(scores, expected)
+
+
 def test_candidates_and_top_k_agree_with_double_precision(scorer, case) -> None:
     logprobs = case.logits().log_softmax(-1)
     ids = torch.arange(2 * ROWS).reshape(ROWS, 2)

@@ -22,7 +22,7 @@ import trl
 from document_examples import run_example
 from linear_logprob_reference import reference
 from logprobd_adapters import LocalScorer, RemoteScorer, Scorer, Scores
-from logprobd_adapters.scorer import CHECKED_TOKENS
+from logprobd_adapters.head_check import CHECKED_TOKENS
 from logprobd_adapters.trl import use_scorer
 from server_process import ServerProcess
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
@@ -525,7 +525,12 @@ def test_another_head_is_refused(folder, tmp_path) -> None:
     certain = types.SimpleNamespace(
         hidden_size=64,
         vocab_size=29,
-        score=lambda _, targets: Scores({"logprob": torch.zeros(len(targets))}),
+        score=lambda _, targets, candidates: Scores(
+            {
+                "logprob": torch.zeros(targets.shape),
+                "candidate_logprobs": torch.zeros(candidates.shape),
+            }
+        ),
     )
     narrow = types.SimpleNamespace(hidden_size=32, vocab_size=29)
 
@@ -533,6 +538,23 @@ def test_another_head_is_refused(folder, tmp_path) -> None:
         use_scorer(trainer, certain)
     with pytest.raises(logprobd.InvalidArgument, match="size 64, but the head of the scorer 32"):
         use_scorer(trainer, narrow)
+
+
+# Regression: a scorer with more ids than the model's head was accepted, whatever its head was.
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_the_size_of_the_head_is_always_compared(folder, tmp_path, is_removed) -> None:
+    trainer = grpo(folder, tmp_path, False)
+    if is_removed:
+        remove_head(trainer.ref_model)
+    larger = types.SimpleNamespace(hidden_size=64, vocab_size=30)
+    narrow = types.SimpleNamespace(hidden_size=32, vocab_size=29)
+
+    with pytest.raises(logprobd.InvalidArgument, match="the model has 29 logits, .* scorer 30 ids"):
+        use_scorer(trainer, larger)
+    with pytest.raises(logprobd.InvalidArgument, match="size 64, but the head of the scorer 32"):
+        use_scorer(trainer, narrow)
+    if is_removed:  # nothing else can be compared
+        use_scorer(trainer, types.SimpleNamespace(hidden_size=64, vocab_size=29))
 
 
 class SquaredLoss(trl.SFTTrainer):

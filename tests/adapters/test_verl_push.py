@@ -1,6 +1,7 @@
 """Checkpoint engines of verl push the head as it passes through, and hand on all weights."""
 
 import asyncio
+import gc
 import hashlib
 import re
 import threading
@@ -176,17 +177,43 @@ def test_a_bias_is_pushed_with_the_weight(tmp_path, binaries) -> None:
             asyncio.run(make(server).send_weights(iter(given.items())))
 
 
-def test_settings_of_the_client_are_passed_on(monkeypatch) -> None:
+def test_settings_of_the_client_are_passed_on(monkeypatch, tmp_path) -> None:
     made = unittest.mock.create_autospec(WeightsClient)
     monkeypatch.setattr("logprobd_adapters.verl_push.WeightsClient", made)
-    settings = {"timeout": 3.0, "load_timeout": 5.0, "scoring_address": "a:1", "token": "secret"}
+    settings = {"timeout": 3.0, "load_timeout": 5.0, "scoring_address": "a:1"}
     engine = {"bucket_size": 1 << 20, "address": "a:2", **settings}
     tls = OmegaConf.create({"server_name": "scorer"})
+    token_file = tmp_path / "token"
+    token_file.write_text("secret\n")
 
-    for is_master in (True, False):  # other ranks may lack the files
-        CheckpointEngineRegistry.new("logprobd_collecting", is_master=is_master, tls=tls, **engine)
+    for is_master, path in ((True, token_file), (False, "/nowhere")):  # others may lack the files
+        CheckpointEngineRegistry.new(
+            "logprobd_collecting", is_master=is_master, tls=tls, token_file=str(path), **engine
+        )
 
-    made.assert_called_once_with("a:2", tls=Tls(server_name="scorer"), **settings)
+    made.assert_called_once_with("a:2", tls=Tls(server_name="scorer"), token="secret", **settings)
+
+
+# Regression: verl prints its configuration, with the token in it.
+@pytest.mark.parametrize("is_master", [True, False])
+def test_a_token_in_the_configuration_is_refused_and_not_shown(is_master) -> None:
+    engine = {"bucket_size": 1 << 20, "address": "a:2", "token": "secret"}
+
+    with pytest.raises(InvalidArgument, match="set token_file, or set the variable") as caught:
+        CheckpointEngineRegistry.new("logprobd_collecting", is_master=is_master, **engine)
+
+    assert "secret" not in str(caught.value)
+
+
+def test_the_client_is_closed_with_the_engine(server, monkeypatch) -> None:
+    closed = unittest.mock.Mock()
+    monkeypatch.setattr(WeightsClient, "close", closed)
+    engine = make(server)
+
+    del engine
+    gc.collect()
+
+    closed.assert_called_once()
 
 
 def test_verl_reads_the_settings_of_the_document() -> None:

@@ -1,5 +1,8 @@
 """FinalNorm gives the bits of the final norms of transformers' models."""
 
+import pickle
+import weakref
+
 import pytest
 import torch
 from document_examples import run_example
@@ -167,6 +170,30 @@ def test_the_example_of_the_document_scores(built_operator, tmp_path) -> None:
     exact = (after.double() @ model.lm_head.weight.double().T).log_softmax(-1)
     expected = exact.gather(-1, targets[..., None])[..., 0].float()
     torch.testing.assert_close(names["scores"].logprob, expected, atol=1e-5, rtol=0)
+
+
+# Regression: the hooks that find the norm stayed, kept the newest result, and could not be pickled.
+def test_a_norm_keeps_no_result_and_can_be_pickled(tmp_path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    norm = FinalNorm.from_pretrained(tmp_path)
+    result = norm(torch.ones(3, 32))
+    kept = weakref.ref(result)
+
+    copy = pickle.loads(pickle.dumps(norm))
+
+    assert torch.equal(copy(torch.ones(3, 32)), result)
+    del result
+    assert kept() is None
+
+
+# Regression: the random weights of the model that shows the norm took the caller's random numbers.
+def test_reading_a_norm_leaves_the_random_numbers_as_they_are(tmp_path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    before = torch.random.get_rng_state()
+
+    FinalNorm.from_pretrained(tmp_path)
+
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_result_has_no_gradient(tmp_path) -> None:

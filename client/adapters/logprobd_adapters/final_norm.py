@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,14 @@ def _find(config: Any) -> tuple[str, str, torch.nn.Module]:
     kind = config.model_type
     config.num_hidden_layers, config.vocab_size, config.pad_token_id = 0, 1, None
     outputs: dict[str, Tensor] = {}
+    hooks = []
     try:
-        body = AutoModel.from_config(config).eval()
+        with torch.random.fork_rng(devices=[]):
+            body = AutoModel.from_config(config).eval()
         for name, module in body.named_modules():
             if not list(module.children()):
-                module.register_forward_hook(
-                    lambda _, __, output, name=name: outputs.update({name: output})
-                )
+                keep = functools.partial(_keep_output, outputs, name)
+                hooks.append(module.register_forward_hook(keep))
         with torch.no_grad():
             states = body(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)[0]
     except Exception as error:
@@ -89,6 +91,9 @@ def _find(config: Any) -> tuple[str, str, torch.nn.Module]:
             f"{kind} without layers, which shows the final norm, failed in transformers with "
             f"{type(error).__name__}: {error}. {_OWN_MODULE}"
         ) from error
+    finally:
+        for hook in hooks:  # they would keep the newest result, and pickling would need them
+            hook.remove()
     last = [
         name
         for name, output in outputs.items()
@@ -103,6 +108,12 @@ def _find(config: Any) -> tuple[str, str, torch.nn.Module]:
     raise InvalidArgument(
         f"the last step of {kind} is {found or 'no module'}, expected a single norm. {_OWN_MODULE}"
     )
+
+
+def _keep_output(
+    outputs: dict[str, Tensor], name: str, _: torch.nn.Module, __: Any, output: Tensor
+) -> None:
+    outputs[name] = output
 
 
 def _read(folder: Path, prefix: str, name: str, parameters: list[str]) -> dict[str, Tensor]:

@@ -6,12 +6,10 @@ Tokens go in, and log-probabilities come out. No text is generated. gateway_comm
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
@@ -19,127 +17,32 @@ from typing import Any
 import orjson
 from aiohttp import web
 from logprobd import Client
-from logprobd.errors import InvalidArgument, LogprobdError, NotFound, Overloaded
+from logprobd.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogprobdError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+    WeightsVersionMismatch,
+    refuses_tls,
+)
 
-from logprobd_adapters.completions import encode_response, parse_request
+from logprobd_adapters.batcher import QUEUE_TOKENS, Batcher, ScorerError
+from logprobd_adapters.completions import CompletionRequest, parse_request
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens
-from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
-
-QUEUE_TOKENS = 262_144
+from logprobd_adapters.responses import encode_response
+from logprobd_adapters.teacher import Teacher
 
 _BODY_BYTES_MAX = 64 << 20
-_RETRY_SECONDS_MAX = 60
+_INLINE_BYTES = 1 << 16  # A larger body is parsed in a thread.
 _STOP_SECONDS = 60.0
 _READY_SECONDS = 0.5  # the probes of Kubernetes wait 1 s by default
 _OPEN_PATHS = ("/health", "/readyz")  # for probes, which have no token
-_TOKENS = web.RequestKey("tokens", int)  # of a request, for the log
+_TOKENS = web.RequestKey("tokens", int)  # The log has the number of tokens of each request.
 
 LOG = logging.getLogger("logprobd-gateway")
-
-
-class Batcher:
-    """Scores prompts of concurrent requests together, in the order in which they came.
-
-    A batch leaves as soon as the one before it is done. Use it from the event loop.
-
-    Args:
-        teacher: scores batches in a thread of the batcher.
-        queue_tokens: while so many tokens wait or are being scored, no request is accepted. Also
-            the most tokens of a request, if that is not max_model_len.
-    """
-
-    def __init__(self, teacher: Teacher, queue_tokens: int) -> None:
-        self._teacher = teacher
-        self._queue_tokens = queue_tokens
-        self._tokens = 0
-        self._seconds_per_token = 0.0
-        self._waiting: list[tuple[Prompt, asyncio.Future[PromptScores]]] = []
-        self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, "score")
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.shutdown()
-
-    async def score(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
-        """Scores the prompts of a request. Cancelling it takes those that wait off the queue.
-
-        Raises InvalidArgument if a prompt cannot be scored, Overloaded if the queue is full, before
-        any prompt is queued, and the errors of the scorer.
-        """
-        for prompt in prompts:
-            self._teacher.check(prompt)
-        tokens = sum(len(prompt.tokens) for prompt in prompts)
-        tokens_max = max(self._queue_tokens, self._teacher.max_model_len)
-        if tokens > tokens_max:
-            raise InvalidArgument(
-                f"the request has {tokens} tokens, expected at most {tokens_max}: send fewer "
-                "prompts in a request"
-            )
-        if self._tokens >= self._queue_tokens:
-            seconds = math.ceil(self._tokens * self._seconds_per_token)
-            raise Overloaded(
-                f"{self._tokens} tokens are waiting, of at most {self._queue_tokens}: send the "
-                "request again later",
-                retry_after=min(max(seconds, 1), _RETRY_SECONDS_MAX),
-            )
-        futures = [self._submit(prompt) for prompt in prompts]
-        self._wake.set()
-        try:
-            return await asyncio.gather(*futures)
-        finally:
-            for future in futures:
-                future.cancel()
-
-    def _submit(self, prompt: Prompt) -> asyncio.Future[PromptScores]:
-        future: asyncio.Future[PromptScores] = asyncio.get_running_loop().create_future()
-        self._tokens += len(prompt.tokens)
-        future.add_done_callback(lambda _: self._leave(prompt))
-        self._waiting.append((prompt, future))
-        return future
-
-    def _leave(self, prompt: Prompt) -> None:
-        self._tokens -= len(prompt.tokens)
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while batch := self._take():
-                started = loop.time()
-                prompts = [prompt for prompt, _ in batch]
-                results = await loop.run_in_executor(self._thread, self._score, prompts)
-                tokens = sum(len(prompt.tokens) for prompt in prompts)
-                self._seconds_per_token = (loop.time() - started) / tokens
-                for (_, future), result in zip(batch, results, strict=True):
-                    if future.done():
-                        continue
-                    if isinstance(result, Exception):
-                        future.set_exception(result)
-                    else:
-                        future.set_result(result)
-
-    def _take(self) -> list[tuple[Prompt, asyncio.Future[PromptScores]]]:
-        """Takes the next batch off the queue; it is empty if nothing waits."""
-        waiting = [each for each in self._waiting if not each[1].done()]
-        count = self._teacher.batch_size(len(prompt.tokens) for prompt, _ in waiting)
-        self._waiting = waiting[count:]
-        return waiting[:count]
-
-    def _score(self, prompts: Sequence[Prompt]) -> list[PromptScores | Exception]:
-        """Scores a batch. A prompt that fails, for lack of memory perhaps, fails alone."""
-        try:
-            return list(self._teacher.score(prompts))
-        except Exception as error:
-            failure = error
-        is_of_all = isinstance(failure, LogprobdError) and not isinstance(failure, InvalidArgument)
-        if is_of_all or len(prompts) == 1:
-            return [failure] * len(prompts)
-        failure = failure.with_traceback(None)  # which holds the tensors of the batch
-        return list(itertools.chain.from_iterable(self._score([prompt]) for prompt in prompts))
 
 
 def _error(status: int, message: str, retry_after: str | None = None) -> web.Response:
@@ -148,6 +51,18 @@ def _error(status: int, message: str, retry_after: str | None = None) -> web.Res
     return web.Response(
         body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
     )
+
+
+def _retry_seconds(error: Exception) -> str | None:
+    """Returns after how many seconds the scorer may score the same request, or None if it will not
+    before someone changes the gateway or the server: tokens, certificates, or the head."""
+    if isinstance(error, Unavailable) and refuses_tls(error.details):
+        return None
+    if isinstance(error, Overloaded | Unavailable):
+        seconds = error.retry_after or 0
+        return None if seconds < 0 else str(max(math.ceil(seconds), 1))
+    may_pass = isinstance(error, DeadlineExceeded | WeightsVersionMismatch | Cancelled)
+    return "1" if may_pass else None
 
 
 async def _respond_to_errors(
@@ -171,9 +86,10 @@ async def _respond_to_errors(
         response = _error(404, str(error))
     except Overloaded as error:
         response = _error(429, str(error), str(max(math.ceil(error.retry_after or 0), 1)))
-    except LogprobdError as error:
-        LOG.error("%s: %s", type(error).__name__, error)
-        response = _error(503, str(error), "1")
+    except ScorerError as error:
+        LOG.error("scoring failed: %s: %s", type(error.error).__name__, error)
+        seconds = _retry_seconds(error.error)
+        response = _error(502 if seconds is None else 503, str(error), seconds)
     except Exception as error:
         LOG.exception("%s %s failed", request.method, request.path)
         response = _error(500, f"{type(error).__name__}: {error}")
@@ -220,6 +136,8 @@ class Gateway:
         self._queue_tokens = queue_tokens
         self._server = server
         self._batcher: Batcher | None = None
+        # One thread, so that the numbers of large bodies are objects of Python one after another.
+        self._parser = ThreadPoolExecutor(1, "parse")
         self._models: list[dict[str, Any]] = []
         middlewares = [web.middleware(_respond_to_errors)]
         if tokens:
@@ -264,6 +182,7 @@ class Gateway:
         return runner, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def _close(self, _: web.Application) -> None:
+        self._parser.shutdown(wait=False)
         if self._batcher:
             await self._batcher.close()
 
@@ -300,12 +219,32 @@ class Gateway:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         batcher = self._started()
-        completion = parse_request(await request.read(), self._model)
+        batcher.check_room()  # before the body takes memory
+        data = await request.read()
+        if len(data) <= _INLINE_BYTES:
+            completion = self._parse(batcher, data)
+        else:
+            loop = asyncio.get_running_loop()
+            completion = await loop.run_in_executor(self._parser, self._parse, batcher, data)
         request[_TOKENS] = sum(len(prompt.tokens) for prompt in completion.prompts)
         scores = await batcher.score(completion.prompts)
+        pieces = encode_response(self._model, completion, scores)
+        piece: bytes | None = next(pieces)  # An error is not yet too late for a status.
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        with contextlib.suppress(ConnectionError):  # the client has left
+        try:
             await response.prepare(request)
-            for piece in encode_response(self._model, completion, scores):
+            while piece:
                 await response.write(piece)
+                piece = next(pieces, None)
+        except ConnectionError:
+            pass  # the client has left
+        except Exception:
+            LOG.exception("a response broke off")
+            if request.transport:  # An end of the body would make it look complete.
+                request.transport.abort()
         return response
+
+    def _parse(self, batcher: Batcher, data: bytes) -> CompletionRequest:
+        completion = parse_request(data, self._model)
+        batcher.check(completion.prompts)
+        return completion

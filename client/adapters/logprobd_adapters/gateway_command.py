@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -20,7 +21,8 @@ from logprobd import Client
 from logprobd.errors import InvalidArgument, LogprobdError
 from transformers import AutoModelForCausalLM
 
-from logprobd_adapters.gateway import LOG, QUEUE_TOKENS, Gateway
+from logprobd_adapters.batcher import QUEUE_TOKENS
+from logprobd_adapters.gateway import LOG, Gateway
 from logprobd_adapters.http_access import Certificate, Tokens, check_reachable
 from logprobd_adapters.scorer import SERVER_OPTIONS, RemoteScorer, Scorer, connect
 from logprobd_adapters.teacher import BATCH_TOKENS, Prompt, Teacher
@@ -84,7 +86,8 @@ def _reload(parts: Sequence[Certificate | Tokens]) -> None:
             part.reload()
         except InvalidArgument as error:
             LOG.error("%s; what was read before stays in use", error)
-    LOG.info("read certificate and tokens again")
+        else:
+            LOG.info("read the %s again", type(part).__name__.lower())
 
 
 async def _serve(
@@ -99,8 +102,11 @@ async def _serve(
     name = options.served_model_name or options.model
     gateway = Gateway(name, options.queue_tokens, tokens, server)
     host, port = options.listen
-    runner, url = await gateway.listen(host, port, certificate)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        if server:
+            stack.callback(server.close)
+        runner, url = await gateway.listen(host, port, certificate)
+        stack.push_async_callback(runner.cleanup)
         LOG.info("listening on %s; requests get 503 until the model is loaded", url)
         gateway.start(await loop.run_in_executor(None, _load, options, server))
         LOG.info("ready: %s", url)
@@ -109,8 +115,6 @@ async def _serve(
             loop.add_signal_handler(number, stop.set)
         await stop.wait()
         LOG.info("stopping: no new connections, requests in progress are answered")
-    finally:
-        await runner.cleanup()
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -155,7 +159,8 @@ requests:
     model, max_tokens         optional; max_tokens is 1
 
 errors are JSON: 400 for a request to change, 404 for another model, 429 with Retry-After while too
-many tokens wait, 503 with Retry-After when the logprobd server cannot be reached.
+many tokens wait, 503 with Retry-After while the logprobd server cannot be reached, 502 when it
+refuses the gateway (its token, certificate or head), which a retry does not mend.
 
 On another address than loopback, --listen needs --https-cert, --https-key and --tokens, or
 --insecure. A request is sent with "Authorization: Bearer TOKEN", or with the token as the password

@@ -118,6 +118,8 @@ def _read(path: FilePath) -> list[_Token]:
         raise InvalidArgument(f"{what} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidArgument(f"{what}: {error}") from error
+    except RecursionError:
+        raise InvalidArgument(f"{what}: arrays or tables are nested too deeply") from None
     entries = content.pop("token", None)
     content.pop("certificate", None)
     if content or not isinstance(entries, list) or not entries:

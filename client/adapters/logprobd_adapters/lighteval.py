@@ -10,6 +10,8 @@ below fp32. Text is generated as by TransformersModel.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from accelerate.utils import gather_object
 from lighteval.models.custom.custom_model import CustomModelConfig
@@ -22,26 +24,20 @@ from lighteval.models.transformers.transformers_model import (
 from lighteval.tasks.requests import Doc
 from lighteval.utils.cache_management import SampleCache
 from lighteval.utils.parallelism import find_executable_batch_size
+from logprobd import Client
 from logprobd.errors import InvalidArgument
 from torch import Tensor
 from tqdm import tqdm
 
+from logprobd_adapters.head_check import check_model_head
 from logprobd_adapters.loglikelihood import (
     Loglikelihood,
     Request,
     group_requests,
     score_continuations,
 )
-from logprobd_adapters.model_body import body_of
-from logprobd_adapters.scorer import (
-    CHECKED_TOKENS,
-    SERVER_OPTIONS,
-    LocalScorer,
-    RemoteScorer,
-    Scorer,
-    check_head,
-    connect,
-)
+from logprobd_adapters.model_body import body_of, hidden_states
+from logprobd_adapters.scorer import SERVER_OPTIONS, LocalScorer, RemoteScorer, Scorer, connect
 
 
 class LogprobdModelConfig(TransformersModelConfig):
@@ -83,24 +79,26 @@ class LogprobdModel(TransformersModel):
             read = LogprobdModelConfig.from_path if is_file else LogprobdModelConfig.from_args
             config = read(settings)
         super().__init__(config)
-        self.scorer: Scorer = (
-            LocalScorer.from_model(self.model)
-            if config.local
-            else RemoteScorer(
-                connect(**{name: getattr(config, name) for name in SERVER_OPTIONS}), config.head
-            )
-        )
-        tokens = torch.arange(CHECKED_TOKENS)[None]
-        with torch.no_grad():
-            logits = self.model(tokens.to(self.device)).logits[0]
-        check_head(self.scorer, self._states(tokens)[0], logits)
+        self._client: Client | None = None
+        self.scorer = self._make_scorer(config)
+        check_model_head(self.scorer, self.model)
         processes = self.accelerator.num_processes
         if processes > 1:  # they would write the same files at once
             folder = f"{config.cache_dir}/{self.accelerator.process_index}-of-{processes}"
             self._cache = SampleCache(config.model_copy(update={"cache_dir": folder}))
 
+    def _make_scorer(self, config: LogprobdModelConfig) -> Scorer:
+        if config.local:
+            return LocalScorer.from_model(self.model)
+        self._client = connect(**{name: getattr(config, name) for name in SERVER_OPTIONS})
+        weakref.finalize(self, self._client.close)  # without cleanup, as after an error
+        return RemoteScorer(self._client, config.head)
+
     def cleanup(self) -> None:
+        """Frees the models, and closes the connection to the server."""
         del self.scorer
+        if self._client:
+            self._client.close()
         super().cleanup()
 
     def loglikelihood_rolling(self, docs: list[Doc]) -> list[ModelResponse]:
@@ -200,5 +198,4 @@ class LogprobdModel(TransformersModel):
     @torch.no_grad()
     def _states(self, tokens: Tensor) -> Tensor:
         """Returns the hidden states [batch, length, H] of tokens [batch, length]."""
-        states: Tensor = body_of(self.model)(tokens.to(self.device)).last_hidden_state
-        return states
+        return hidden_states(body_of(self.model), tokens)

@@ -11,6 +11,7 @@ fp32. Text is generated as by "hf".
 from __future__ import annotations
 
 import abc
+import weakref
 from typing import Any
 
 import torch
@@ -22,17 +23,10 @@ from logprobd.errors import InvalidArgument
 from torch import Tensor
 from tqdm import tqdm
 
+from logprobd_adapters.head_check import check_model_head
 from logprobd_adapters.loglikelihood import Loglikelihood, group_requests, score_continuations
-from logprobd_adapters.model_body import body_of, unwrapped
-from logprobd_adapters.scorer import (
-    CHECKED_TOKENS,
-    SERVER_OPTIONS,
-    LocalScorer,
-    RemoteScorer,
-    Scorer,
-    check_head,
-    connect,
-)
+from logprobd_adapters.model_body import body_of, hidden_states, unwrapped
+from logprobd_adapters.scorer import SERVER_OPTIONS, LocalScorer, RemoteScorer, Scorer, connect
 
 
 class ScorerLM(HFLM):
@@ -61,8 +55,8 @@ class ScorerLM(HFLM):
             self._world_size = self.accelerator.num_processes
         self._body = body_of(self.model)
         self.scorer = self._make_scorer()
-        tokens = torch.arange(CHECKED_TOKENS, device=self.device)[None]
-        check_head(self.scorer, self._model_call(tokens)[0], super()._model_call(tokens)[0])
+        with self._autocast():
+            check_model_head(self.scorer, self.model)
 
     @abc.abstractmethod
     def _make_scorer(self) -> Scorer:
@@ -70,16 +64,12 @@ class ScorerLM(HFLM):
 
     def _model_call(self, inps: Tensor, attn_mask: Any = None, labels: Any = None) -> Tensor:
         """Returns the hidden states [batch, length, hidden_size] of tokens [batch, length]."""
-        with (
-            torch.no_grad(),
-            torch.autocast(
-                self.device.type,
-                dtype=self.mixed_precision_dtype,
-                enabled=self.mixed_precision_dtype is not None,
-            ),
-        ):
-            states: Tensor = self._body(inps).last_hidden_state
-            return states
+        with torch.no_grad(), self._autocast():
+            return hidden_states(self._body, inps)
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self.mixed_precision_dtype
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _loglikelihood_tokens(
         self,
@@ -143,7 +133,9 @@ class LogprobdLM(ScorerLM):
         super().__init__(*arguments, **keywords)
 
     def _make_scorer(self) -> Scorer:
-        return RemoteScorer(connect(**self._server), self._head)
+        client = connect(**self._server)
+        weakref.finalize(self, client.close)  # lm-eval does not say when it is done
+        return RemoteScorer(client, self._head)
 
 
 @register_model("logprobd-local")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from logprobd.errors import InvalidArgument
+from torch import Tensor
 
 
 def unwrapped(model: Any) -> Any:
@@ -12,7 +14,7 @@ def unwrapped(model: Any) -> Any:
 
     Raises InvalidArgument for prompt learning, which the model inside does not do.
     """
-    if not hasattr(model, "peft_config"):
+    if not hasattr(model, "get_base_model"):  # The model inside has peft_config, too.
         return model
     if model.active_peft_config.is_prompt_learning:
         raise InvalidArgument(
@@ -32,3 +34,17 @@ def body_of(model: Any) -> Any:
             f"{type(model).__name__} has no separate body: use the framework's own model"
         )
     return model.base_model
+
+
+def hidden_states(body: Any, tokens: Tensor) -> Tensor:
+    """Returns the states [batch, length, H] of tokens [batch, length] on the body's device."""
+    states: Tensor = body(tokens.to(body.device), **without_cache(body)).last_hidden_state
+    return states
+
+
+def without_cache(model: Any) -> dict[str, bool]:
+    """Returns the argument by which a call keeps no keys and values of its tokens, which nothing
+    reads; {} for a model that has none."""
+    parameters = inspect.signature(unwrapped(model).forward).parameters.values()
+    is_taken = any(each.name == "use_cache" or each.kind is each.VAR_KEYWORD for each in parameters)
+    return {"use_cache": False} if is_taken else {}

@@ -1,15 +1,9 @@
 """Moves the head of a model in training to a logprobd server, without a gather and without a disk.
 
-Each rank sends the rows that it holds, and one of them makes the new version live:
+Each rank sends the rows that it holds, and one of them makes the new version live. Every rank calls
+this after a step:
 
-    def move_head(client: logprobd.WeightsClient, weight: torch.Tensor) -> None:
-        is_first = torch.distributed.get_rank() == 0
-        version = [begin_version(client) if is_first else 0]
-        torch.distributed.broadcast_object_list(version, src=0)
-        push_head(client, weight, version=version[0], dtype="bf16")
-        torch.distributed.barrier()
-        if is_first:
-            client.commit(version=version[0])
+    move_head(client, model.lm_head.weight, dtype="bf16")
 
 A teacher whose weights are an exponential moving average (EMA) of the model's is a copy that is
 sharded like it:
@@ -24,20 +18,108 @@ sharded like it:
             average.lerp_(weight, 1 - decay)
 
     follow(0.99)
-    move_head(logprobd.WeightsClient(), teacher.lm_head.weight)
+    move_head(client, teacher.lm_head.weight, dtype="bf16")
 
 The body of the teacher runs in the trainer or elsewhere; only the head moves to the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from logprobd import WeightsClient, WeightsVersion
+import torch
+from logprobd import LogprobdError, WeightsClient, WeightsVersion
 from logprobd.errors import InvalidArgument
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+
+_LOG = logging.getLogger("logprobd")
+
+
+def move_head(
+    client: WeightsClient,
+    weight: Tensor,
+    *,
+    head: str = "",
+    row_begin: int = 0,
+    vocab_rows: int = 0,
+    bias: Tensor | None = None,
+    dtype: str | None = None,
+    allow_nonfinite: bool = False,
+) -> int:
+    """Moves a head from all ranks of the default process group to a server, and makes it live.
+
+    Every rank calls it, with its own client. Without a process group this process is the only rank.
+    The arguments are those of push_head.
+
+    Returns the version that is live. Raises on all ranks if there was an error on any; see
+    move_version. A rank without an error waits for the others as long as the time limit of the
+    process group allows.
+    """
+
+    def send(version: int, _: list[Exception]) -> bool:
+        if version == 0:
+            return False
+        staged = push_head(
+            client,
+            weight,
+            version=version,
+            head=head,
+            row_begin=row_begin,
+            vocab_rows=vocab_rows,
+            bias=bias,
+            dtype=dtype,
+            allow_nonfinite=allow_nonfinite,
+        )
+        return staged is not None
+
+    advice = "pass row_begin for the shard of a tensor-parallel rank, and bias if the head has one"
+    return move_version(client, send, head=head, advice=advice)
+
+
+def move_version(
+    client: WeightsClient,
+    send: Callable[[int, list[Exception]], bool],
+    *,
+    advice: str,
+    head: str = "",
+    is_first: bool | None = None,
+) -> int:
+    """Moves a version of a head in the way that `send` says, and makes it live.
+
+    Every rank of the default process group calls it. All ranks take part in the same exchanges,
+    whatever fails on one of them, so that none waits for one that has failed.
+
+    Args:
+        send: called on each rank with the number of the version, or 0 if it could not be begun.
+            Sends this rank's rows, and returns whether they were the last ones. It appends errors
+            after which it goes on to the list.
+        advice: what to change if all rows that were sent are not a whole head.
+        is_first: whether this rank begins and commits the version. None: rank 0 does.
+
+    Returns the version. Raises on all ranks if there was an error on any: its own on the rank that
+    has one, otherwise a LogprobdError that names the rank. The next call drops what a failed one
+    has left on the server.
+    """
+    if is_first is None:
+        is_first = not _has_ranks() or torch.distributed.get_rank() == 0
+    errors: list[Exception] = []
+    version, is_staged = 0, False
+    if is_first:
+        with collect_errors(errors):
+            version = begin_version(client, head)
+    version = _from_first(version)
+    with collect_errors(errors):
+        is_staged = send(version, errors)
+    is_staged = _raise_together(errors, is_staged)  # all rows have arrived
+    if is_first:
+        with collect_errors(errors):
+            check_staged(is_staged, advice)
+            client.commit(head, version=version)
+    _raise_together(errors, is_staged)  # the next version is counted from this one
+    return version
 
 
 def push_head(
@@ -126,7 +208,7 @@ def begin_version(client: WeightsClient, head: str = "") -> int:
 
 
 @contextmanager
-def collected(errors: list[Exception]) -> Iterator[None]:
+def collect_errors(errors: list[Exception]) -> Iterator[None]:
     """Appends an error of the block to `errors` instead of raising it, so that a failed push does
     not stop a transfer in which other ranks take part."""
     try:
@@ -135,27 +217,67 @@ def collected(errors: list[Exception]) -> Iterator[None]:
         errors.append(error)
 
 
-def check_staged(is_staged: bool, tensor: str, bias: str) -> None:
-    """Raises InvalidArgument if the pushed tensors of a model did not complete a version."""
+def check_staged(is_staged: bool, advice: str) -> None:
+    """Raises InvalidArgument, which ends with the advice, if the rows are not a whole version."""
     if not is_staged:
-        raise InvalidArgument(
-            f'the tensors "{tensor}" and "{bias}" of the model are not a whole head: set tensor to '
-            "the name of the head's weight, and bias to that of its bias if it has one"
-        )
+        raise InvalidArgument(f"the rows that were pushed are not a whole head: {advice}")
 
 
-def range_of_shard(rows: int, shards: list[tuple[int, int]]) -> tuple[int, int]:
-    """Returns the rows [begin, end) of one rank.
+def advice_on_names(tensor: str, bias: str) -> str:
+    """Returns what to change if the tensors of these names are not a whole head."""
+    return (
+        f'the tensors are "{tensor}" and "{bias}": set tensor to the name of the head\'s weight, '
+        "and bias to that of its bias if it has one"
+    )
 
-    `shards` has the coordinate and the size of each mesh dimension that splits the rows, outermost
-    first. Rows are split as by torch.chunk: each rank has the same number, and the last ones have
-    fewer or none.
+
+def rows_of_rank(rows: int, axes: Iterable[tuple[int, int, bool]]) -> tuple[int, int, bool]:
+    """Returns the rows [begin, end) of one rank, and whether it is the first of its replicas.
+
+    `axes` has the rank's coordinate, the size, and whether it splits the rows, of each mesh
+    dimension, outermost first. Rows are split as by torch.chunk: each rank has the same number, and
+    the last ones have fewer or none. A dimension that does not split them has replicas.
     """
-    begin, end = 0, rows
-    for coordinate, size in shards:
-        step = -(-(end - begin) // size)
-        begin, end = min(begin + coordinate * step, end), min(begin + (coordinate + 1) * step, end)
-    return begin, end
+    begin, end, is_first_replica = 0, rows, True
+    for coordinate, size, splits in axes:
+        if splits:
+            step = -(-(end - begin) // size)
+            begin, end = (min(begin + n * step, end) for n in (coordinate, coordinate + 1))
+        else:
+            is_first_replica &= coordinate == 0
+    return begin, end, is_first_replica
+
+
+def _has_ranks() -> bool:
+    """Returns whether the default process group has other ranks."""
+    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+
+
+def _from_first(version: int) -> int:
+    """Returns the number of rank 0."""
+    if not _has_ranks():
+        return version
+    versions = [version]
+    torch.distributed.broadcast_object_list(versions, src=0)
+    return versions[0]
+
+
+def _raise_together(errors: list[Exception], is_staged: bool) -> bool:
+    """Waits for all ranks, and raises on all of them if one has errors. Returns whether `is_staged`
+    is true on one of them."""
+    ours = (is_staged, [f"{type(error).__name__}: {error}" for error in errors])
+    outcomes = [ours]
+    if _has_ranks():
+        outcomes = [ours] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(outcomes, ours)
+    for error in errors[1:]:
+        _LOG.error("a transfer of weights failed in another way, too", exc_info=error)
+    if errors:
+        raise errors[0]
+    for rank, (_, texts) in enumerate(outcomes):
+        if texts:
+            raise LogprobdError(f"rank {rank} failed: {'; '.join(texts)}")
+    return any(is_staged for is_staged, _ in outcomes)
 
 
 def _local_rows(tensor: Tensor) -> tuple[Tensor | None, int]:
@@ -166,20 +288,18 @@ def _local_rows(tensor: Tensor) -> tuple[Tensor | None, int]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return None, 0
-    shards = []
-    is_first_replica = True
-    for position, size, placement in zip(coordinate, mesh.shape, tensor.placements, strict=True):
-        if type(placement) is Replicate:
-            is_first_replica &= position == 0
-        elif type(placement) is Shard and placement.dim == 0:
-            shards.append((position, size))
-        else:
-            raise InvalidArgument(
-                f"the weight has placements {tensor.placements}: pass a DTensor that is sharded on "
-                "dimension 0, or its local rows and row_begin"
-            )
+    if not all(
+        type(place) is Replicate or (type(place) is Shard and place.dim == 0)
+        for place in tensor.placements
+    ):
+        raise InvalidArgument(
+            f"the weight has placements {tensor.placements}: pass a DTensor that is sharded on "
+            "dimension 0, or its local rows and row_begin"
+        )
     local = tensor.to_local().detach()
-    begin, end = range_of_shard(tensor.shape[0], shards)
+    splits = [type(place) is Shard for place in tensor.placements]
+    axes = zip(coordinate, mesh.shape, splits, strict=True)
+    begin, end, is_first_replica = rows_of_rank(tensor.shape[0], axes)
     if end - begin != local.shape[0]:
         raise InvalidArgument(
             f"this rank has {local.shape[0]} rows, but {end - begin} of an even split: pass its "

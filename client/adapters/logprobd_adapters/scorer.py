@@ -15,12 +15,6 @@ from logprobd.logit_shape import logit_shape
 from logprobd.score_args import DEFAULT_IGNORE_INDEX
 from torch import Tensor
 
-# A model rounds its logits to its dtype, at worst to bf16, so its logprobs may differ from a
-# scorer's by some of their roundings.
-CHECKED_TOKENS = 8
-_CHECK_TOLERANCE = 0.05
-_CHECK_TOLERANCE_PER_LOGIT = 0.02
-
 Candidates = Tensor | tuple[Tensor, Tensor]
 """Further ids to score: [..., n], the same number for each row; or ids [N] and offsets [rows + 1],
 where the candidates of row r are ids[offsets[r] : offsets[r + 1]]."""
@@ -134,20 +128,31 @@ def connect(
 
     Raises InvalidArgument if an option is invalid or a file cannot be read.
     """
-    token = None
-    if token_file is not None:
-        try:
-            token = pathlib.Path(token_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"token_file: {token_file} cannot be read: {error}") from error
-        if not token:
-            raise InvalidArgument(f"token_file: {token_file} has no token")
+    token = None if token_file is None else read_token(token_file)
     tls = Tls(tls_ca, tls_cert, tls_key, tls_server_name)
     return Client(address, tls=None if tls == Tls() else tls, token=token)
 
 
+def read_token(token_file: str | os.PathLike[str]) -> str:
+    """Returns the token of a file that holds it alone.
+
+    Raises InvalidArgument, which does not show the token, if there is none or the file cannot be
+    read.
+    """
+    try:
+        token = pathlib.Path(token_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"token_file: {token_file} cannot be read: {error}") from error
+    if not token:
+        raise InvalidArgument(f"token_file: {token_file} has no token")
+    return token
+
+
 SERVER_OPTIONS = tuple(inspect.signature(connect).parameters)
 """Names of the arguments of connect."""
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class RemoteScorer:
@@ -165,6 +170,8 @@ class RemoteScorer:
         self._head = head
         info = client.info(head)
         self._hidden_size, self._vocab_size = info.hidden_size, info.vocab_size
+        self.dtype = _DTYPES.get(info.dtype)
+        """Type of the head's weights; None if it is not known."""
 
     @property
     def hidden_size(self) -> int:
@@ -199,6 +206,8 @@ class RemoteScorer:
         wanted = set(result.outputs) & set(Scores.__annotations__)
         return Scores({name: getattr(result, name) for name in wanted})
 
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 # Arguments of the operator that request an output, and the name of its result.
 _OPERATOR_OUTPUTS = {
@@ -285,6 +294,11 @@ class LocalScorer:
     def vocab_size(self) -> int:
         return self._vocab_size
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the head's weights."""
+        return self._weight.dtype
+
     @torch.no_grad()
     def score(
         self,
@@ -307,6 +321,8 @@ class LocalScorer:
             {_OPERATOR_OUTPUTS[name][0] for name in outputs} - {""}, True
         )
         ids, offsets = candidates if isinstance(candidates, tuple) else (candidates, None)
+        if isinstance(temperature, Tensor) and temperature.dtype in _INTEGERS:
+            temperature = temperature.float()  # as RemoteScorer; the operator takes no integers
         result = self._operator(
             hidden,
             self._weight,
@@ -330,30 +346,3 @@ class LocalScorer:
         lists = ("top_k_ids", "top_k_logprobs", "candidate_logprobs")
         tensors |= {name: values for name in lists if (values := getattr(result, name)) is not None}
         return Scores(tensors)
-
-
-def check_head(scorer: Scorer, hidden: Tensor, logits: Tensor) -> None:
-    """Compares a scorer with a model's own logits on a few tokens.
-
-    Args:
-        hidden: [rows, H], the input of the model's head.
-        logits: [rows, V], what the model computes from it.
-
-    Raises InvalidArgument if the scorer's head is not that of the model.
-    """
-    if hidden.shape[1] != scorer.hidden_size:
-        raise InvalidArgument(
-            f"the model has hidden size {hidden.shape[1]}, but the head of the scorer "
-            f"{scorer.hidden_size}: use a scorer of the model's head"
-        )
-    logits = logits[:, : scorer.vocab_size].float()
-    targets = logits.argmax(-1)
-    expected = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    difference = (scorer.score(hidden, targets).logprob - expected.to(hidden.device)).abs()
-    tolerance = _CHECK_TOLERANCE + _CHECK_TOLERANCE_PER_LOGIT * logits.abs().max().item()
-    if not difference.max().item() <= tolerance:
-        raise InvalidArgument(
-            f"logprobs of the scorer differ from the model's by {difference.max():.2f} nats, more "
-            f"than rounding explains ({tolerance:.2f}): use a scorer of the model's head, and the "
-            "same version of it"
-        )

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from logprobd_adapters.model_body import body_of
-from logprobd_adapters.scorer import CHECKED_TOKENS, LocalScorer, Scorer, check_head
+from logprobd_adapters.head_check import check_model_head
+from logprobd_adapters.model_body import body_of, hidden_states
+from logprobd_adapters.scorer import LocalScorer, Scorer
 
 TOP_K_MAX = 128
 """Largest Prompt.top_k, that of a server and of the operator."""
@@ -28,6 +29,10 @@ TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-4, 1e4
 
 BATCH_TOKENS = 8192
 """Default of Teacher's batch_tokens."""
+
+CANDIDATES_PER_TOKEN = 64
+"""Number of ids to score that count as a token, in batches and queues. While it is scored, such an
+id takes about 20 bytes and a token at least a hidden state, some kilobytes."""
 
 Backbone = Callable[[Sequence[Sequence[int]]], Sequence[Tensor]]
 """Returns the hidden states [length, H] of each prompt, after the final norm, from token ids of the
@@ -47,7 +52,15 @@ class Prompt:
     start: int = 0
     """First row that is scored, from 0 to length - 1."""
     candidates: NDArray[np.int64] | None = None
-    """[length - 1 - start, n], ids to score in each row. -1 stands for none."""
+    """[length - 1 - candidates_start, n], ids to score in each row from candidates_start on. -1
+    stands for none. A list for all rows may be broadcast, as by numpy.broadcast_to."""
+    candidates_start: int | None = None
+    """First row of the candidates, from start to length - 1. None: start."""
+
+    @property
+    def candidates_cost(self) -> int:
+        """What the candidates take of batch_tokens and of a queue, in tokens."""
+        return 0 if self.candidates is None else self.candidates.size // CANDIDATES_PER_TOKEN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +80,7 @@ class PromptScores:
     top_logprobs: NDArray[np.float32]
     """[rows, top_k], of top_ids."""
     candidate_logprobs: NDArray[np.float32]
-    """[rows, n], of Prompt.candidates; -inf where there is none."""
+    """[rows from Prompt.candidates_start on, n], of Prompt.candidates; -inf where there is none."""
 
 
 class Teacher:
@@ -80,8 +93,8 @@ class Teacher:
         backbone: the model without its head.
         scorer: the model's head.
         max_model_len: most tokens of a prompt.
-        batch_tokens: most tokens of a batch, padding included. A longer prompt is a batch of its
-            own.
+        batch_tokens: most tokens of a batch, padding included, with one more for each
+            CANDIDATES_PER_TOKEN candidates. A larger prompt is a batch of its own.
     """
 
     def __init__(
@@ -130,13 +143,10 @@ class Teacher:
         def backbone(prompts: Sequence[Sequence[int]]) -> list[Tensor]:
             # Padding is on the right, where no state before it depends on it.
             tokens = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
-            hidden = body(tokens.to(body.device), use_cache=False).last_hidden_state
+            hidden = hidden_states(body, tokens)
             return [states[: len(p)] for states, p in zip(hidden, prompts, strict=True)]
 
-        tokens = range(min(CHECKED_TOKENS, max_model_len))
-        with torch.inference_mode():
-            logits = model(torch.tensor([tokens], device=body.device), use_cache=False).logits
-        check_head(scorer, backbone([tokens])[0], logits[0])
+        check_model_head(scorer, model, max_model_len)
         return cls(backbone, scorer, max_model_len, batch_tokens)
 
     def check(self, prompt: Prompt) -> None:
@@ -169,15 +179,25 @@ class Teacher:
                 f"the first row is {prompt.start}, expected 0 to {length - 1} in a prompt of "
                 f"{length} tokens"
             )
-        candidates = prompt.candidates
-        if candidates is None:
-            return
-        rows = length - 1 - prompt.start
+        if prompt.candidates is not None:
+            self._check_candidates(prompt, prompt.candidates)
+
+    def _check_candidates(self, prompt: Prompt, candidates: NDArray[np.int64]) -> None:
+        length = len(prompt.tokens)
+        start = prompt.start if prompt.candidates_start is None else prompt.candidates_start
+        if not prompt.start <= start < length:
+            raise InvalidArgument(
+                f"the first row of ids to score is {start}, expected {prompt.start} to {length - 1}"
+            )
+        rows = length - 1 - start
         if candidates.ndim != 2 or len(candidates) != rows:
             raise InvalidArgument(
                 f"the ids to score have shape {list(candidates.shape)}, expected [{rows}, n]: a "
                 "list for each row from the first to the one before the last"
             )
+        if candidates.strides[0] == 0:  # a list for all rows
+            candidates = candidates[:1]
+        vocab_size = self._scorer.vocab_size
         if candidates.size and not (candidates.min() >= -1 and candidates.max() < vocab_size):
             wrong = candidates[(candidates < -1) | (candidates >= vocab_size)][0]
             raise InvalidArgument(
@@ -195,15 +215,16 @@ class Teacher:
         scores: list[PromptScores] = []
         while len(scores) < len(prompts):
             left = prompts[len(scores) :]
-            scores += self._score_batch(left[: self.batch_size(len(p.tokens) for p in left)])
+            scores += self._score_batch(left[: self.batch_size(left)])
         return scores
 
-    def batch_size(self, lengths: Iterable[int]) -> int:
-        """Returns how many prompts of these lengths, one at least, are the first batch."""
-        count = longest = 0
-        for length in lengths:
-            longest = max(longest, length)
-            if count and (count + 1) * longest > self.batch_tokens:
+    def batch_size(self, prompts: Iterable[Prompt]) -> int:
+        """Returns how many of the prompts, one at least, are the first batch."""
+        count = longest = candidates = 0
+        for prompt in prompts:
+            longest = max(longest, len(prompt.tokens))
+            candidates += prompt.candidates_cost
+            if count and (count + 1) * longest + candidates > self.batch_tokens:
                 break
             count += 1
         return count
@@ -216,9 +237,13 @@ class Teacher:
             for p, count in zip(prompts, counts, strict=True)
         ]
         masks = [ids >= 0 for ids in lists]
-        offsets = np.cumsum([0, *np.concatenate([mask.sum(1) for mask in masks])])
+        # Rows before the first with candidates have none.
+        sizes = [
+            np.pad(mask.sum(1), (n - len(mask), 0)) for mask, n in zip(masks, counts, strict=True)
+        ]
+        offsets = np.cumsum([0, *np.concatenate(sizes)])
         ids = np.concatenate([ids[mask] for ids, mask in zip(lists, masks, strict=True)])
-        temperature = torch.tensor([p.temperature for p in prompts])
+        temperature = torch.tensor([p.temperature for p in prompts], dtype=torch.float32)
         device = hidden[0].device
         targets = [token for p in prompts for token in p.tokens[p.start + 1 :]]
         rows = torch.cat([states[p.start : -1] for states, p in zip(hidden, prompts, strict=True)])
@@ -245,13 +270,13 @@ class Teacher:
                 getattr(scores, "top_k_logprobs", none),
             )
         ]
-        of_candidates = scores.candidate_logprobs.numpy(force=True)
+        found = scores.candidate_logprobs.numpy(force=True)
         ends = np.cumsum(counts)
         results = []
         for prompt, begin, end, mask in zip(prompts, ends - counts, ends, masks, strict=True):
             logprobs, ranks, top_ids, top_logprobs = (values[begin:end] for values in by_row)
             candidate_logprobs = np.full(mask.shape, -np.inf, np.float32)
-            candidate_logprobs[mask] = of_candidates[offsets[begin] : offsets[end]]
+            candidate_logprobs[mask] = found[offsets[begin] : offsets[end]]
             results.append(
                 PromptScores(
                     logprobs,

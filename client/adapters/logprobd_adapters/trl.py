@@ -25,7 +25,9 @@ from transformers.utils import is_peft_available
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer, SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
-from logprobd_adapters.scorer import CHECKED_TOKENS, Scorer, check_head
+from logprobd_adapters.head_check import check_model_head, check_size
+from logprobd_adapters.model_body import without_cache
+from logprobd_adapters.scorer import Scorer
 
 _IGNORED = -100  # TRL's label of tokens that are not scored
 _PRECOMPUTED = ("ref_chosen_logps", "ref_rejected_logps", "ref_logps", "ref_KL_logps")
@@ -42,8 +44,8 @@ def use_scorer(trainer: Any, scorer: Scorer) -> None:
         scorer: scorer of the head of the reference.
 
     Raises InvalidArgument if the trainer calls no head that stays as it is without gradients, or if
-    the scorer's head is not the reference's. The second check needs the model's own head, unsharded
-    and not quantised; without it, it is left out.
+    the scorer's head is not the reference's. Weights are compared if the model has its own head,
+    unsharded and not quantised; hidden size and vocabulary always.
     """
     if not isinstance(trainer, GRPOTrainer | RLOOTrainer | DPOTrainer | KTOTrainer | SFTTrainer):
         raise InvalidArgument(
@@ -125,31 +127,28 @@ def _check_evaluation(trainer: SFTTrainer, model: PreTrainedModel) -> None:
 
 
 def _check_model(trainer: Any, model: PreTrainedModel, scorer: Scorer) -> None:
-    """Compares the scorer with the model's own head, if that is there as a whole."""
+    """Compares the scorer with the model's own head, or with its size if it is not there whole."""
     if model.base_model is model:
         raise InvalidArgument(f"{type(model).__name__} has no separate body")
     weight = getattr(model.get_output_embeddings(), "weight", None)
-    if (
-        weight is None
-        or isinstance(weight, DTensor)
-        or weight.is_meta
-        or weight.shape[0] < scorer.vocab_size
-    ):
+    if not _is_whole(weight):
+        width = getattr(model.get_input_embeddings(), "embedding_dim", None)
+        check_size(scorer, width, model.config.get_text_config().vocab_size)
         return
-    states: list[Tensor] = []
-    hook = model.base_model.register_forward_hook(
-        lambda _, __, output: states.append(output.last_hidden_state)
+    with trainer.accelerator.autocast():
+        check_model_head(scorer, model)
+
+
+def _is_whole(weight: Tensor | None) -> bool:
+    """Returns whether a head is there, neither removed, sharded nor quantised."""
+    return (
+        weight is not None
+        and not isinstance(weight, DTensor)
+        and not weight.is_meta
+        and weight.is_floating_point()
+        and weight.dim() == 2  # FSDP's shards are flat
+        and weight.numel() > 0
     )
-    tokens = torch.arange(CHECKED_TOKENS, device=weight.device)[None]
-    # Dropout must not change the random numbers of the training.
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng([weight.device] if weight.is_cuda else []),
-        trainer.accelerator.autocast(),
-    ):
-        logits = model(input_ids=tokens).logits
-    hook.remove()
-    check_head(scorer, states[0][0], logits[0])
 
 
 def _bind(
@@ -186,7 +185,7 @@ def _bind(
         labels = keywords.pop("labels", None)
         shift_labels = keywords.pop("shift_labels", None)
         num_items = keywords.pop("num_items_in_batch", None)
-        keywords["use_cache"] = False
+        keywords |= without_cache(self.base_model)
         # accelerate's autocast encloses the forward that this one replaces.
         with trainer.accelerator.autocast():
             hidden = self.base_model(*arguments, **keywords).last_hidden_state

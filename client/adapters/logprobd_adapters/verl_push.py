@@ -13,14 +13,18 @@ sends all weights to the rollouts as NAME does:
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from logprobd import Tls, WeightsClient
+from logprobd.errors import InvalidArgument
 from torch import Tensor
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from logprobd_adapters.push import begin_version, check_staged, collected
+from logprobd_adapters.push import advice_on_names, begin_version, check_staged, collect_errors
+from logprobd_adapters.scorer import read_token
 
 # "naive" hands weights over within a process, and "delta_sharded" takes them from the model itself.
 _WITHOUT_STREAM = ("naive", "delta_sharded")
@@ -42,8 +46,11 @@ class HeadTee:
         bias: name of the head's bias. A model without this tensor has none.
         dtype: see logprobd.WeightsClient.push. Needed if weight and bias have different types.
         tls: a logprobd.Tls, or its arguments, since a configuration holds no objects.
-        scoring_address, timeout, load_timeout, token: see logprobd.WeightsClient.
+        token_file: file that holds the token alone, on the master. Default: LOGPROBD_TOKEN.
+        scoring_address, timeout, load_timeout: see logprobd.WeightsClient.
         bucket_size, is_master, engine_kwargs: arguments of the engine itself.
+
+    Raises InvalidArgument for `token`, since verl prints and logs its configuration.
     """
 
     def __init__(
@@ -60,9 +67,14 @@ class HeadTee:
         timeout: float = 60.0,
         load_timeout: float | None = None,
         tls: Tls | Mapping[str, str] | None = None,
-        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         **engine_kwargs: Any,
     ) -> None:
+        if "token" in engine_kwargs:
+            raise InvalidArgument(
+                "verl prints and logs its configuration, which must not contain a token: write it "
+                "to a file and set token_file, or set the variable LOGPROBD_TOKEN"
+            )
         super().__init__(  # type: ignore[call-arg]
             bucket_size=bucket_size, is_master=is_master, **engine_kwargs
         )
@@ -75,8 +87,10 @@ class HeadTee:
                 load_timeout=load_timeout,
                 scoring_address=scoring_address,
                 tls=Tls(**tls) if isinstance(tls, Mapping) else tls,
-                token=token,
+                token=None if token_file is None else read_token(token_file),
             )
+            # verl calls finalize after each step, and nothing at the end.
+            weakref.finalize(self, self._weights.close)
 
     async def send_weights(
         self, weights: Iterable[tuple[str, Tensor]], global_steps: int | None = None
@@ -87,7 +101,7 @@ class HeadTee:
             return await super().send_weights(weights, global_steps) or {}  # type: ignore[misc]
         errors: list[Exception] = []
         version, is_staged = 0, False
-        with collected(errors):
+        with collect_errors(errors):
             version = await asyncio.to_thread(begin_version, client, self._head)
 
         def passed() -> Iterator[tuple[str, Tensor]]:
@@ -95,7 +109,7 @@ class HeadTee:
             for name, tensor in weights:
                 if name in (self._tensor, self._bias) and not errors:
                     is_bias = name == self._bias
-                    with collected(errors):
+                    with collect_errors(errors):
                         staged = client.push(
                             None if is_bias else tensor,
                             bias=tensor if is_bias else None,
@@ -109,7 +123,7 @@ class HeadTee:
         metrics = await super().send_weights(passed(), global_steps)  # type: ignore[misc]
         if errors:
             raise errors[0]
-        check_staged(is_staged, self._tensor, self._bias)
+        check_staged(is_staged, advice_on_names(self._tensor, self._bias))
         await asyncio.to_thread(client.commit, self._head, version=version)
         return {**(metrics or {}), "logprobd/weights_version": version}
 

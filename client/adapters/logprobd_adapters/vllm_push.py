@@ -16,13 +16,11 @@ the body, by weights of another backend, and logprobd the head:
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-from logprobd import LogprobdError, Tls, WeightsClient
+from logprobd import Tls, WeightsClient
 from logprobd.errors import InvalidArgument
 from torch import Tensor
 from vllm.distributed.weight_transfer import (
@@ -32,9 +30,7 @@ from vllm.distributed.weight_transfer import (
 )
 from vllm.distributed.weight_transfer.base import TrainerInitInfo
 
-from logprobd_adapters.push import begin_version, check_staged, collected, range_of_shard
-
-_LOG = logging.getLogger("logprobd")
+from logprobd_adapters.push import advice_on_names, collect_errors, move_version, rows_of_rank
 
 
 @dataclass
@@ -108,29 +104,26 @@ class LogprobdTrainerWeightTransferEngine(TrainerWeightTransferEngine[LogprobdTr
     def send_weights(self) -> None:
         """Moves the weights of one step. Called on every rank.
 
-        All ranks take part in the same exchanges, whatever fails on one of them. A failed push does
-        not stop the inner engine. Raises on all ranks if there was an error on any: its own on the
-        rank that has one, otherwise a LogprobdError that names the rank. The next step drops what a
-        failed one has left on the server.
+        A failed push does not stop the inner engine. Raises on all ranks if there was an error on
+        any; see logprobd_adapters.push.move_version.
         """
-        errors: list[Exception] = []
-        version, is_staged = 0, False
-        if self.is_sender:
-            with collected(errors):
-                version = begin_version(self._weights, self._info.head)
-        version = _from_sender(version)
-        if version != 0:  # the server was reached
-            with collected(errors):
-                is_staged = self._push_head(version, errors)
-        if self._inner is not None:
-            with collected(errors):
+
+        def send(version: int, errors: list[Exception]) -> bool:
+            is_staged = False
+            if version != 0:  # the server was reached
+                with collect_errors(errors):
+                    is_staged = self._push_head(version, errors)
+            if self._inner is not None:
                 self._inner.send_weights()
-        is_staged = _raise_together(errors, is_staged)  # all rows have arrived
-        if self.is_sender:
-            with collected(errors):
-                check_staged(is_staged, self._info.tensor, self._info.bias)
-                self._weights.commit(self._info.head, version=version)
-        _raise_together(errors, is_staged)  # the next version is counted from this one
+            return is_staged
+
+        move_version(
+            self._weights,
+            send,
+            advice=advice_on_names(self._info.tensor, self._info.bias),
+            head=self._info.head,
+            is_first=self.is_sender,
+        )
 
     def shutdown(self) -> None:
         self._weights.close()
@@ -147,7 +140,7 @@ class LogprobdTrainerWeightTransferEngine(TrainerWeightTransferEngine[LogprobdTr
         is_local = self.source.implements_iter_local()
         for name, piece in self.source.iter_local() if is_local else self.source.iter_full():
             if name in self._metas:
-                with collected(errors):
+                with collect_errors(errors):
                     is_staged |= self._push(name, piece, version, is_local)
         return is_staged
 
@@ -157,20 +150,16 @@ class LogprobdTrainerWeightTransferEngine(TrainerWeightTransferEngine[LogprobdTr
         if self.rank not in owners:
             return False
         index = owners.index(self.rank)
-        shape = meta.mesh_shape or (len(owners),)
         placements = meta.placements if is_local else None
         begin, end, is_first_replica = 0, meta.shape[0], index == 0
         if placements is not None:
+            shape = meta.mesh_shape or (len(owners),)
             steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-            axes = [(index // step % size, size) for step, size in zip(steps, shape, strict=True)]
-            shards = [axis for axis, place in zip(axes, placements, strict=True) if _splits(place)]
-            replicas = [
-                axis
-                for axis, place in zip(axes, placements, strict=True)
-                if not isinstance(place, Shard)
+            axes = [
+                (index // step % size, size, _splits(place))
+                for step, size, place in zip(steps, shape, placements, strict=True)
             ]
-            begin, end = range_of_shard(end, shards)
-            is_first_replica = all(position == 0 for position, _ in replicas)
+            begin, end, is_first_replica = rows_of_rank(end, axes)
         if not is_first_replica:
             return False
         is_bias = name == self._info.bias
@@ -193,39 +182,6 @@ def _splits(placement: Any) -> bool:
             "the head is sharded on its columns: use a source that implements iter_full alone"
         )
     return isinstance(placement, Shard)
-
-
-def _from_sender(version: int) -> int:
-    """Returns the number of the sender, which is rank 0 of the default process group."""
-    if not _has_ranks():
-        return version
-    versions = [version]
-    torch.distributed.broadcast_object_list(versions, src=0)
-    return versions[0]
-
-
-def _raise_together(errors: list[Exception], is_staged: bool) -> bool:
-    """Waits for all ranks, and raises on all of them if one has errors. Returns whether `is_staged`
-    is true on one of them."""
-    ours = (is_staged, [f"{type(error).__name__}: {error}" for error in errors])
-    outcomes = [ours]
-    if _has_ranks():
-        outcomes = [ours] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(outcomes, ours)
-    for error in errors[1:]:
-        _LOG.error("a transfer of weights failed in another way, too", exc_info=error)
-    if errors:
-        raise errors[0]
-    for rank, (_, texts) in enumerate(outcomes):
-        if texts:
-            raise LogprobdError(f"rank {rank} failed: {'; '.join(texts)}")
-    return any(is_staged for is_staged, _ in outcomes)
-
-
-def _has_ranks() -> bool:
-    """Returns whether there are other trainer ranks: those of the default process group, as in
-    vLLM's IPC engine."""
-    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 WeightTransferTrainerFactory.register_engine("logprobd", LogprobdTrainerWeightTransferEngine)

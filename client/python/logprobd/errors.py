@@ -184,6 +184,12 @@ def tls_hint(details: str | None) -> str:
     return next((f" {advice}" for words, advice in _TLS_HINTS if words in details), "")
 
 
+def refuses_tls(details: str | None) -> bool:
+    """Returns whether gRPC's message says that TLS is why it cannot connect, beyond doubt: a closed
+    connection may also be that of a server that stops."""
+    return tls_hint(details) not in ("", f" {_CLOSED_AT_ONCE}")
+
+
 def from_status(
     code: str, details: str, *, address: str, retry_after: float | None = None
 ) -> LogprobdError:

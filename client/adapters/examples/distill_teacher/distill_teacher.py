@@ -10,6 +10,7 @@ exact reverse KL divergence. Prints a table of the divergence during both traini
 
 import argparse
 import base64
+import collections
 import contextlib
 import io
 import json
@@ -18,11 +19,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import logprobd
 import numpy as np
@@ -69,14 +71,24 @@ def run_gateway(folder: Path, address: str) -> Iterator[str]:
     command += ["--address", address, "--device", "cpu", "--listen", "127.0.0.1:0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        log = ""
-        for line in process.stderr or ():
-            log += line
-            if ready := re.search(r"ready: (\S+)$", line):
-                yield ready[1]
-                process.terminate()
-                return
-        raise RuntimeError(log)
+        assert process.stderr
+        try:
+            yield await_ready(process.stderr)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def await_ready(log: TextIO) -> str:
+    """Returns the URL that a gateway logs when it is ready, and reads the rest of its log, since a
+    full pipe would stop it. Raises RuntimeError with the log if it ends before."""
+    lines = []
+    for line in log:
+        lines.append(line)
+        if ready := re.search(r"ready: (\S+)$", line):
+            threading.Thread(target=collections.deque, args=(log, 0), daemon=True).start()
+            return ready[1]
+    raise RuntimeError("".join(lines))
 
 
 class Teacher:

@@ -63,13 +63,15 @@ def run_cluster() -> Iterator[None]:
     """Runs two nodes with two CPUs each, whatever this machine has."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster = Cluster()
-    options = {"num_cpus": 2, "object_store_memory": 100_000_000}
-    cluster.add_node(include_dashboard=False, **options)
-    cluster.add_node(**options)
-    ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    yield
-    ray.shutdown()
-    cluster.shutdown()
+    try:
+        options = {"num_cpus": 2, "object_store_memory": 100_000_000}
+        cluster.add_node(include_dashboard=False, **options)
+        cluster.add_node(**options)
+        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def precompute(

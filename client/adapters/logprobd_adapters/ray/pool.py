@@ -205,7 +205,7 @@ class ScorerPool:
             self._addresses: list[str] = ray.get(starting, timeout=timeout + _ASK_SECONDS)
         except BaseException as error:
             self.close()
-            cause = getattr(error, "cause", None)  # of the error of an actor's method
+            cause = getattr(error, "cause", None)  # Ray wraps an actor's error.
             raise cause if isinstance(cause, Exception) else error from None
 
     def __enter__(self) -> ScorerPool:

@@ -5,7 +5,7 @@ import pickle
 import logprobd
 import pytest
 from logprobd import InvalidArgument, Tls
-from logprobd.errors import tls_hint
+from logprobd.errors import refuses_tls, tls_hint
 from tls_certificates import Authority
 
 
@@ -100,3 +100,20 @@ def test_only_a_failure_to_connect_gets_advice_about_tls() -> None:
     assert tls_hint("Socket closed") == ""
     assert tls_hint(None) == ""
     assert "--tls-cert" in tls_hint("failed to connect to all addresses; Socket closed")
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        (None, False),
+        ("CERTIFICATE_VERIFY_FAILED", False),
+        ("failed to connect to all addresses; Connection refused", False),
+        ("failed to connect to all addresses; Socket closed", False),
+        ("failed to connect to all addresses; Connection reset by peer", False),
+        ("failed to connect to all addresses; SSL: CERTIFICATE_VERIFY_FAILED", True),
+        ("failed to connect to all addresses; Hostname Verification Check failed", True),
+        ("failed to connect to all addresses; WRONG_VERSION_NUMBER", True),
+    ],
+)
+def test_only_a_handshake_that_failed_for_good_is_a_refusal(details, expected) -> None:
+    assert refuses_tls(details) == expected

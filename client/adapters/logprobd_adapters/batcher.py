@@ -1,0 +1,148 @@
+"""Batches of the prompts of concurrent requests, and the bounded queue before them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from logprobd.errors import InvalidArgument, LogprobdError, Overloaded
+
+from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
+
+QUEUE_TOKENS = 262_144
+
+_RETRY_SECONDS_MAX = 60
+
+
+class ScorerError(Exception):
+    """The scorer failed on prompts that the teacher had checked, so the request is not to blame.
+
+    Args:
+        error: the scorer's error.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Batcher:
+    """Scores prompts of concurrent requests together, in the order in which they came.
+
+    A batch leaves as soon as the one before it is done. Use it from the event loop.
+
+    Args:
+        teacher: scores batches in a thread of the batcher.
+        queue_tokens: while so many tokens wait or are being scored, no request is accepted; ids to
+            score count as in a batch (Prompt.candidates_cost). Also the most tokens of a request,
+            without such ids, if that is not max_model_len.
+    """
+
+    def __init__(self, teacher: Teacher, queue_tokens: int) -> None:
+        self._teacher = teacher
+        self._queue_tokens = queue_tokens
+        self._tokens = 0
+        self._seconds_per_token = 0.0
+        self._waiting: list[tuple[Prompt, asyncio.Future[PromptScores]]] = []
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "score")
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown()
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raises InvalidArgument if the prompts of a request cannot be scored. Any thread may call
+        it."""
+        for prompt in prompts:
+            self._teacher.check(prompt)
+        tokens = sum(len(prompt.tokens) for prompt in prompts)
+        tokens_max = max(self._queue_tokens, self._teacher.max_model_len)
+        if tokens > tokens_max:
+            raise InvalidArgument(
+                f"the request has {tokens} tokens, expected at most {tokens_max}: send fewer "
+                "prompts in a request"
+            )
+
+    def check_room(self) -> None:
+        """Raises Overloaded if the queue is full."""
+        if self._tokens >= self._queue_tokens:
+            seconds = math.ceil(self._tokens * self._seconds_per_token)
+            raise Overloaded(
+                f"{self._tokens} tokens are waiting, of at most {self._queue_tokens}, ids to score "
+                "included: send the request again later",
+                retry_after=min(max(seconds, 1), _RETRY_SECONDS_MAX),
+            )
+
+    async def score(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
+        """Scores the prompts of a request that `check` has passed. Cancelling it takes those that
+        wait off the queue.
+
+        Raises Overloaded if the queue is full, before any prompt is queued, ScorerError, and what
+        the backbone raises.
+        """
+        self.check_room()
+        futures = [self._submit(prompt) for prompt in prompts]
+        self._wake.set()
+        try:
+            return await asyncio.gather(*futures)
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _submit(self, prompt: Prompt) -> asyncio.Future[PromptScores]:
+        future: asyncio.Future[PromptScores] = asyncio.get_running_loop().create_future()
+        self._tokens += _cost(prompt)
+        future.add_done_callback(lambda _: self._leave(prompt))
+        self._waiting.append((prompt, future))
+        return future
+
+    def _leave(self, prompt: Prompt) -> None:
+        self._tokens -= _cost(prompt)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while batch := self._take():
+                started = loop.time()
+                prompts = [prompt for prompt, _ in batch]
+                results = await loop.run_in_executor(self._thread, self._score, prompts)
+                self._seconds_per_token = (loop.time() - started) / sum(map(_cost, prompts))
+                for (_, future), result in zip(batch, results, strict=True):
+                    if future.done():
+                        continue
+                    if isinstance(result, Exception):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(result)
+
+    def _take(self) -> list[tuple[Prompt, asyncio.Future[PromptScores]]]:
+        """Takes the next batch off the queue; it is empty if nothing waits."""
+        waiting = [each for each in self._waiting if not each[1].done()]
+        count = self._teacher.batch_size(prompt for prompt, _ in waiting)
+        self._waiting = waiting[count:]
+        return waiting[:count]
+
+    def _score(self, prompts: Sequence[Prompt]) -> list[PromptScores | Exception]:
+        """Scores a batch. A prompt that fails, for lack of memory perhaps, fails alone."""
+        try:
+            return list(self._teacher.score(prompts))
+        except Exception as error:
+            failure = error
+        is_scorers = isinstance(failure, LogprobdError)
+        fails_whole_batch = is_scorers and not isinstance(failure, InvalidArgument)
+        if fails_whole_batch or len(prompts) == 1:
+            return [ScorerError(failure) if is_scorers else failure] * len(prompts)
+        failure = failure.with_traceback(None)  # which holds the tensors of the batch
+        return list(itertools.chain.from_iterable(self._score([prompt]) for prompt in prompts))
+
+
+def _cost(prompt: Prompt) -> int:
+    return len(prompt.tokens) + prompt.candidates_cost
