@@ -168,7 +168,7 @@ void GrpcStream::OnWriteDone(bool ok) {
 
 void GrpcStream::OnDone(const grpc::Status& status) {
   std::shared_ptr<GrpcStream> self = std::move(self_);
-  absl::AnyInvocable<void() &&> gone = std::move(gone_);
+  absl::AnyInvocable<void()&&> gone = std::move(gone_);
   {
     absl::MutexLock lock(&mutex_);
     queue_.clear();

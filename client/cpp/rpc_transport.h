@@ -80,8 +80,8 @@ class RpcTransport {
 /// Callbacks of a stream, called one at a time, on threads of the transport.
 struct StreamEvents {
   absl::AnyInvocable<void(const grpc::ByteBuffer&)> received;
-  /// Called once, as the last callback. OK means that the server ended the stream. References to the
-  /// stream must be released before this returns.
+  /// Called once, as the last callback. OK means that the server ended the stream. References to
+  /// the stream must be released before this returns.
   absl::AnyInvocable<void(const absl::Status&) &&> ended;
 };
 

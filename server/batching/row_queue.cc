@@ -75,8 +75,8 @@ void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
   PendingRequest& request = *pending;
   LOGPROBD_CHECK(!request.is_queued && request.next_row < request.request.rows);
   const std::string& sub_client_id = request.request.sub_client_id;
-  Flow& client = levels_[Index(request.request.priority())].clients.FindOrAdd(
-      request.request.client_id);
+  Flow& client =
+      levels_[Index(request.request.priority())].clients.FindOrAdd(request.request.client_id);
   Flow& flow = sub_client_id.empty() ? client : client.sub_clients.FindOrAdd(sub_client_id);
   Requests& requests = request.is_small() ? flow.small : flow.bulk;
   request.is_queued = true;

@@ -28,9 +28,9 @@ TEST(GrpcTransportTest, OutlivesItsStreams) {
     stream_is_gone.Notify();
   });
   std::shared_ptr<MessageStream> stream;
-  stream = transport->OpenStream(
-      kScoreStreamMethod, {.received = [last = std::move(last)](const grpc::ByteBuffer&) {},
-                           .ended = [&stream](const absl::Status&) { stream.reset(); }});
+  stream = transport->OpenStream(kScoreStreamMethod,
+                                 {.received = [last = std::move(last)](const grpc::ByteBuffer&) {},
+                                  .ended = [&stream](const absl::Status&) { stream.reset(); }});
   stream->Start();
 
   transport.reset();
