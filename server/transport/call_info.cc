@@ -38,7 +38,7 @@ std::string ClientId(absl::string_view claimed, absl::string_view peer) {
 
 namespace {
 
-absl::string_view ViewOf(grpc::string_ref text) { return {text.data(), text.size()}; }
+absl::string_view ViewOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
 }  // namespace
 
