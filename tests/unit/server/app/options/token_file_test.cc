@@ -152,7 +152,7 @@ TEST_F(TokenFileTest, ReadsCertificatesAfterTheTokens) {
   EXPECT_FALSE(last.is_token());
   EXPECT_EQ(last.id, "spiffe://cluster/ns/a/sa/b");
   EXPECT_EQ(last.tenant, "team-a");
-  EXPECT_THAT(last.scopes, ElementsAre(false, true, true));
+  EXPECT_THAT(last.scopes, ElementsAre(false, true, true, false));
   EXPECT_EQ(last.not_after, absl::FromCivil(absl::CivilDay(2027, 1, 31), absl::UTCTimeZone()));
   EXPECT_EQ(last.share, 0.5);
   EXPECT_EQ(last.priority_max, Priority::kNormal);
