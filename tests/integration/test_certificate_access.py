@@ -122,7 +122,9 @@ def test_each_method_needs_a_certificate_or_a_token_with_its_scope(
 
 def test_clients_need_no_token_beside_a_known_certificate(start, tokens, ca, model) -> None:
     tokens.add_certificate("trainer.example", "score")
+    token = tokens.add("monitor", "metrics")
     server = start()
+    server.http_token = token
     hidden = np.ones((3, model.weight.shape[1]), np.float32)
 
     def tls(name: str) -> Tls:
