@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import tempfile
 
 import pytest
 import rank_pool
@@ -52,6 +53,15 @@ collect_ignore_glob = [
     for name, modules in FRAMEWORKS.items()
     if any(importlib.util.find_spec(module) is None for module in modules)
 ]
+
+if importlib.util.find_spec("verl") and pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
+    # verl loads its plugins when the first test imports it, so that of the operator must be there by then.
+    from operator_plugin import write_entry_points
+
+    SITE = tempfile.TemporaryDirectory()
+    write_entry_points(pathlib.Path(SITE.name))
+    sys.path.insert(0, SITE.name)
+    os.environ["LINEAR_LOGPROB_VERL"] = "1"
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ and does not synchronise the ranks' modules. flash-attn is replaced by the atten
 import contextlib
 import os
 import pathlib
-import sys
-import tempfile
 import types
 from collections.abc import Iterator
 from unittest import mock
@@ -20,7 +18,6 @@ import torch
 import torch.distributed as dist
 from hydra import compose, initialize_config_module
 from linear_logprob_reference import reference
-from operator_plugin import write_entry_points
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM
@@ -28,12 +25,7 @@ from transformers import LlamaForCausalLM
 if not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
     pytest.skip("the operator is not built", allow_module_level=True)
 
-# verl loads its plugins when it is imported.
-SITE = tempfile.TemporaryDirectory()
-write_entry_points(pathlib.Path(SITE.name))
-sys.path.insert(0, SITE.name)
 os.environ.update(
-    LINEAR_LOGPROB_VERL="1",
     VERL_ENGINE_DEVICE="cuda",  # engines are registered for GPUs only
     **{"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "", "MASTER_PORT": ""},
 )
