@@ -16,10 +16,6 @@ results=$PWD/build/sanitize
 python=$PWD/build/venv-tests/bin/python
 [ -x "$python" ] || { echo "sanitize.sh: error: no $python; run bash tests/run.sh --install" >&2; exit 1; }
 
-# The integration tests whose server runs with a sanitizer: all but those of packages, images, documents and the operator,
-# and those that measure memory, which is the sanitizer's.
-mapfile -t integration < <(sed -E 's/ *#.*//; /^$/d' tests/sanitizers/integration.txt)
-
 # run PRESET OPTIONS...: runs the unit tests, then the integration tests with the built server.
 run() {
   local preset=$1 options=$2
@@ -31,7 +27,9 @@ run() {
   options+=:halt_on_error=1:log_path=$results/$preset-reports/report
   export ASAN_OPTIONS=$options UBSAN_OPTIONS=$options:print_stacktrace=1 TSAN_OPTIONS=$options
   ctest --preset "$preset" --output-junit "$results/$preset-unit.xml" -j "$(nproc)" || true
-  TEST_BINARIES=$PWD/build/$preset/bin "$python" -m pytest -q "${integration[@]}" --timeout 600 \
+  local -a excluded
+  mapfile -t excluded < <(sed -nE "s/^(-.*)/\1/p; s/^$preset (-.*)/\1/p" tests/sanitizers/excluded.txt)
+  TEST_BINARIES=$PWD/build/$preset/bin "$python" -m pytest -q tests/integration "${excluded[@]}" --timeout 600 \
     --junit-xml "$results/$preset-integration.xml" || true
 }
 

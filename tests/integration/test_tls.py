@@ -12,7 +12,7 @@ import time
 import logprobd
 import numpy as np
 import pytest
-from certificate_rotation import install, rotate, serial_of, served_serial
+from certificate_rotation import certificate_in, install, rotate, served_certificate
 from logprobd import Tls
 from tls_certificates import Authority, self_signed
 
@@ -319,10 +319,10 @@ def test_a_bad_pair_leaves_the_old_one_in_use(start, ca, tmp_path) -> None:
         lambda: server.metric("logprobd_tls_reloads_total", result="failed") == 1, "not counted"
     )
 
-    assert served_serial(server.grpc) == serial_of(first[0])
+    assert served_certificate(server.grpc) == certificate_in(first[0])
     assert "is not the key of the certificate" in "".join(server.log)
     with client(server.grpc, Tls(ca=ca.cert)) as connected:
         score(connected)
     shutil.copy(second[0], live[0])
-    await_true(lambda: served_serial(server.grpc) == serial_of(second[0]), "not served")
+    await_true(lambda: served_certificate(server.grpc) == certificate_in(second[0]), "not served")
     assert server.metric("logprobd_tls_reloads_total", result="failed") == 1

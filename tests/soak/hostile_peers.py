@@ -355,7 +355,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="logprobd_hostile_") as work:
             results[name] = measure(name, args.bin_dir, pathlib.Path(work))
         print(f"{name}: {json.dumps(results[name])}", file=sys.stderr, flush=True)
-    return suite_result.write({"attacks": results}, problems(results), args.out)
+    return suite_result.write({"attacks": results}, problems(results), args)
 
 
 if __name__ == "__main__":

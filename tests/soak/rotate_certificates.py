@@ -113,7 +113,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="logprobd_certificates_") as work:
         result = measure(args.bin_dir, args.rotations, pathlib.Path(work))
-    return suite_result.write(result, problems(result), args.out)
+    return suite_result.write(result, problems(result), args)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
     )
+    parser.add_argument(
+        "--commit", help="commit of the programs; default: HEAD of git, with -dirty if files differ"
+    )
 
 
-def write(result: dict, problems: list[str], out: pathlib.Path | None) -> int:
+def write(result: dict, problems: list[str], args: argparse.Namespace) -> int:
     """Writes the result with its machine, date and commit, and prints the problems. Returns the exit code."""
     record = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "commit": bench_records.commit(),
+        "commit": args.commit or bench_records.commit(),
         "machine": bench_records.machine(),
         # The mean number of processes that ran or waited for a core in the last 15 minutes.
         "load_average": round(os.getloadavg()[2], 1),
@@ -36,8 +39,8 @@ def write(result: dict, problems: list[str], out: pathlib.Path | None) -> int:
         "problems": problems,
     }
     text = json.dumps(record, indent=2) + "\n"
-    if out:
-        out.write_text(text)
+    if args.out:
+        args.out.write_text(text)
     else:
         print(text, end="")
     for problem in problems:
