@@ -31,7 +31,7 @@ HttpAccess::HttpAccess(std::shared_ptr<const AccessList> access, Metrics& metric
 
 absl::Status HttpAccess::Check(absl::string_view path, absl::string_view authorization) {
   const std::string bearer = BearerOf(authorization);
-  const absl::Status status =
+  absl::Status status =
       access_->Check({.authorization = bearer}, Scope::kMetrics, absl::Now()).status();
   if (!status.ok()) {
     refusals_.Record(path, status);
