@@ -13,7 +13,7 @@
 namespace logprobd {
 namespace {
 
-absl::string_view ViewOf(grpc::string_ref text) { return {text.data(), text.size()}; }
+absl::string_view ViewOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
 absl::string_view ValueOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
                           const char* key) {
