@@ -331,7 +331,7 @@ def table(record: dict) -> str:
     rows = [list(COLUMNS), ["---"] * len(COLUMNS)]
     rows += [[text(each) for text in COLUMNS.values()] for each in record["attacks"].values()]
     origin = (
-        f"{record['machine']}, load average {record['load_average']}, {record['date']}, "
+        f"{record['machine']}, mean load of 15 minutes {record['load_average']}, {record['date']}, "
         f"commit {record['commit']}:"
     )
     return "\n".join([origin, "", *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
