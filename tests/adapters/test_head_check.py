@@ -227,3 +227,34 @@ def test_a_model_that_fails_keeps_no_hook() -> None:
         check_model_head(ExactScorer(torch.ones(2, HIDDEN)), model)
 
     assert not model.base_model._forward_hooks
+
+
+# Regression: OPT's causal model calls a part of the body, so that the hook on the body saw nothing.
+def test_a_model_that_calls_a_part_of_its_body_is_compared() -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.OPTConfig(
+        vocab_size=64,
+        hidden_size=16,
+        word_embed_proj_dim=16,
+        ffn_dim=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    model = transformers.OPTForCausalLM(settings).eval()
+
+    check_model_head(ExactScorer(model.lm_head.weight.detach()), model)
+    with pytest.raises(InvalidArgument):
+        check_model_head(ExactScorer(torch.randn(64, 16)), model)
+
+
+# Regression: PyTorch raises an error for its older setting once the newer one was used.
+def test_the_newer_setting_of_tf32_is_accepted(monkeypatch) -> None:
+    def raise_error() -> str:
+        raise RuntimeError("a mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", raise_error)
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(VOCAB, HIDDEN), torch.randn(ROWS, HIDDEN)
+
+    check_head(ExactScorer(weight), hidden, hidden @ weight.T, weight.dtype)

@@ -40,6 +40,8 @@ def check_model_head(scorer: Scorer, model: Any, length: int = CHECKED_TOKENS) -
     try:
         with torch.no_grad(), torch.random.fork_rng([body.device] if tokens.is_cuda else []):
             logits = model(input_ids=tokens, **without_cache(model)).logits
+            if not states:  # OPT and others call a part of the body instead of the body
+                body(input_ids=tokens, **without_cache(body))
     finally:
         hook.remove()
     weight = getattr(model.get_output_embeddings(), "weight", None)
@@ -127,5 +129,8 @@ def _unit_roundoff(
     dtypes = [hidden.dtype, logits.dtype, weight_dtype, getattr(scorer, "dtype", None)]
     if torch.is_autocast_enabled(kind):
         dtypes.append(torch.get_autocast_dtype(kind))
-    of_fp32 = _FP32_EPSILONS[torch.get_float32_matmul_precision()]
+    try:
+        of_fp32 = _FP32_EPSILONS[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # the precision was set by torch.backends.fp32_precision
+        of_fp32 = _FP32_EPSILONS["high"]
     return max(of_fp32, *(torch.finfo(dtype).eps for dtype in dtypes if dtype is not None)) / 2
