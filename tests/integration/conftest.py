@@ -1,7 +1,27 @@
-"""Defines the models and servers of the tests of pushes."""
+"""Defines what several modules use: certificates and tokens, and the models and servers of the tests of pushes."""
+
+import pathlib
 
 import pytest
 from model_folder import ModelFolder
+from tls_certificates import Authority
+from token_file import TokenFile
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def pair(ca) -> tuple[pathlib.Path, pathlib.Path]:
+    """The certificate of a server and its key."""
+    return ca.issue("server")
+
+
+@pytest.fixture
+def tokens(tmp_path) -> TokenFile:
+    return TokenFile(tmp_path / "tokens.toml")
 
 
 @pytest.fixture(scope="module")

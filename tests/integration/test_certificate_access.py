@@ -21,20 +21,10 @@ COMMIT = "/logprobd.v1.Weights/Commit"
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
 @pytest.fixture
-def tokens(tmp_path) -> TokenFile:
-    return TokenFile(tmp_path / "tokens.toml")
-
-
-@pytest.fixture
-def start(start_server, model, tokens, ca):
+def start(start_server, model, tokens, ca, pair):
     """Starts a server that asks for certificates and reads the file of tokens."""
-    cert, key = ca.issue("server")
+    cert, key = pair
 
     def run(*options: str, client_ca: bool = True, **keywords):
         return start_server(

@@ -5,7 +5,6 @@ import base64
 import contextlib
 import http.client
 import itertools
-import pathlib
 import shutil
 import signal
 import socket
@@ -17,7 +16,6 @@ import time
 import pytest
 from prometheus_server import PrometheusServer
 from scoring_rpc import ROOT
-from tls_certificates import Authority
 from token_file import TokenFile
 
 pytestmark = pytest.mark.timeout(120)
@@ -31,21 +29,6 @@ TIME_MAX_SECONDS = 10  # of a connection
 _HELLO = b"\x01\xff\xff\xff\x03\x03" + bytes(60_000)
 _RECORDS = [_HELLO[at : at + 16_384] for at in range(0, len(_HELLO), 16_384)]
 BEGUN_HELLO = b"".join(b"\x16\x03\x01" + len(each).to_bytes(2, "big") + each for each in _RECORDS)
-
-
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("https"))
-
-
-@pytest.fixture(scope="module")
-def pair(ca) -> tuple[pathlib.Path, pathlib.Path]:
-    return ca.issue("server")
-
-
-@pytest.fixture
-def tokens(tmp_path) -> TokenFile:
-    return TokenFile(tmp_path / "tokens.toml")
 
 
 @pytest.fixture

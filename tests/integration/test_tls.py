@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import pathlib
 import re
 import shutil
 import signal
@@ -17,16 +16,6 @@ from logprobd import Tls
 from tls_certificates import Authority, self_signed
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture(scope="module")
-def pair(ca) -> tuple[pathlib.Path, pathlib.Path]:
-    return ca.issue("server")
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,6 @@ HEALTH = "/grpc.health.v1.Health/Check"
 
 
 @pytest.fixture
-def tokens(tmp_path) -> TokenFile:
-    return TokenFile(tmp_path / "tokens.toml")
-
-
-@pytest.fixture
 def start_with_tokens(start_server, model: ModelFolder, tokens):
     def start(*options: str):
         token = tokens.add("monitor", "metrics")

@@ -35,6 +35,7 @@ sys.path[:0] = [str(TESTS / "support" / "python"), str(TESTS / "bench")]
 
 import bench_records  # noqa: E402
 import slope  # noqa: E402
+import suite_result  # noqa: E402
 from client_mix import MixedLoad  # noqa: E402
 from e2e.logprobctl import WeightsTool, server_flags  # noqa: E402
 from e2e.processes import (  # noqa: E402
@@ -276,16 +277,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    binaries = TESTS.parent / "build" / "release" / "bin"
-    parser.add_argument(
-        "--bin-dir",
-        type=pathlib.Path,
-        default=binaries,
-        help="folder of the programs; default: build/release/bin",
-    )
-    parser.add_argument(
-        "--out", type=pathlib.Path, help="JSON file to write; default: standard output"
-    )
+    suite_result.add_arguments(parser)
     parser.add_argument(
         "--samples",
         type=pathlib.Path,
@@ -340,9 +332,6 @@ def arguments() -> argparse.Namespace:
         "--sample-every-s", type=float, default=1, help="seconds between samples; default: 1"
     )
     parser.add_argument("--machine", help="machine of the records; default: read from the system")
-    parser.add_argument(
-        "--commit", help="commit of the records; default: HEAD of git, with -dirty if files differ"
-    )
     args = parser.parse_args()
     is_gpu = args.device == "cuda"
     args.hidden = args.hidden or (4096 if is_gpu else 256)

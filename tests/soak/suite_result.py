@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: the options for the programs and the result, and the result's form."""
+"""Defines the options that the scripts of this folder share, and the form of the results of attacks and rotations."""
 
 import argparse
 import datetime

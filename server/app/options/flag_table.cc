@@ -131,10 +131,8 @@ std::vector<Flag> MakeFlags() {
        "except Unix sockets and, for --listen and --http, loopback."},
       {"tokens", "Listeners", Kind::kText, &O::tokens, "FILE",
        "TOML file of the tokens and client certificates that callers need, whose entries "
-       "logprobctl "
-       "token prints. The pages of HTTP need a token too, except /healthz and /readyz. SIGHUP "
-       "reads "
-       "it again."},
+       "logprobctl token prints. The pages of HTTP need a token too, except /healthz and /readyz. "
+       "SIGHUP reads it again."},
       {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection."},
 
       {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",
