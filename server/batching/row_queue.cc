@@ -67,8 +67,34 @@ RowQueue::Flow& RowQueue::Turns::FindOrAdd(const std::string& id) {
 }
 
 void RowQueue::Turns::Erase(std::list<Flow>::iterator flow) {
+  SetStarter(flow, false);
   by_id.erase(flow->id);
   flows.erase(flow);
+}
+
+void RowQueue::Turns::SetStarter(std::list<Flow>::iterator flow, bool is_starter) {
+  if (flow->is_starter == is_starter) {
+    return;
+  }
+  flow->is_starter = is_starter;
+  if (is_starter) {
+    flow->starter_position = starters.insert(starters.end(), flow);
+  } else {
+    starters.erase(flow->starter_position);
+  }
+}
+
+std::list<RowQueue::Flow>::iterator RowQueue::Turns::TakeStarter(int64_t turn_rows) {
+  if (starters.empty()) {
+    return flows.end();
+  }
+  const auto flow = starters.front();
+  SetStarter(flow, false);
+  if (flow->deficit <= 0) {
+    flow->deficit = turn_rows;
+    flow->owes_turn = true;
+  }
+  return flow;
 }
 
 void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
@@ -183,10 +209,18 @@ void RowQueue::TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting) {
 int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) {
   int64_t taken = 0;
   rows_max = std::min(rows_max, cutting.rows_left);
+  const bool begins_batch = rows_max > 0 && !cutting.has_row && turns.blocked.empty();
+  auto starter = begins_batch ? turns.TakeStarter(cutting.turn_rows) : turns.flows.end();
   while (rows_max > 0 && !turns.flows.empty()) {
-    const auto flow = turns.flows.begin();
-    if (flow->deficit <= 0) {
-      flow->deficit = cutting.turn_rows;
+    const bool is_start = starter != turns.flows.end();
+    const auto flow = is_start ? std::exchange(starter, turns.flows.end()) : turns.flows.begin();
+    if (!is_start) {
+      const bool owed_turn = std::exchange(flow->owes_turn, false);
+      if (flow->deficit <= 0 && owed_turn) {
+        turns.flows.splice(turns.flows.end(), turns.flows, flow);
+        continue;
+      }
+      flow->deficit = flow->deficit <= 0 ? cutting.turn_rows : flow->deficit;
     }
     const int64_t flow_taken = TakeFromFlow(*flow, std::min(flow->deficit, rows_max), cutting);
     taken += flow_taken;
@@ -195,9 +229,16 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
     flow->deficit -= flow_taken;
     if (flow->empty()) {
       turns.Erase(flow);
-    } else if (flow->deficit == 0) {
-      turns.flows.splice(turns.flows.end(), turns.flows, flow);
-    } else if (rows_max > 0) {
+      continue;
+    }
+    const bool is_blocked = flow->deficit > 0 && rows_max > 0;
+    const bool has_blocked = !flow->sub_clients.blocked.empty();
+    turns.SetStarter(flow, is_blocked || (has_blocked && !flow->owes_turn));
+    if (flow->deficit == 0) {
+      if (!flow->owes_turn) {  // otherwise it has its place until the turn that it owes
+        turns.flows.splice(turns.flows.end(), turns.flows, flow);
+      }
+    } else if (is_blocked) {
       if (turns.blocked.empty()) {
         cutting.with_blocked.push_back(&turns);
       }

@@ -42,6 +42,8 @@ struct BatchBudget {
 /// served first in, first out. A lower priority that waits behind a higher one earns 1/16 of each
 /// batch; once it has earned a whole batch, it starts the next one. A batch has one dtype, that of
 /// its first row; a client whose next request has another dtype keeps its turn for the next batch.
+/// Clients of which something did not fit a batch start one of the next batches, one after another.
+/// If the rest of such a client has used its turn up, the start replaces the client's next turn.
 class RowQueue {
  public:
   RowQueue() = default;
@@ -87,10 +89,18 @@ class RowQueue {
     /// Returns the flow with this id, which is added at the end if there is none.
     Flow& FindOrAdd(const std::string& id);
     void Erase(std::list<Flow>::iterator flow);
+    /// Adds the flow to `starters`, or removes it.
+    void SetStarter(std::list<Flow>::iterator flow, bool is_starter);
+    /// Removes and returns the first of `starters`, which has a turn of `turn_rows` or what is left
+    /// of its last one, or flows.end() if there is none.
+    std::list<Flow>::iterator TakeStarter(int64_t turn_rows);
 
     std::list<Flow> flows;  ///< In the order of their turns; no flow is empty.
     /// Flows that cannot add rows to the batch that is being cut. They are first in the next one.
     std::list<Flow> blocked;
+    /// Flows that have blocked rows since their last turn, longest first. Each batch begins with
+    /// one, so that a flow whose turns never come first gets a batch that its rows fit.
+    std::list<std::list<Flow>::iterator> starters;
     absl::flat_hash_map<std::string, std::list<Flow>::iterator> by_id;
   };
 
@@ -106,7 +116,10 @@ class RowQueue {
     Requests bulk;
     int64_t small_rows = 0;
     int64_t bulk_rows = 0;
-    int64_t deficit = 0;  ///< Rows left in the current turn.
+    int64_t deficit = 0;      ///< Rows left in the current turn.
+    bool owes_turn = false;   ///< Whether a start replaces the next turn, which is left out.
+    bool is_starter = false;  ///< Whether the flow is in `starters`, at `starter_position`.
+    std::list<std::list<Flow>::iterator>::iterator starter_position;
   };
 
   /// The requests of one priority.

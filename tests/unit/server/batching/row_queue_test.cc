@@ -284,6 +284,74 @@ TEST_F(RowQueueTest, SubClientsWhoseRowsDoNotFitAreFirstInTheNextBatch) {
   EXPECT_EQ(queue_.rows(), 2);
 }
 
+// Regression: the turns of the rest of the client came at the end of each batch, so that each next
+// batch began with rows of another client, which those of the blocked sub-client never fit.
+TEST_F(RowQueueTest, ASubClientWhoseRowsDoNotFitIsNotPassedByOtherClients) {
+  Push({.rows = 10'000, .dtype = Dtype::kBf16, .client_id = "other"});
+  Push({.rows = 10'000, .dtype = Dtype::kBf16, .client_id = "team", .sub_client_id = "x"});
+  const auto y = Push({.rows = 8, .dtype = Dtype::kF32, .client_id = "team", .sub_client_id = "y"});
+
+  queue_.Cut(Budget(64));  // 16 turns, and so the same number for both clients
+  queue_.Cut(Budget(64));
+
+  EXPECT_FALSE(y->is_queued);
+}
+
+TEST_F(RowQueueTest, ASubClientWithTooManyCandidatesIsNotPassedByOtherClients) {
+  for (const char* client : {"other", "team"}) {
+    Push({.rows = 1'000,
+          .client_id = client,
+          .sub_client_id = "x",
+          .candidate_counts = std::vector<int64_t>(1'000, 1)});
+  }
+  const auto y = Push({.client_id = "team", .sub_client_id = "y", .candidate_counts = {1'000}});
+  BatchBudget budget = Budget(64);
+  budget.candidates_max = 1'000;
+
+  queue_.Cut(budget);
+  queue_.Cut(budget);
+
+  EXPECT_FALSE(y->is_queued);
+}
+
+TEST_F(RowQueueTest, EveryClientThatWaitsForAnotherDtypeGetsABatch) {
+  Push({.rows = 10'000, .dtype = Dtype::kF32, .client_id = "f32"});
+  Push({.rows = 10'000, .dtype = Dtype::kBf16, .client_id = "bf16"});
+  Push({.rows = 10'000, .dtype = Dtype::kBf16, .client_id = "team", .sub_client_id = "x"});
+  const auto y = Push({.rows = 4, .dtype = Dtype::kF16, .client_id = "team", .sub_client_id = "y"});
+  std::map<std::string, int64_t> rows;
+
+  for (int i = 0; i < 4; ++i) {
+    for (const auto& [client, taken] : RowsByClient(queue_.Cut(Budget(64)))) rows[client] += taken;
+  }
+
+  EXPECT_FALSE(y->is_queued);
+  EXPECT_GE(rows["f32"], 64);
+  EXPECT_GE(rows["bf16"], 32);
+}
+
+TEST_F(RowQueueTest, AClientWhoseSubClientsAreBlockedInEachBatchGetsNoLargerShare) {
+  constexpr int kOthers = 40;
+  for (int i = 0; i < kOthers; ++i) {
+    Push({.rows = 1'000, .client_id = std::to_string(i)});
+  }
+  Push({.rows = 1'000, .client_id = "team", .sub_client_id = "x"});
+  Push({.rows = 1'000,
+        .client_id = "team",
+        .sub_client_id = "y",
+        .candidate_counts = std::vector<int64_t>(1'000, 600)});
+  BatchBudget budget = Budget(64);  // 16 turns of 4 rows
+  budget.candidates_max = 1'000;    // one row of y
+
+  std::map<std::string, int64_t> rows;
+  for (int i = 0; i < 100; ++i) {
+    for (const auto& [client, taken] : RowsByClient(queue_.Cut(budget))) rows[client] += taken;
+  }
+
+  EXPECT_NEAR(static_cast<double>(rows["team"]), 6'400.0 / (kOthers + 1), 8);
+  EXPECT_NEAR(static_cast<double>(rows["7"]), 6'400.0 / (kOthers + 1), 8);
+}
+
 TEST_F(RowQueueTest, ASmallRequestPassesTheLargeOnesOfOtherSubClients) {
   for (int i = 0; i < 100; ++i) {
     Push({.rows = 1'000, .client_id = "team", .sub_client_id = std::to_string(i)});
