@@ -180,9 +180,11 @@ bool HeadManager::is_ready() const {
   return head != nullptr && head->healthy() && head->failure().empty();
 }
 
-bool HeadManager::has_lost_replica() const {
+bool HeadManager::may_hang() const {
   const std::shared_ptr<InProcessHead> head = this->head();
-  return head != nullptr && head->num_healthy() < head->num_replicas();
+  const std::shared_ptr<HeadVersions> versions = this->versions();
+  return (head != nullptr && head->num_healthy() < head->num_replicas()) ||
+         (versions != nullptr && versions->is_releasing());
 }
 
 std::string HeadManager::FailureText() const {

@@ -62,7 +62,9 @@ class HeadManager {
   /// Returns whether the head is loaded, a replica is healthy, and a version of the weights is live
   /// or about to be.
   bool is_ready() const;
-  bool has_lost_replica() const;
+  /// Returns whether a replica has failed or a dropped version is not destroyed yet. Its device may
+  /// hang and thereby block the destructor.
+  bool may_hang() const;
   /// Returns "the engine has failed" or "1 of 2 replicas has failed", or an empty string if nothing
   /// has failed.
   std::string FailureText() const;

@@ -16,6 +16,7 @@ namespace logprobd {
 namespace {
 
 constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
+constexpr char kNothingLoaded[] = "no version of the weights could be loaded";
 
 absl::Status NotReleased() {
   return absl::UnavailableError(
@@ -125,7 +126,8 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   Planned planned;
   planned.candidate = std::move(candidate);
   LOGPROBD_ASSIGN_OR_RETURN(std::optional<LoadTurn::Holder> turn, AwaitTurn(ticker));
-  LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place));
+  LOGPROBD_ASSIGN_OR_RETURN(planned.plan, Plan(planned.candidate.weights->info(), load.in_place,
+                                               MemoryToFree(load.in_place)));
   LOGPROBD_RETURN_IF_ERROR(loader_.CheckContent(load, planned.candidate, ticker));
   {
     const absl::MutexLock lock(&mutex_);
@@ -133,7 +135,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
     LOGPROBD_RETURN_IF_ERROR(numbers_.CheckNames(version.version, version.sha256));
   }
   if (load.in_place) {
-    return ReplaceInPlace(planned, ticker);
+    return ReplaceInPlace(planned, turn, ticker);
   }
   absl::StatusOr<WeightsVersion> staged = Stage(planned, ticker);
   if (!staged.ok()) {
@@ -188,8 +190,9 @@ absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) con
   }
 }
 
-absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_place) const {
-  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, *head_.info(), MemoryToFree(in_place));
+absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_place,
+                                              const MemoryPlan& freed) const {
+  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, *head_.info(), freed);
   if (!absl::IsResourceExhausted(plan.status())) {
     return plan;
   }
@@ -241,18 +244,40 @@ absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadT
   return version;
 }
 
-absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& planned,
+/// Replaces the live version. The caller holds `turn`, which is given up during the wait for the
+/// batches of the old version: they may never end.
+absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned& planned,
+                                                            std::optional<LoadTurn::Holder>& turn,
                                                             LoadTicker& ticker) {
   const WeightsVersion& version = planned.candidate.version;
   LOGPROBD_RETURN_IF_ERROR(ticker.Report("loading", 0, version.weight_bytes));
   LOGPROBD_RETURN_IF_ERROR(DropPrevious());
+  const MemoryPlan freed = MemoryToFree(/*in_place=*/true);
   LogInfo("replacing the weights in place; requests wait",
           {{"head", name()}, {"version", version.version}});
+  turn.reset();
   std::unique_ptr<VersionEngines> old = head_.Commit(nullptr);
   WeightsVersion old_version;
   {
     const absl::MutexLock lock(&mutex_);
     old_version = std::exchange(live_, WeightsVersion());
+  }
+  const auto plan_again = [&]() -> absl::Status {
+    LOGPROBD_ASSIGN_OR_RETURN(LoadTurn::Holder next_turn, AwaitTurn(ticker));
+    turn.emplace(std::move(next_turn));
+    // Other heads may have taken memory during the wait.
+    LOGPROBD_ASSIGN_OR_RETURN(planned.plan,
+                              Plan(planned.candidate.weights->info(), /*in_place=*/true, freed));
+    return absl::OkStatus();
+  };
+  if (absl::Status planned_again = plan_again(); !planned_again.ok()) {
+    if (old != nullptr) {
+      old->version = old_version;
+      MakeLive(std::move(old), /*keeps_previous=*/false);
+    } else {
+      head_.Fail(kNothingLoaded);
+    }
+    return planned_again;
   }
   if (old != nullptr) {
     auto released = std::make_unique<VersionEngines>();
@@ -273,7 +298,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(const Planned& plann
     if (old != nullptr) {
       Restore(*old, old_version);
     } else {
-      head_.Fail("no version of the weights could be loaded");
+      head_.Fail(kNothingLoaded);
     }
     return made.status();
   }

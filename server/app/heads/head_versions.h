@@ -79,6 +79,9 @@ class HeadVersions {
   /// Returns the memory of all versions except the live one, also of those that are being dropped.
   MemoryPlan memory() const;
 
+  /// Returns whether a dropped version is not destroyed yet. The destructor waits for it.
+  bool is_releasing() const { return !releaser_.memory().empty(); }
+
   std::string name() const { return head_.info()->name; }
 
  private:
@@ -117,12 +120,15 @@ class HeadVersions {
   absl::StatusOr<uint64_t> NumberOf(uint64_t requested) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld(uint64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
-  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place) const;
+  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place,
+                                  const MemoryPlan& freed) const;
   MemoryPlan MemoryToFree(bool in_place) const;
   absl::StatusOr<std::unique_ptr<VersionEngines>> Make(const Planned& planned,
                                                        LoadTicker& ticker) const;
   absl::StatusOr<WeightsVersion> Stage(const Planned& planned, LoadTicker& ticker);
-  absl::StatusOr<WeightsVersion> ReplaceInPlace(const Planned& planned, LoadTicker& ticker);
+  absl::StatusOr<WeightsVersion> ReplaceInPlace(Planned& planned,
+                                                std::optional<LoadTurn::Holder>& turn,
+                                                LoadTicker& ticker);
   void Restore(const VersionEngines& old, const WeightsVersion& version);
   void MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_previous);
   absl::Status DropPrevious();

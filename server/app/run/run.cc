@@ -104,7 +104,7 @@ int LoadAndRun(Server& server) {
   }
   switch (server.Run()) {
     case Server::End::kStopped:
-      if (server.HasLostReplica()) {
+      if (server.MayHang()) {
         _exit(kExitStopped);
       }
       return kExitStopped;

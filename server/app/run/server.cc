@@ -649,8 +649,8 @@ void Server::RequestReload() {
   impl_->reload_requested = true;
 }
 
-bool Server::HasLostReplica() const {
-  return absl::c_any_of(impl_->heads, [](const auto& head) { return head->has_lost_replica(); });
+bool Server::MayHang() const {
+  return absl::c_any_of(impl_->heads, [](const auto& head) { return head->may_hang(); });
 }
 
 int Server::grpc_port() const { return impl_->grpc->port(); }

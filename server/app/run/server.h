@@ -49,8 +49,9 @@ class Server {
   /// logged as an error. A request before Run is handled when Run starts.
   void RequestReload();
 
-  /// Returns whether a replica has failed. Its device may hang and thereby block the destructor.
-  bool HasLostReplica() const;
+  /// Returns whether a replica has failed or a dropped version of the weights is not destroyed yet.
+  /// Its device may hang and thereby block the destructor.
+  bool MayHang() const;
 
   int grpc_port() const;
   std::string admin_address() const;  ///< See GrpcServer::admin_address.

@@ -42,6 +42,14 @@ class HeadVersionsHangTest : public HeadVersionsTest {
     clock_.Advance(absl::Milliseconds(1));
   }
 
+  /// Submits a request that stays in flight until Release is called for the engine of version 1.
+  void HoldABatch(absl::Notification& answered) {
+    engines_[1]->Hold();
+    const auto on_answer = [&](const absl::StatusOr<ScoreResult>&) { answered.Notify(); };
+    ASSERT_TRUE(head_->Submit(RequestOfRows(1), on_answer).ok());
+    engines_[1]->WaitUntilInFlight(1);
+  }
+
   bool IsTurnFree() { return load_turn_.Take(absl::ZeroDuration()).has_value(); }
 
   FakeClock clock_;
@@ -51,13 +59,8 @@ class HeadVersionsHangTest : public HeadVersionsTest {
 // Regression: the commit of a load kept the turn to load of all heads until the last batch ended.
 TEST_F(HeadVersionsHangTest, ACommitThatWaitsForABatchLeavesTheTurnToOthers) {
   Make();
-  engines_[1]->Hold();
   absl::Notification answered;
-  ASSERT_TRUE(
-      head_
-          ->Submit(RequestOfRows(1), [&](const absl::StatusOr<ScoreResult>&) { answered.Notify(); })
-          .ok());
-  engines_[1]->WaitUntilInFlight(1);
+  HoldABatch(answered);
   absl::Notification has_turn;
   on_create_ = [&](const HeadWeights&) {
     has_turn.Notify();
@@ -73,6 +76,49 @@ TEST_F(HeadVersionsHangTest, ACommitThatWaitsForABatchLeavesTheTurnToOthers) {
   engines_[1]->Release();
   EXPECT_TRUE(loaded.get().ok());
   EXPECT_EQ(ScoredBy(), 2U);
+}
+
+// Regression: a replacement in place kept the turn during that wait.
+TEST_F(HeadVersionsHangTest, AReplacementInPlaceThatWaitsForABatchLeavesTheTurnToOthers) {
+  Make();
+  absl::Notification answered;
+  HoldABatch(answered);
+  absl::Notification is_planned;
+  plan_ = [&](int64_t) {
+    if (!is_planned.HasBeenNotified()) {
+      is_planned.Notify();
+    }
+    return PlanOf(2);
+  };
+
+  std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .in_place = true});
+  is_planned.WaitForNotification();  // it has the turn
+  EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
+
+  EXPECT_FALSE(answered.HasBeenNotified());
+  EXPECT_EQ(num_created_, 0);
+  engines_[1]->Release();
+  EXPECT_TRUE(loaded.get().ok());
+  EXPECT_EQ(ScoredBy(), 2U);
+}
+
+TEST_F(HeadVersionsHangTest, AReplacementInPlaceKeepsTheOldVersionIfOthersTookTheMemoryMeanwhile) {
+  Make();
+  int num_plans = 0;
+  plan_ = [&](int64_t freed_bytes) -> absl::StatusOr<EnginePlan> {
+    EXPECT_GE(freed_bytes, kWeightBytes);
+    if (++num_plans == 2) {
+      return absl::FailedPreconditionError("gpu0 is full");
+    }
+    return PlanOf(2);
+  };
+
+  const absl::Status status = Load({.path = "/m/2", .in_place = true}).status();
+
+  EXPECT_EQ(num_plans, 2);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(num_created_, 0);
+  ExpectUnharmed();
 }
 
 // Regression: a load waited without end, with the turn, for the engines of the previous version.
@@ -119,6 +165,7 @@ TEST_F(HeadVersionsHangTest, ADiscardWaitsABoundedTime) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2"}).ok());
   engines_[2]->BlockDestructor(end_);
+  EXPECT_FALSE(versions_->is_releasing());
 
   std::future<bool> discarded = std::async(std::launch::async, [this] {
     return versions_->Discard(/*staged=*/true, /*previous=*/false).ok();
@@ -126,6 +173,7 @@ TEST_F(HeadVersionsHangTest, ADiscardWaitsABoundedTime) {
   LetTheWaitEnd();
 
   EXPECT_TRUE(discarded.get());
+  EXPECT_TRUE(versions_->is_releasing());  // so that a stop does not wait for the destructor
   EXPECT_EQ(TotalBytes(versions_->memory(), "host"), kWeightBytes + kStagingBytes);
   EXPECT_EQ(ScoredBy(), 1U);
 }
