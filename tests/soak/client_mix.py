@@ -2,9 +2,11 @@
 
 `logprobctl bench` sends unary calls of all sizes, streams, and calls whose rows lie in shared memory. The Python
 clients make the calls that it cannot make: calls that are cancelled, whose deadline is too short or that are
-invalid, and streams that are abandoned.
+invalid, and streams that are abandoned. The server has the heads of HEADS, to which all kinds of calls are made.
 """
 
+import dataclasses
+import itertools
 import multiprocessing
 import pathlib
 import random
@@ -20,6 +22,7 @@ from e2e.logprobctl import LoadError, LoadPlan, parse
 SPAWN = multiprocessing.get_context("spawn")  # a fork of a process in which gRPC runs would hang
 CALL_TIMEOUT_S = 60
 BENCH_SECONDS = 2.0  # duration of one run of logprobctl bench
+HEADS = ("policy", "reference")
 
 OK, CANCELLED, INVALID, LATE, BUSY = (
     "OK",
@@ -52,17 +55,19 @@ class Calls:
         hidden, vocab, rows = shape
         self.scoring = scoring
         self.random = random.Random(seed)
-        self.small = self._message(1, hidden, vocab, seed)
-        self.bulk = self._message(rows, hidden, vocab, seed)
-        self.wrong = self._message(3, hidden + 1, vocab, seed)
+        head = HEADS[seed % len(HEADS)]
+        self.small = self._message(head, 1, hidden, vocab, seed)
+        self.bulk = self._message(head, rows, hidden, vocab, seed)
+        self.wrong = self._message(head, 3, hidden + 1, vocab, seed)
 
     @staticmethod
-    def _message(rows: int, hidden: int, vocab: int, seed: int) -> bytes:
+    def _message(head: str, rows: int, hidden: int, vocab: int, seed: int) -> bytes:
         values = np.random.default_rng(seed).standard_normal(rows * hidden, dtype=np.float32)
         targets = np.arange(rows, dtype=np.int32) % vocab
         return (
             scoring_rpc.messages()
             .ScoreRequest(
+                head=head,
                 dtype=1,
                 rows=rows,
                 hidden_size=hidden,
@@ -116,7 +121,7 @@ def client_process(address: str, shape: tuple[int, int, int], seed: int, stop, c
 
 
 class BenchClient:
-    """Runs `logprobctl bench` repeatedly with calls of one kind, in a thread."""
+    """Runs `logprobctl bench` repeatedly with calls of one kind to each head in turn, in a thread."""
 
     def __init__(self, binaries: pathlib.Path, address: str, kind: str, rows: int) -> None:
         plans = {
@@ -135,10 +140,13 @@ class BenchClient:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        for head in itertools.cycle(HEADS):
+            if self._stop.is_set():
+                return
             self._is_killed = False
+            plan = dataclasses.replace(self._plan, head=head)
             self._process = subprocess.Popen(
-                [*self._command, *self._plan.flags()],
+                [*self._command, *plan.flags()],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

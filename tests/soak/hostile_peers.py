@@ -6,7 +6,8 @@
     hostile_peers.py --table tests/soak/hostile_peers.json           prints the table of a result
 
 Each attack gets a new server with small limits. Its latencies are compared with those of the same client just before
-the attack. The attacking processes have a low priority, since peers of a server do not usually share its processor.
+the attack, beside the same probes. The attacking processes run only while nothing else does (SCHED_IDLE), since peers
+of a server do not usually share its processor.
 
 Exits with 1 if a bound does not hold, except for attacks that only tokens or a newer gRPC close (SECURITY.md).
 """
@@ -52,7 +53,6 @@ LIMITS = (
     *("--receive-bytes", "256MiB", "--queue-bytes", f"{QUEUE_MIB}MiB"),
     *("--max-message-bytes", "64MiB", "--local", "none"),
 )
-ATTACKER_NICENESS = 10
 SECONDS = 10.0  # of the baseline, and of most attacks
 RATE = 50.0  # calls of the client that behaves well, per second
 PROBE_EVERY_S = 0.2
@@ -161,7 +161,7 @@ def declared_mib(server: ServerProcess) -> float:
 
 def attack(name: str, at: types.SimpleNamespace, stop, report) -> None:
     """Runs an attack in a process of its own until `stop` is set."""
-    os.nice(ATTACKER_NICENESS)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     case_attack = CASES[name].make(at)
     with attacks.Attackers(at, case_attack) as attackers:
         stop.wait()
@@ -257,7 +257,8 @@ def measure(name: str, binaries: pathlib.Path, work: pathlib.Path) -> dict:
         # The client that behaves well.
         plan = LoadPlan(rows=4, seconds=SECONDS, rate=RATE, channels=2, token=own)
         tool = LoadTool(binaries)
-        before = tool.run(server.grpc, plan)
+        with Probes(server, operator):
+            before = tool.run(server.grpc, plan)
         start_mib = memory_of(server.process.pid)["RSS"]
         server.reset_peak_memory()
         plan.seconds = case.seconds

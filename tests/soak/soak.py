@@ -4,8 +4,8 @@
     soak.py --minutes 20 --out soak_cpu.json                        on the CPU engine
     soak.py --device cuda --minutes 6 --control-minutes 1.5 ...     on a GPU
 
-While the clients of client_mix.py make calls, some clients are killed with SIGKILL, /metrics is read, and weights
-are swapped. RSS, GPU memory, open files and threads are sampled each second. After a warm-up of a third of the run
+While the clients of client_mix.py call the two heads of a server, some clients are killed with SIGKILL, /metrics is
+read, weights of each head are swapped and rolled back, and SIGHUP makes the server read its settings again. RSS, GPU memory, open files and threads are sampled each second. After a warm-up of a third of the run
 their slopes must be zero within noise (slope.py). A control run then uses a server that leaks on purpose, which the
 same check must detect. This server preloads leak.so from --bin-dir, or else a library that the C compiler $CC or cc
 builds from leak.c.
@@ -36,7 +36,7 @@ sys.path[:0] = [str(TESTS / "support" / "python"), str(TESTS / "bench")]
 import bench_records  # noqa: E402
 import slope  # noqa: E402
 import suite_result  # noqa: E402
-from client_mix import MixedLoad  # noqa: E402
+from client_mix import HEADS, MixedLoad  # noqa: E402
 from e2e.logprobctl import WeightsTool, server_flags  # noqa: E402
 from e2e.processes import (  # noqa: E402
     LOG_LINES_SHOWN,
@@ -59,6 +59,7 @@ RESOLUTIONS = {
 LEAK_SHOWS_IN = "anonymous memory"
 KILL_EVERY_S = 8.0
 SWAP_EVERY_S = 5.0
+ROLLBACK_EVERY = 3  # swaps of a head
 SCRAPE_EVERY_S = 1.0
 SAY_EVERY_S = 30.0
 LEAK_LIBRARY = "leak.so"
@@ -72,7 +73,9 @@ class Options:
     binaries: pathlib.Path
     device: str
     model: pathlib.Path
-    other_model: pathlib.Path  # has the same shape; the weights are swapped between the two
+    other_model: (
+        pathlib.Path
+    )  # has the same shape; weights of both heads are swapped between the two
     hidden: int
     vocab: int
     rows: int
@@ -108,24 +111,40 @@ class Every:
 
 
 class Swapper:
-    """Swaps two heads in turn in a thread, each time as a new version. Use as a context manager."""
+    """Changes the weights of heads in a thread, one head after the other. Use as a context manager.
+
+    Each change of a head loads and commits the other one of two folders as a new version. Each ROLLBACK_EVERY-th one is
+    rolled back at once. `after_change` is called after each.
+    """
 
     def __init__(
-        self, weights: WeightsTool, heads: list[pathlib.Path], every_s: float = SWAP_EVERY_S
+        self,
+        weights: list[WeightsTool],
+        folders: list[pathlib.Path],
+        every_s: float = SWAP_EVERY_S,
+        after_change: Callable[[], object] = lambda: None,
     ) -> None:
         self.swaps = 0
+        self.rollbacks = 0
         self._every_s = every_s
         self.failures: list[str] = []
-        self._weights, self._heads = weights, heads
+        self._weights, self._folders = weights, folders
+        self._after_change = after_change
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
+            round_of_heads, head = divmod(self.swaps, len(self._weights))
+            weights = self._weights[head]
             try:
-                self._weights.load(self.swaps + 2, self._heads[(self.swaps + 1) % 2])
-                self._weights.commit()
+                weights.load(round_of_heads + 2, self._folders[(round_of_heads + 1) % 2])
+                weights.commit()
                 self.swaps += 1
+                if (round_of_heads + 1) % ROLLBACK_EVERY == 0:
+                    weights.rollback()
+                    self.rollbacks += 1
+                self._after_change()
             except (RuntimeError, OSError) as error:
                 self.failures.append(str(error))
 
@@ -157,9 +176,10 @@ def run(
     options: Options, seconds: float, title: str, environment: dict[str, str] | None = None
 ) -> Outcome:
     """Runs one server under load for `seconds` or until `options.stop` is set. The first third is warm-up."""
+    models = [flag for head in HEADS for flag in ("--model", f"{head}={options.model}")]
     process = ServerProcess(
         options.binaries,
-        *("--model", str(options.model), *server_flags(options.model.parent)),
+        *(*models, *server_flags(options.model.parent)),
         device=options.device,
         environment=ALLOCATOR | (environment or {}),
     )
@@ -178,9 +198,13 @@ def run(
         )
         pid = server.process.pid
         sampler = stack.enter_context(Sampler(pid, gpu_memory_reader(pid), options.sample_every_s))
-        heads = [options.model, options.other_model]
         swapper = stack.enter_context(
-            Swapper(WeightsTool(options.binaries, server.admin), heads, options.swap_every_s)
+            Swapper(
+                [WeightsTool(options.binaries, server.admin, head) for head in HEADS],
+                [options.model, options.other_model],
+                options.swap_every_s,
+                after_change=lambda: server.signal(signal.SIGHUP),
+            )
         )
         begin = time.monotonic()
         kill, read, report = Every(options.kill_every_s), Every(SCRAPE_EVERY_S), Every(SAY_EVERY_S)
@@ -197,6 +221,7 @@ def run(
                 say(
                     f"{title}: {(time.monotonic() - begin) / 60:.1f} of {seconds / 60:.1f} minutes, "
                     f"{load.calls():,} calls, {load.kills} kills, {swapper.swaps} swaps, "
+                    f"{swapper.rollbacks} rollbacks, "
                     + ", ".join(f"{name} {value:,.1f}" for name, value in last.items())
                 )
         lasted = time.monotonic() - begin
@@ -211,7 +236,7 @@ def run(
             surprises.append(f"{lost_scrapes} of {scrapes} scrapes failed")
         if not swapper.swaps and lasted > 2 * options.swap_every_s:
             surprises.append("no weights were swapped")
-        calls, kills, swaps = load.calls(), load.kills, swapper.swaps
+        calls, kills = load.calls(), load.kills
         for surprise in surprises:
             say(f"FAILED: {title}: {surprise}")
         slopes = {
@@ -222,7 +247,8 @@ def run(
         }
     medians = {name: sorted(values)[len(values) // 2] for name, values in series.items()}
     note = (
-        f"{calls:,} calls, {kills} clients killed, {swaps} swaps, {scrapes} scrapes; "
+        f"{calls:,} calls, {kills} clients killed, {swapper.swaps} swaps, {swapper.rollbacks} rollbacks, "
+        f"as many SIGHUPs as swaps, {scrapes} scrapes; "
         f"the last {slopes['RSS'].seconds / 60:.1f} of {lasted / 60:.1f} minutes"
     )
     return Outcome(slopes, medians, surprises, note)

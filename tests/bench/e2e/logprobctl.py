@@ -15,7 +15,7 @@ WINDOWS = 12  # number of windows of a load
 STEADY_REQUESTS_MIN = 20
 RETRIES = 8  # the client's default; for loads whose latency is not measured
 ENDS_WITHIN_S = 30  # allowed in addition to the time limit of the load itself
-HEAD = "default"
+HEAD = "default"  # of a server with one head
 WEIGHTS_END_WITHIN_S = 120
 
 
@@ -58,6 +58,7 @@ class LoadPlan:
     busy_poll_s: float = 0  # time for which a caller polls for its answer before it sleeps
     tls_ca: pathlib.Path | None = None  # CA of the server's certificate; None: plaintext
     token: str = ""  # for servers that run with --tokens
+    head: str = ""  # empty: the only head of the server
 
     def flags(self) -> list[str]:
         flags = ["--rows", f"{self.rows}", "--duration", f"{self.seconds:g}s"]
@@ -70,6 +71,7 @@ class LoadPlan:
             flags += ["--concurrency-range", f"{self.concurrency}"]
         flags += ["--busy-poll", f"{self.busy_poll_s:g}s"] if self.busy_poll_s else []
         flags += ["--fresh"] if self.fresh else []
+        flags += ["--head", self.head] if self.head else []
         flags += ["--tls-ca", str(self.tls_ca)] if self.tls_ca else []
         return flags + (["--method", "stream"] if self.stream else [])
 
@@ -155,11 +157,12 @@ def parse(out: str, err: str, transport: str) -> Load:
 
 
 class WeightsTool:
-    """Loads and commits versions of the only head of a server, through its admin listener."""
+    """Loads and commits versions of one head of a server, through its admin listener."""
 
-    def __init__(self, binaries: pathlib.Path, admin: str) -> None:
+    def __init__(self, binaries: pathlib.Path, admin: str, head: str = HEAD) -> None:
         self.binary = binaries / "logprobctl"
         self.admin = admin
+        self.head = head
 
     def _run(self, *arguments: str) -> str:
         command = [str(self.binary), "weights", *arguments, "--address", self.admin]
@@ -175,15 +178,15 @@ class WeightsTool:
 
     def load(self, version: int, folder: pathlib.Path) -> None:
         """Loads a version in addition to the live one and returns when it can be committed."""
-        self._run("load", "--head", HEAD, "--version", str(version), str(folder))
+        self._run("load", "--head", self.head, "--version", str(version), str(folder))
 
     def commit(self) -> None:
         """Makes the loaded version the live one."""
-        self._run("commit", "--head", HEAD)
+        self._run("commit", "--head", self.head)
 
     def rollback(self) -> None:
         """Makes the previous version live again."""
-        self._run("rollback", "--head", HEAD)
+        self._run("rollback", "--head", self.head)
 
 
 def server_flags(root: pathlib.Path) -> list[str]:

@@ -133,11 +133,12 @@ def test_growth_is_a_miss_and_so_is_an_undetected_leak(
 
 
 class FakeWeights:
-    """Replaces logprobctl weights; its third load fails."""
+    """Replaces logprobctl weights of one head; its third load fails."""
 
     def __init__(self) -> None:
         self.loads: list[tuple[int, str]] = []
         self.commits = 0
+        self.rollbacks: list[int] = []
 
     def load(self, version: int, folder: pathlib.Path) -> None:
         self.loads.append((version, folder.name))
@@ -147,15 +148,23 @@ class FakeWeights:
     def commit(self) -> None:
         self.commits += 1
 
+    def rollback(self) -> None:
+        self.rollbacks.append(self.commits)
 
-def test_two_heads_are_swapped_in_turn_and_failures_are_recorded() -> None:
-    weights = FakeWeights()
 
-    with soak.Swapper(weights, [pathlib.Path("a"), pathlib.Path("b")], every_s=0.001) as swapper:
+def test_each_head_is_swapped_and_rolled_back_and_failures_are_recorded() -> None:
+    heads = [FakeWeights(), FakeWeights()]
+    changes: list[int] = []
+    folders = [pathlib.Path("a"), pathlib.Path("b")]
+
+    with soak.Swapper(heads, folders, 0.001, after_change=lambda: changes.append(1)) as swapper:
         deadline = time.monotonic() + 20
-        while len(weights.loads) < 5 and time.monotonic() < deadline:
+        while len(heads[1].loads) < 5 and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    assert weights.loads[:5] == [(2, "b"), (3, "a"), (4, "b"), (4, "b"), (5, "a")]
-    assert swapper.failures == ["no memory"]
-    assert swapper.swaps == weights.commits == len(weights.loads) - 1
+    for head in heads:
+        assert head.loads[:5] == [(2, "b"), (3, "a"), (4, "b"), (4, "b"), (5, "a")]
+        assert head.rollbacks[:1] == [soak.ROLLBACK_EVERY]
+    assert swapper.failures == ["no memory"] * 2
+    assert swapper.swaps == len(changes) == sum(head.commits for head in heads)
+    assert swapper.rollbacks == sum(len(head.rollbacks) for head in heads)
