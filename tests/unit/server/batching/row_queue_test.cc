@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -328,6 +329,67 @@ TEST_F(RowQueueTest, EveryClientThatWaitsForAnotherDtypeGetsABatch) {
   EXPECT_FALSE(y->is_queued);
   EXPECT_GE(rows["f32"], 64);
   EXPECT_GE(rows["bf16"], 32);
+}
+
+// Each flow has rows of one dtype and number of candidates, and never runs dry. Requests are
+// cancelled now and then.
+TEST_F(RowQueueTest, NoFlowStarvesHoweverDtypesAndCandidatesAreMixed) {
+  constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
+  constexpr int64_t kCandidates[] = {0, 1, 400};
+  std::mt19937 random(7);
+  const auto draw = [&](int64_t min, int64_t max) {
+    return std::uniform_int_distribution<int64_t>(min, max)(random);
+  };
+  for (int trial = 0; trial < 20; ++trial) {
+    SCOPED_TRACE(trial);
+    std::vector<RequestSpec> specs;
+    const int64_t num_clients = draw(2, 6);
+    for (int64_t client = 0; client < num_clients; ++client) {
+      const int64_t num_sub_clients = draw(0, 3);
+      for (int64_t sub = num_sub_clients == 0 ? 0 : 1; sub <= num_sub_clients; ++sub) {
+        RequestSpec spec = {.rows = draw(1, 40), .dtype = kDtypes[draw(0, 2)]};
+        spec.client_id = std::to_string(client);
+        spec.sub_client_id = sub == 0 ? "" : std::to_string(sub);
+        spec.candidate_counts.assign(static_cast<size_t>(spec.rows), kCandidates[draw(0, 2)]);
+        specs.push_back(spec);
+      }
+    }
+    BatchBudget budget = Budget(draw(8, 128));
+    budget.candidates_max = 1'000;
+    const auto num_flows = static_cast<int>(specs.size());
+    std::vector<std::shared_ptr<PendingRequest>> requests(specs.size());
+    std::vector<int> last_served(specs.size(), 0);
+    for (int cut = 1; cut <= 300; ++cut) {
+      for (size_t i = 0; i < specs.size(); ++i) {
+        if (requests[i] != nullptr && requests[i]->is_queued && draw(0, 99) == 0) {
+          queue_.Remove(*requests[i]);
+        }
+        if (requests[i] == nullptr || !requests[i]->is_queued) {
+          requests[i] = Push(specs[i]);
+        }
+      }
+      int64_t rows = 0;
+      int64_t candidates = 0;
+      for (const BatchPart& part : queue_.Cut(budget)) {
+        const auto found = std::find(requests.begin(), requests.end(), part.pending);
+        ASSERT_NE(found, requests.end());
+        const auto flow = static_cast<size_t>(found - requests.begin());
+        last_served[flow] = cut;
+        rows += part.num_rows;
+        candidates += part.num_rows * specs[flow].candidate_counts[0];
+      }
+      ASSERT_GT(rows, 0);
+      ASSERT_LE(rows, budget.rows_max);
+      ASSERT_LE(candidates, budget.candidates_max);
+      for (size_t i = 0; i < specs.size(); ++i) {
+        ASSERT_LE(cut - last_served[i], 3 * num_flows) << i << " of " << num_flows;
+      }
+    }
+    for (const auto& request : requests) {
+      if (request->is_queued) queue_.Remove(*request);
+    }
+    ASSERT_TRUE(queue_.empty());
+  }
 }
 
 TEST_F(RowQueueTest, AClientWhoseSubClientsAreBlockedInEachBatchGetsNoLargerShare) {
