@@ -98,7 +98,7 @@ absl::Status Batcher::SetLimits(const Options& options) {
 
 void Batcher::Commit(VersionReplicas* next) { impl_->Commit(next); }
 
-void Batcher::AwaitRetired() { impl_->AwaitRetired(); }
+bool Batcher::AwaitRetired(absl::Time until) { return impl_->AwaitRetired(until); }
 
 void Batcher::Fail(const absl::Status& why) { impl_->Fail(why); }
 
@@ -368,12 +368,15 @@ void Batcher::Impl::Commit(VersionReplicas* next) {
   WakeLocked();
 }
 
-void Batcher::Impl::AwaitRetired() {
+bool Batcher::Impl::AwaitRetired(absl::Time until) {
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(this, &Impl::IsRetiredLocked));
+  if (!clock_.AwaitUntil(mutex_, absl::Condition(this, &Impl::IsRetiredLocked), until)) {
+    return false;
+  }
   turn_ = turn_ == retiring_ ? nullptr : turn_;
   retiring_ = nullptr;
   WakeLocked();  // The live version may have waited for the retired one's devices.
+  return true;
 }
 
 bool Batcher::Impl::IsRetiredLocked() const {

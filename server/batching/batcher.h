@@ -131,8 +131,9 @@ class Batcher {
   void Commit(VersionReplicas* next);
 
   /// Waits until the version that Commit retired has no rows or batches left, so that its engines
-  /// may be destroyed. Returns at once if no version is retiring.
-  void AwaitRetired();
+  /// may be destroyed, or until `until` of the batcher's clock. Returns whether no version is
+  /// retiring.
+  bool AwaitRetired(absl::Time until = absl::InfiniteFuture());
 
   /// Ends all waiting requests with `why` and refuses new ones until the next Commit. Only allowed
   /// after Commit(nullptr).

@@ -42,7 +42,7 @@ struct Batcher::Impl {
   void Cancel(RequestTicket ticket);
   void SetLimits(const Options& options);
   void Commit(VersionReplicas* next);
-  void AwaitRetired();
+  bool AwaitRetired(absl::Time until);
   void Fail(const absl::Status& why);
   void Abandon(const absl::Status& why);
   bool Drain(absl::Time deadline);

@@ -244,8 +244,8 @@ absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadT
   return version;
 }
 
-/// Replaces the live version. The caller holds `turn`, which is given up during the wait for the
-/// batches of the old version: they may never end.
+/// Replaces the live version. The caller holds `turn`, which is given up if the batches of the old
+/// version take long to end: one that hangs must not hold up the loads of other heads.
 absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned& planned,
                                                             std::optional<LoadTurn::Holder>& turn,
                                                             LoadTicker& ticker) {
@@ -255,14 +255,16 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned& planned,
   const MemoryPlan freed = MemoryToFree(/*in_place=*/true);
   LogInfo("replacing the weights in place; requests wait",
           {{"head", name()}, {"version", version.version}});
-  turn.reset();
-  std::unique_ptr<VersionEngines> old = head_.Commit(nullptr);
+  std::unique_ptr<VersionEngines> old = head_.Commit(nullptr, [&] { turn.reset(); });
   WeightsVersion old_version;
   {
     const absl::MutexLock lock(&mutex_);
     old_version = std::exchange(live_, WeightsVersion());
   }
   const auto plan_again = [&]() -> absl::Status {
+    if (turn.has_value()) {
+      return absl::OkStatus();
+    }
     LOGPROBD_ASSIGN_OR_RETURN(LoadTurn::Holder next_turn, AwaitTurn(ticker));
     turn.emplace(std::move(next_turn));
     // Other heads may have taken memory during the wait.

@@ -105,7 +105,8 @@ bool InProcessHead::is_replica_healthy(int replica) const {
   return live_ == nullptr || live_->engines[static_cast<size_t>(replica)]->healthy();
 }
 
-std::unique_ptr<VersionEngines> InProcessHead::Commit(std::unique_ptr<VersionEngines> next) {
+std::unique_ptr<VersionEngines> InProcessHead::Commit(std::unique_ptr<VersionEngines> next,
+                                                      const std::function<void()>& on_slow) {
   {
     const absl::MutexLock lock(&version_mutex_);
     batcher_->Commit(next == nullptr ? nullptr : next->replicas.get());
@@ -116,7 +117,10 @@ std::unique_ptr<VersionEngines> InProcessHead::Commit(std::unique_ptr<VersionEng
       num_replicas_ = static_cast<int>(live_->engines.size());
     }
   }
-  batcher_->AwaitRetired();
+  if (!batcher_->AwaitRetired(clock_.Now() + kRetireTimeMax)) {
+    on_slow();
+    batcher_->AwaitRetired();
+  }
   return next;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,6 +24,10 @@ namespace logprobd {
 /// A head that this process serves: the live version of its weights, its batcher and Verify.
 class InProcessHead final : public ServedHead {
  public:
+  /// Time in which the batches of a version that is no longer live usually end. A batch takes
+  /// milliseconds, or seconds on a CPU.
+  static constexpr absl::Duration kRetireTimeMax = absl::Seconds(30);
+
   /// Makes a head that is ready at once. `info` describes the weight; its engine, engine_reason and
   /// limits are filled in. `replicas` holds one engine per replica. Returns the errors of
   /// Batcher::Create. `clock` and `metrics` must outlive the head.
@@ -50,9 +55,11 @@ class InProcessHead final : public ServedHead {
   bool is_replica_healthy(int replica) const;
 
   /// Makes `next` live between two batches; see Batcher::Commit. Returns the version that was live
-  /// and is no longer used, or null. If `next` is null, no version is live and requests wait. May
-  /// be called from one thread at a time.
-  std::unique_ptr<VersionEngines> Commit(std::unique_ptr<VersionEngines> next);
+  /// and is no longer used, or null, when its last batch has ended. If that takes longer than
+  /// kRetireTimeMax, `on_slow` is called once, and the wait goes on. If `next` is null, no version
+  /// is live and requests wait. May be called from one thread at a time.
+  std::unique_ptr<VersionEngines> Commit(
+      std::unique_ptr<VersionEngines> next, const std::function<void()>& on_slow = [] {});
   /// Reports, after Commit(nullptr), that no version is available. Until the next Commit the head
   /// is not ready, and waiting and new requests get UNAVAILABLE with `reason`.
   void Fail(const std::string& reason);

@@ -88,7 +88,7 @@ class HeadVersionsTest : public ::testing::Test {
     HeadInfo info = engines_[1]->info();
     info.weight_bytes = kWeightBytes;
     head_ = *InProcessHead::Create(info, std::move(weights), std::move(replicas), load_.batcher,
-                                   Clock::Steady(), metrics_);
+                                   *head_clock_, metrics_);
     versions_ = std::make_unique<HeadVersions>(*head_, VersionLoader(load_, parts_, metrics_),
                                                options_, metrics_);
   }
@@ -153,6 +153,7 @@ class HeadVersionsTest : public ::testing::Test {
             {{"host", "weights", kWeightBytes}}};
   }
 
+  const Clock* head_clock_ = &Clock::Steady();
   StagingStore staging_;
   VersionLoader::Options load_;
   VersionLoader::Parts parts_;

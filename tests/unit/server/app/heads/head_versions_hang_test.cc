@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <future>
 #include <optional>
 #include <string>
@@ -23,7 +24,10 @@ constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 
 class HeadVersionsHangTest : public HeadVersionsTest {
  protected:
-  HeadVersionsHangTest() { options_.clock = &clock_; }
+  HeadVersionsHangTest() {
+    options_.clock = &clock_;
+    head_clock_ = &clock_;
+  }
   ~HeadVersionsHangTest() override {
     end_.Notify();
     versions_ = nullptr;  // joins the threads that wait for end_
@@ -78,21 +82,16 @@ TEST_F(HeadVersionsHangTest, ACommitThatWaitsForABatchLeavesTheTurnToOthers) {
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
-// Regression: a replacement in place kept the turn during that wait.
-TEST_F(HeadVersionsHangTest, AReplacementInPlaceThatWaitsForABatchLeavesTheTurnToOthers) {
+// Regression: a replacement in place kept the turn during that wait, however long.
+TEST_F(HeadVersionsHangTest, AReplacementInPlaceThatWaitsLongForABatchLeavesTheTurnToOthers) {
   Make();
   absl::Notification answered;
   HoldABatch(answered);
-  absl::Notification is_planned;
-  plan_ = [&](int64_t) {
-    if (!is_planned.HasBeenNotified()) {
-      is_planned.Notify();
-    }
-    return PlanOf(2);
-  };
 
   std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .in_place = true});
-  is_planned.WaitForNotification();  // it has the turn
+  clock_.WaitForWaiter(clock_.Now() + InProcessHead::kRetireTimeMax);
+  EXPECT_FALSE(IsTurnFree());  // a load of another head would make the requests wait longer
+  clock_.Advance(InProcessHead::kRetireTimeMax);
   EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
 
   EXPECT_FALSE(answered.HasBeenNotified());
@@ -104,7 +103,9 @@ TEST_F(HeadVersionsHangTest, AReplacementInPlaceThatWaitsForABatchLeavesTheTurnT
 
 TEST_F(HeadVersionsHangTest, AReplacementInPlaceKeepsTheOldVersionIfOthersTookTheMemoryMeanwhile) {
   Make();
-  int num_plans = 0;
+  absl::Notification answered;
+  HoldABatch(answered);
+  std::atomic<int> num_plans = 0;
   plan_ = [&](int64_t freed_bytes) -> absl::StatusOr<EnginePlan> {
     EXPECT_GE(freed_bytes, kWeightBytes);
     if (++num_plans == 2) {
@@ -113,7 +114,12 @@ TEST_F(HeadVersionsHangTest, AReplacementInPlaceKeepsTheOldVersionIfOthersTookTh
     return PlanOf(2);
   };
 
-  const absl::Status status = Load({.path = "/m/2", .in_place = true}).status();
+  std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .in_place = true});
+  clock_.WaitForWaiter(clock_.Now() + InProcessHead::kRetireTimeMax);
+  clock_.Advance(InProcessHead::kRetireTimeMax);
+  EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
+  engines_[1]->Release();
+  const absl::Status status = loaded.get();
 
   EXPECT_EQ(num_plans, 2);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
