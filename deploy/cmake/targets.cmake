@@ -14,7 +14,9 @@ function(logprobd_target_settings target)
   endif()
   if(LOGPROBD_SANITIZE)
     target_compile_options(${target} PUBLIC
-      $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOGPROBD_SANITIZE} -fno-omit-frame-pointer>)
+      $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOGPROBD_SANITIZE} -fno-omit-frame-pointer>
+      # GCC's warning has false positives in instrumented code of the standard library.
+      $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
     target_link_options(${target} PUBLIC -fsanitize=${LOGPROBD_SANITIZE})
   endif()
 endfunction()
