@@ -63,9 +63,9 @@ ROLLBACK_EVERY = 3  # swaps of a head
 SCRAPE_EVERY_S = 1.0
 SAY_EVERY_S = 30.0
 LEAK_LIBRARY = "leak.so"
-# glibc returns blocks above 32 MiB, such as those of a real head, at once. The smaller heads of the CPU run would
-# come from its arenas and leave holes there: 15 MiB of noise over 6 minutes.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": f"{2 << 20}"}
+# glibc returns blocks above 32 MiB, such as those of a real head, at once. The smaller heads of the CPU run and the
+# memory of their engines would come from its arenas and leave holes there: 15 MiB of noise over 6 minutes.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": f"{128 << 10}"}
 
 
 @dataclasses.dataclass
