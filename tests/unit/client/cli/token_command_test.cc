@@ -86,6 +86,7 @@ TEST(TokenCommandTest, TheServerAcceptsACertificateThroughItsEntry) {
 
 TEST(TokenCommandTest, EveryTokenIsNew) {
   const auto first = nlohmann::json::parse(RunToken("new", {"a", "--json"}).out);
+  EXPECT_EQ(RunToken("certificate", {name, "--scopes", "score,metrics"}).exit_code, kExitUsage);
   const auto second = nlohmann::json::parse(RunToken("new", {"a", "--json"}).out);
 
   EXPECT_NE(first["token"], second["token"]);
