@@ -183,7 +183,7 @@ void AddTokenCommand(CLI::App& app, CommandState& state) {
   certificate
       ->add_option("name", of_certificate->id,
                    "A DNS name or URI among the certificate's subject alternative names, or its "
-                   "common name if it has neither")
+                   "common name if it has no alternative name of any kind")
       ->type_name("NAME")
       ->required()
       ->check(NameCheck(kCertificateNameBytesMax));

@@ -426,8 +426,8 @@ MHD_Result HttpServer::Impl::SendPage(MHD_Connection* connection, Exchange& exch
   }
   if (options.check_access) {
     compute = [this, compute = std::move(compute), path = std::string(path),
-               authorization = AuthorizationOf(connection)] {
-      const absl::Status access = options.check_access(path, authorization);
+               authorization = AuthorizationOf(connection), peer = PeerOf(connection)] {
+      const absl::Status access = options.check_access(path, authorization, peer);
       return access.ok() ? compute() : RefusalOf(access);
     };
   }

@@ -49,10 +49,12 @@ class HttpServer {
     /// For an address that is https://. The server does not keep it.
     Certificate certificate;
     /// Returns whether a caller may have the page of `path`, which is any path but /healthz and
-    /// /readyz. `authorization` is the value of the header of that name, or empty. An error becomes
-    /// the response: PERMISSION_DENIED has the status 403, any other one 401. If unset, everybody
-    /// may have all pages. It is called like status_page.
-    std::function<absl::Status(absl::string_view path, absl::string_view authorization)>
+    /// /readyz. `authorization` is the value of the header of that name, or empty, and `peer` the
+    /// caller's address, such as "ipv4:127.0.0.1:50312" or "ipv6:[::1]:50312". An error becomes the
+    /// response: PERMISSION_DENIED has the status 403, any other one 401. If unset, everybody may
+    /// have all pages. It is called like status_page.
+    std::function<absl::Status(absl::string_view path, absl::string_view authorization,
+                               absl::string_view peer)>
         check_access;
     /// Allows an address that CheckReachable refuses.
     bool insecure = false;

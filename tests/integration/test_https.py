@@ -108,6 +108,7 @@ def test_pages_need_a_token_with_the_scope_metrics_and_health_needs_none(
     lacking = server.metric("logprobd_rejected_total", reason="permission_denied")
     assert lacking == 2 * len(PAGES)
     lines = [line for line in server.log if "a call was refused" in line]
+    assert all(" certificate=none peer=ipv4:127.0.0.1:" in line for line in lines)
     assert 1 <= len(lines) <= 21  # 20 in 10 s
     assert not any(secret in line for secret in (scrape, score, old) for line in server.log)
 
@@ -292,7 +293,6 @@ def test_g117_certificates_rotate_under_probes_without_a_failed_one(start, ca, t
     assert server.eventually(lambda: server.metric("process_open_fds") < 100, seconds=20)
 
 
-def test_a_killed_server_leaves_no_copy_of_its_key(start, pair, tmp_path) -> None:
 def test_g117_a_pair_that_https_alone_refuses_changes_neither_listener(start, ca, tmp_path) -> None:
     live = (tmp_path / "live.pem", tmp_path / "live.key")
     first, odd, good = ca.issue("first"), ca.issue("odd", curve="secp256k1"), ca.issue("good")
@@ -316,6 +316,7 @@ def test_g117_a_pair_that_https_alone_refuses_changes_neither_listener(start, ca
     assert server.metric("logprobd_tls_reloads_total", result="failed") == 1
 
 
+def test_a_killed_server_leaves_no_copy_of_its_key(start, pair, tmp_path) -> None:
     server = start(pair, *HTTPS, environment={"TMPDIR": str(tmp_path)})
     assert server.get("/healthz")[0] == 200
 

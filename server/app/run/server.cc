@@ -238,8 +238,9 @@ absl::Status Server::Impl::ListenToHttp() {
     result.certificate = {.cert_pem = tls->pair().cert, .key_pem = tls->pair().key};
   }
   if (http_access != nullptr) {
-    result.check_access = [this](absl::string_view path, absl::string_view authorization) {
-      return http_access->Check(path, authorization);
+    result.check_access = [this](absl::string_view path, absl::string_view authorization,
+                                 absl::string_view peer) {
+      return http_access->Check(path, authorization, peer);
     };
   }
   result.not_ready_reason = [this] { return NotReadyReason(); };
