@@ -120,8 +120,10 @@ std::function<std::string(const std::string&)> NameCheck(size_t bytes_max) {
 constexpr size_t kIdBytesMax = 64;
 constexpr size_t kCertificateNameBytesMax = 255;
 
-/// Adds the options that entries of both kinds have. `id` is the name of EntryOptions::id.
-void AddEntryOptions(CLI::App& command, absl::string_view id, EntryOptions& options) {
+/// Adds the options that entries of both kinds have. `id` is the name of EntryOptions::id, and
+/// `scopes` are those that an entry of this kind may have.
+void AddEntryOptions(CLI::App& command, absl::string_view id,
+                     const std::vector<std::string>& scopes, EntryOptions& options) {
   command
       .add_option("--tenant", options.tenant,
                   absl::StrCat("Whose work it is; the callers of a tenant share its part of the "
@@ -131,11 +133,11 @@ void AddEntryOptions(CLI::App& command, absl::string_view id, EntryOptions& opti
       ->check(NameCheck(kIdBytesMax));
   command
       .add_option("--scopes", options.scopes,
-                  "What callers may do: score, verify, admin, metrics (HTTP, which takes tokens "
-                  "only), with commas between them")
+                  absl::StrCat("What callers may do: ", absl::StrJoin(scopes, ", "),
+                               ", with commas between them"))
       ->type_name("LIST")
       ->delimiter(',')
-      ->check(CLI::IsMember({"score", "verify", "admin", "metrics"}))
+      ->check(CLI::IsMember(scopes))
       ->capture_default_str();
   command.add_option("--days", options.days, "How long it is valid; by default without an end")
       ->type_name("DAYS")
@@ -165,7 +167,7 @@ void AddTokenCommand(CLI::App& app, CommandState& state) {
       ->type_name("ID")
       ->required()
       ->check(NameCheck(kIdBytesMax));
-  AddEntryOptions(*command, "id", *options);
+  AddEntryOptions(*command, "id", {"score", "verify", "admin", "metrics"}, *options);
   command->footer(
       "The entry goes to the standard output and the token to the standard error, so that only the "
       "entry, which is no secret, reaches the file.\n\n"
@@ -181,12 +183,13 @@ void AddTokenCommand(CLI::App& app, CommandState& state) {
   certificate
       ->add_option("name", of_certificate->id,
                    "A DNS name or URI among the certificate's subject alternative names, or its "
-                   "common name if it has neither")
+                   "common name if it has no alternative name of any kind")
       ->type_name("NAME")
       ->required()
       ->check(NameCheck(kCertificateNameBytesMax));
-  AddEntryOptions(*certificate, "name", *of_certificate);
+  AddEntryOptions(*certificate, "name", {"score", "verify", "admin"}, *of_certificate);
   certificate->footer(
+      "The pages of HTTP take tokens only, so there is no scope metrics.\n\n"
       "Example:\n"
       "  logprobctl token certificate trainer-8.example --tenant team-a >> "
       "/etc/logprobd/tokens.toml");

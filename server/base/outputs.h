@@ -232,7 +232,7 @@ struct StageTimes {
   absl::Time last_cut = absl::InfinitePast();
   absl::Time first_start = absl::InfiniteFuture();  ///< A batch was passed to the engine.
   absl::Time last_start = absl::InfinitePast();
-  absl::Time last_end = absl::InfinitePast();  ///< A batch was scored.
+  absl::Time last_end = absl::InfinitePast();  ///< The engine had scored a batch.
   double kernel_seconds = 0;                   ///< Time of the kernels, summed over the batches.
 
   /// False if no row was scored; then only `submitted` is set.

@@ -71,6 +71,7 @@ class BatchSlot {
   /// Times of the batch, from which the requests' StageSeconds are computed.
   absl::Time cut_time;
   absl::Time start_time;
+  absl::Time end_time;  ///< The engine was done; the scores were not yet copied to the requests.
   double copy_seconds = 0;
   double kernel_seconds = 0;  ///< Of both halves, if the batch was halved.
 

@@ -9,13 +9,13 @@
 namespace logprobd {
 namespace {
 
-/// Adds a batch with rows of a request, which was scored at `end`, to the request's times.
-void AddBatch(const BatchSlot& batch, absl::Time end, StageTimes& times) {
+/// Adds a batch with rows of a request to the request's times.
+void AddBatch(const BatchSlot& batch, StageTimes& times) {
   times.first_cut = std::min(times.first_cut, batch.cut_time);
   times.last_cut = std::max(times.last_cut, batch.cut_time);
   times.first_start = std::min(times.first_start, batch.start_time);
   times.last_start = std::max(times.last_start, batch.start_time);
-  times.last_end = std::max(times.last_end, end);
+  times.last_end = std::max(times.last_end, batch.end_time);
   times.kernel_seconds += batch.kernel_seconds;
 }
 
@@ -23,6 +23,7 @@ void AddBatch(const BatchSlot& batch, absl::Time end, StageTimes& times) {
 
 void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   BatchSlot& batch = slot.batch;
+  batch.end_time = clock_.Now();
   const absl::Status status = WithDetailsForLog(engine_status);
   if (status.ok()) {
     RecordEngineStages(batch.batch());
@@ -91,7 +92,7 @@ void Batcher::Impl::RecordEngineStages(const ScoreBatch& batch) {
 void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Ending>& endings,
                                    std::vector<HiddenPayload>& payloads) {
   const BatchSlot& batch = slot.batch;
-  const double engine_seconds = absl::ToDoubleSeconds(now - batch.start_time);
+  const double engine_seconds = absl::ToDoubleSeconds(batch.end_time - batch.start_time);
   bool all_scored = true;
   for (size_t i = 0; i < batch.parts().size(); ++i) {
     const BatchPart& part = batch.parts()[i];
@@ -127,7 +128,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
     stages.copy = std::max(stages.copy, batch.copy_seconds);
     stages.engine = std::max(stages.engine, engine_seconds);
     if (pending.request.trace) {
-      AddBatch(batch, now, pending.times);
+      AddBatch(batch, pending.times);
     }
     if (pending.next_row == pending.request.rows && pending.parts_in_flight == 0) {
       EndLocked(part.pending, absl::OkStatus(), endings);

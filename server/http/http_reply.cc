@@ -1,6 +1,9 @@
 #include "server/http/http_reply.h"
 
 #include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -51,6 +54,18 @@ HttpReply RefusalOf(const absl::Status& status) {
 
 std::string AuthorizationOf(MHD_Connection* connection) {
   return std::string(ValueOf(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION));
+}
+
+std::string PeerOf(MHD_Connection* connection) {
+  const sockaddr* const address =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
+  const bool is_ipv6 = address->sa_family == AF_INET6;
+  char host[NI_MAXHOST] = "";
+  char port[sizeof("65535")] = "";
+  getnameinfo(address, is_ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in), host, sizeof(host),
+              port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);  // numbers ask no name server
+  return is_ipv6 ? absl::StrCat("ipv6:[", host, "]:", port)
+                 : absl::StrCat("ipv4:", host, ":", port);
 }
 
 bool WantsHtml(MHD_Connection* connection) {

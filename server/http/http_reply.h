@@ -30,6 +30,9 @@ HttpReply RefusalOf(const absl::Status& status);
 /// Returns the value of the header Authorization, or an empty string if it is absent.
 std::string AuthorizationOf(MHD_Connection* connection);
 
+/// Returns the client's address as "ipv4:127.0.0.1:50312" or "ipv6:[::1]:50312".
+std::string PeerOf(MHD_Connection* connection);
+
 /// Returns true if the status page must be sent as HTML: if the parameter `format` is html, or if
 /// it is absent and the client accepts text/html. Browsers do; curl accepts every type and gets
 /// text.

@@ -73,7 +73,6 @@ struct Daemon {
       MHD_stop_daemon(handle);
     }
   }
-  HttpServer::Certificate certificate;  ///< The library keeps pointers to its members.
   MHD_Daemon* handle = nullptr;
 };
 
@@ -120,7 +119,7 @@ struct HttpServer::Impl {
       : options(std::move(server_options)), metrics(server_metrics), clock(server_clock) {}
   ~Impl();
 
-  absl::Status Start(const ListenAddress& address);
+  absl::Status Start(const ListenAddress& address, const Certificate& certificate);
   absl::StatusOr<std::unique_ptr<Daemon>> StartDaemon(const Certificate& certificate);
   absl::Status SetCertificate(const Certificate& certificate);
 
@@ -148,7 +147,7 @@ struct HttpServer::Impl {
   /// Makes `thread` look for resumed connections and for the end. Any thread.
   void Wake();
 
-  const Options options;
+  const Options options;  ///< Without its certificate, whose key would stay in memory.
   const Metrics& metrics;
   const Clock& clock;
   ListeningSockets listening;
@@ -168,7 +167,7 @@ struct HttpServer::Impl {
   std::thread thread;
 };
 
-absl::Status HttpServer::Impl::Start(const ListenAddress& address) {
+absl::Status HttpServer::Impl::Start(const ListenAddress& address, const Certificate& certificate) {
   is_https = address.is_https;
   LOGPROBD_ASSIGN_OR_RETURN(listening, ListenOn("--http", address));
   wake = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -176,7 +175,7 @@ absl::Status HttpServer::Impl::Start(const ListenAddress& address) {
     return absl::ResourceExhaustedError(
         absl::StrCat("--http: cannot start the server: ", std::strerror(errno)));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(daemons.emplace_back(), StartDaemon(options.certificate));
+  LOGPROBD_ASSIGN_OR_RETURN(daemons.emplace_back(), StartDaemon(certificate));
   for (int i = 0; i < kPageThreads; ++i) {
     LOGPROBD_ASSIGN_OR_RETURN(std::thread started,
                               StartThread("http-page", [this] { ComputePages(); }));
@@ -199,11 +198,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> HttpServer::Impl::StartDaemon(
     static_cast<Impl*>(impl)->Notify(connection, context, code);
   };
   auto daemon = std::make_unique<Daemon>();
-  daemon->certificate = certificate;
   std::vector<MHD_OptionItem> tls = {{MHD_OPTION_END, 0, nullptr}};
-  if (is_https) {
-    tls = {{MHD_OPTION_HTTPS_MEM_CERT, 0, daemon->certificate.cert_pem.data()},
-           {MHD_OPTION_HTTPS_MEM_KEY, 0, daemon->certificate.key_pem.data()},
+  if (is_https) {  // The library parses both while it starts and does not read them again.
+    tls = {{MHD_OPTION_HTTPS_MEM_CERT, 0, const_cast<char*>(certificate.cert_pem.c_str())},
+           {MHD_OPTION_HTTPS_MEM_KEY, 0, const_cast<char*>(certificate.key_pem.c_str())},
            {MHD_OPTION_HTTPS_PRIORITIES, 0, const_cast<char*>(kTlsPriorities)},
            {MHD_OPTION_END, 0, nullptr}};
   }
@@ -428,8 +426,8 @@ MHD_Result HttpServer::Impl::SendPage(MHD_Connection* connection, Exchange& exch
   }
   if (options.check_access) {
     compute = [this, compute = std::move(compute), path = std::string(path),
-               authorization = AuthorizationOf(connection)] {
-      const absl::Status access = options.check_access(path, authorization);
+               authorization = AuthorizationOf(connection), peer = PeerOf(connection)] {
+      const absl::Status access = options.check_access(path, authorization, peer);
       return access.ok() ? compute() : RefusalOf(access);
     };
   }
@@ -492,7 +490,7 @@ HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 HttpServer::~HttpServer() = default;
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& options,
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(Options options,
                                                                const Metrics& metrics,
                                                                const Clock& clock) {
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address,
@@ -501,8 +499,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const Options& op
       "--http", address,
       {.has_tls = address.is_https, .has_tokens = options.check_access != nullptr, .is_http = true},
       options.insecure));
-  auto impl = std::make_unique<Impl>(options, metrics, clock);
-  LOGPROBD_RETURN_IF_ERROR(impl->Start(address));
+  const Certificate certificate = std::exchange(options.certificate, {});
+  auto impl = std::make_unique<Impl>(std::move(options), metrics, clock);
+  LOGPROBD_RETURN_IF_ERROR(impl->Start(address, certificate));
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 

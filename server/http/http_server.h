@@ -46,13 +46,15 @@ class HttpServer {
   struct Options {
     /// Address as host:port or https://host:port; port 0 chooses a free port.
     std::string listen = "127.0.0.1:9470";
-    /// For an address that is https://.
+    /// For an address that is https://. The server does not keep it.
     Certificate certificate;
     /// Returns whether a caller may have the page of `path`, which is any path but /healthz and
-    /// /readyz. `authorization` is the value of the header of that name, or empty. An error becomes
-    /// the response: PERMISSION_DENIED has the status 403, any other one 401. If unset, everybody
-    /// may have all pages. It is called like status_page.
-    std::function<absl::Status(absl::string_view path, absl::string_view authorization)>
+    /// /readyz. `authorization` is the value of the header of that name, or empty, and `peer` the
+    /// caller's address, such as "ipv4:127.0.0.1:50312" or "ipv6:[::1]:50312". An error becomes the
+    /// response: PERMISSION_DENIED has the status 403, any other one 401. If unset, everybody may
+    /// have all pages. It is called like status_page.
+    std::function<absl::Status(absl::string_view path, absl::string_view authorization,
+                               absl::string_view peer)>
         check_access;
     /// Allows an address that CheckReachable refuses.
     bool insecure = false;
@@ -75,15 +77,15 @@ class HttpServer {
   /// the address; the messages name --http. Returns RESOURCE_EXHAUSTED if a thread cannot be
   /// started or no file descriptor is left. `metrics` and `clock`, which measures kExchangeTimeout,
   /// must outlive the server.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const Options& options,
-                                                            const Metrics& metrics,
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Create(Options options, const Metrics& metrics,
                                                             const Clock& clock = Clock::Steady());
   /// Closes the open connections first, so that no client can delay the destructor.
   ~HttpServer();
 
   /// Takes another certificate for connections that are accepted from now on. Returns
-  /// INVALID_ARGUMENT if TLS cannot use it; the server then keeps the one it has. Does nothing if
-  /// the address is not https://. Must be called from one thread.
+  /// INVALID_ARGUMENT if TLS cannot use it, and RESOURCE_EXHAUSTED if no file descriptor is left;
+  /// the server then keeps the one it has. Does nothing if the address is not https://. Must be
+  /// called from one thread. `certificate` may end with the call.
   absl::Status SetCertificate(const Certificate& certificate);
 
   /// Returns the port on which the server listens.

@@ -6,7 +6,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/base/clock.h"
 #include "server/base/errors.h"
 #include "server/transport/constant_time.h"
 
@@ -63,13 +62,34 @@ absl::string_view ScopeName(Scope scope) {
 AccessRefusals::AccessRefusals(Metrics& metrics)
     : metrics_(metrics), lines_(kRefusalLinesMax, kRefusalLinesWindow, Clock::Steady()) {}
 
-void AccessRefusals::Record(absl::string_view what, const absl::Status& reason) {
+void AccessRefusals::Record(absl::string_view what, const Caller& caller,
+                            const absl::Status& reason) {
   metrics_.RecordRejection(absl::IsPermissionDenied(reason) ? Rejection::kPermissionDenied
                                                             : Rejection::kUnauthenticated);
   if (const std::optional<int64_t> suppressed = lines_.Admit(); suppressed.has_value()) {
-    LogWarning("a call was refused",
-               {{"method", what}, {"reason", reason.message()}, {"lines_suppressed", *suppressed}});
+    std::vector<LogField> fields = {
+        {"method", what}, {"token", caller.token}, {"certificate", caller.certificate}};
+    if (!caller.peer.empty()) {
+      fields.emplace_back("peer", caller.peer);
+    }
+    fields.emplace_back("reason", reason.message());
+    fields.emplace_back("lines_suppressed", *suppressed);
+    Log(LogLevel::kWarning, "a call was refused", fields);
   }
+}
+
+Caller CallerOf(const Credentials& credentials, const AccessList* access, std::string peer) {
+  Caller caller{.peer = std::move(peer)};
+  if (!credentials.certificate_names.empty()) {
+    caller.certificate = std::string(credentials.certificate_names.front());
+  }
+  if (access != nullptr) {
+    const absl::StatusOr<std::shared_ptr<const AccessEntry>> entry = access->Identify(credentials);
+    if (entry.ok()) {
+      ((*entry)->is_token() ? caller.token : caller.certificate) = (*entry)->id;
+    }
+  }
+  return caller;
 }
 
 void AccessList::Set(std::vector<AccessEntry> entries) {
@@ -94,8 +114,8 @@ absl::StatusOr<std::shared_ptr<const AccessEntry>> AccessList::Identify(
     const absl::ReaderMutexLock lock(&mutex_);
     lists = lists_;
   }
-  if (!caller.authorization.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(const Sha256::Bytes digest, DigestOf(caller.authorization));
+  if (caller.authorization.has_value()) {
+    LOGPROBD_ASSIGN_OR_RETURN(const Sha256::Bytes digest, DigestOf(*caller.authorization));
     const size_t found = FindInConstantTime(lists->digests, digest);
     if (found == lists->digests.size()) {
       return absl::UnauthenticatedError("authorization: the server does not know this token");
@@ -119,10 +139,9 @@ absl::StatusOr<std::shared_ptr<const AccessEntry>> AccessList::Identify(
 }
 
 absl::StatusOr<std::shared_ptr<const AccessEntry>> AccessList::Check(const Credentials& caller,
-                                                                     Scope scope,
-                                                                     absl::Time now) const {
+                                                                     Scope scope) const {
   LOGPROBD_ASSIGN_OR_RETURN(std::shared_ptr<const AccessEntry> entry, Identify(caller));
-  if (now >= entry->not_after) {
+  if (wall_now_() >= entry->not_after) {
     return absl::UnauthenticatedError(absl::StrCat(
         NameOf(*entry), " expired at ", absl::FormatTime(entry->not_after, absl::UTCTimeZone())));
   }

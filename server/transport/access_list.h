@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/score_request.h"
 #include "server/base/sha256.h"
@@ -53,11 +55,26 @@ struct AccessEntry {
 
 /// What a call shows of its caller.
 struct Credentials {
-  absl::string_view authorization = {};  ///< Value of the metadata key of that name, or empty.
+  /// Value of the metadata key of that name, if it is there. An empty value is there.
+  std::optional<absl::string_view> authorization = std::nullopt;
   /// Names of the client's certificate, which gRPC has verified; empty without one. See
   /// CredentialsOf.
   std::vector<absl::string_view> certificate_names = {};
 };
+
+class AccessList;
+
+/// Who makes a call, for the log.
+struct Caller {
+  std::string token = "none";  ///< Id of the caller's token, if the server knows it.
+  /// Name of the client's certificate: that of its entry, or else its first.
+  std::string certificate = "none";
+  std::string peer = {};  ///< "ipv4:127.0.0.1:50312" or "unix:"; empty if it is not known.
+};
+
+/// Returns the caller that shows `credentials`, whether it may do anything or not. `access` is null
+/// if callers need no entry.
+Caller CallerOf(const Credentials& credentials, const AccessList* access, std::string peer);
 
 /// Counts callers that were refused because they are not in the list or lack a scope, and logs at
 /// most 20 of them in 10 s. Thread-safe.
@@ -68,7 +85,7 @@ class AccessRefusals {
 
   /// `what` is what the caller wanted: a method or a path. `reason` is an error of
   /// AccessList::Check.
-  void Record(absl::string_view what, const absl::Status& reason);
+  void Record(absl::string_view what, const Caller& caller, const absl::Status& reason);
 
  private:
   Metrics& metrics_;
@@ -78,7 +95,12 @@ class AccessRefusals {
 /// The callers that the server accepts. Thread-safe.
 class AccessList {
  public:
-  explicit AccessList(std::vector<AccessEntry> entries) { Set(std::move(entries)); }
+  /// `wall_now` returns the time of the wall clock.
+  explicit AccessList(std::vector<AccessEntry> entries,
+                      std::function<absl::Time()> wall_now = WallNow)
+      : wall_now_(std::move(wall_now)) {
+    Set(std::move(entries));
+  }
 
   /// Replaces all entries for later calls.
   void Set(std::vector<AccessEntry> entries);
@@ -89,10 +111,10 @@ class AccessList {
   /// is missing, if there is none.
   absl::StatusOr<std::shared_ptr<const AccessEntry>> Identify(const Credentials& caller) const;
 
-  /// Returns what Identify returns, or UNAUTHENTICATED if the entry has expired at `now`, and
+  /// Returns what Identify returns, or UNAUTHENTICATED if the entry has expired, and
   /// PERMISSION_DENIED if it lacks `scope`.
-  absl::StatusOr<std::shared_ptr<const AccessEntry>> Check(const Credentials& caller, Scope scope,
-                                                           absl::Time now) const;
+  absl::StatusOr<std::shared_ptr<const AccessEntry>> Check(const Credentials& caller,
+                                                           Scope scope) const;
 
  private:
   using Entries = std::vector<std::shared_ptr<const AccessEntry>>;
@@ -103,6 +125,7 @@ class AccessList {
     Entries certificates;
   };
 
+  const std::function<absl::Time()> wall_now_;
   mutable absl::Mutex mutex_;
   std::shared_ptr<const Lists> lists_ ABSL_GUARDED_BY(mutex_);
 };

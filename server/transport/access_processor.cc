@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/time/clock.h"
 #include "grpc/grpc_security_constants.h"
 #include "server/transport/grpc_status.h"
 
@@ -15,10 +14,13 @@ namespace {
 
 absl::string_view ViewOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
-absl::string_view ValueOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
-                          const char* key) {
+std::optional<absl::string_view> ValueOf(
+    const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {
   const auto found = metadata.find(key);
-  return found == metadata.end() ? absl::string_view() : ViewOf(found->second);
+  if (found == metadata.end()) {
+    return std::nullopt;
+  }
+  return ViewOf(found->second);
 }
 
 void AppendValues(const grpc::AuthContext& context, const char* property,
@@ -49,17 +51,17 @@ AccessProcessor::AccessProcessor(std::shared_ptr<const AccessList> access, Metri
 
 grpc::Status AccessProcessor::Process(const InputMetadata& metadata, grpc::AuthContext* context,
                                       OutputMetadata* /*consumed*/, OutputMetadata* /*response*/) {
-  const absl::string_view path = ValueOf(metadata, ":path");
+  const absl::string_view path = ValueOf(metadata, ":path").value_or("");
   const std::optional<Scope> scope = ScopeOf(path);
   if (!scope.has_value()) {
     return grpc::Status::OK;
   }
-  const absl::Status status =
-      access_->Check(CredentialsOf(metadata, context), *scope, absl::Now()).status();
+  const Credentials caller = CredentialsOf(metadata, context);
+  const absl::Status status = access_->Check(caller, *scope).status();
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  refusals_.Record(path, status);
+  refusals_.Record(path, CallerOf(caller, access_.get(), /*peer=*/""), status);
   return ToGrpcStatus(status);
 }
 
@@ -71,7 +73,8 @@ Credentials CredentialsOf(const std::multimap<grpc::string_ref, grpc::string_ref
     std::vector<absl::string_view>& names = caller.certificate_names;
     AppendValues(*context, GRPC_PEER_DNS_PROPERTY_NAME, names);
     AppendValues(*context, GRPC_PEER_URI_PROPERTY_NAME, names);
-    if (names.empty()) {
+    // gRPC lists alternative names of all kinds here, also those whose text it does not give.
+    if (context->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME).empty()) {
       AppendValues(*context, GRPC_X509_CN_PROPERTY_NAME, names);
     }
   }

@@ -15,6 +15,8 @@ namespace logprobd {
 /// metadata of a call has arrived and before it reads a message, so that a refused call buffers
 /// nothing. Health needs no entry.
 ///
+/// gRPC does not tell it the address of the peer, so the lines about refusals do not have it.
+///
 /// It leaves no mark on the call: gRPC's AuthContext belongs to the connection, whose calls may be
 /// those of several callers. Later stages identify the caller again.
 class AccessProcessor final : public grpc::AuthMetadataProcessor {
@@ -33,8 +35,9 @@ class AccessProcessor final : public grpc::AuthMetadataProcessor {
 
 /// Returns what a call with this metadata, on a connection with this context, shows of its caller.
 /// The names of a certificate are the DNS names and then the URIs among its subject alternative
-/// names, or its common name if it has neither: CAs check alternative names, while many copy the
-/// common name from the request. The result refers to the arguments; `context` may be null.
+/// names, or its common name if it has no alternative name of any kind (RFC 6125): CAs check
+/// alternative names, while many copy the common name from the request. The result refers to the
+/// arguments; `context` may be null.
 Credentials CredentialsOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
                           const grpc::AuthContext* context);
 

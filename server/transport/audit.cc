@@ -9,18 +9,8 @@ namespace logprobd {
 
 Caller CallerOf(const grpc::CallbackServerContext& context, const AccessList* access) {
   const std::shared_ptr<const grpc::AuthContext> connection = context.auth_context();
-  const Credentials credentials = CredentialsOf(context.client_metadata(), connection.get());
-  Caller caller{.peer = context.peer()};
-  if (!credentials.certificate_names.empty()) {
-    caller.certificate = std::string(credentials.certificate_names.front());
-  }
-  if (access != nullptr) {
-    const absl::StatusOr<std::shared_ptr<const AccessEntry>> entry = access->Identify(credentials);
-    if (entry.ok()) {
-      ((*entry)->is_token() ? caller.token : caller.certificate) = (*entry)->id;
-    }
-  }
-  return caller;
+  return CallerOf(CredentialsOf(context.client_metadata(), connection.get()), access,
+                  context.peer());
 }
 
 void AuditConnection(absl::string_view flag, const SocketPeer& process) {

@@ -11,14 +11,6 @@
 
 namespace logprobd {
 
-/// Who made a call.
-struct Caller {
-  std::string token = "none";  ///< Id of the caller's token, if callers need one.
-  /// Name of the client's certificate: that of its entry, or else its first.
-  std::string certificate = "none";
-  std::string peer = {};  ///< "ipv4:127.0.0.1:50312" or "unix:".
-};
-
 /// Returns the caller of a call that an AccessProcessor of `access`, unless it is null, has
 /// accepted.
 Caller CallerOf(const grpc::CallbackServerContext& context, const AccessList* access);

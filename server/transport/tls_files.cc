@@ -42,18 +42,28 @@ absl::Status Wrong(const NamedFile& file, absl::string_view what) {
   return absl::FailedPreconditionError(absl::StrCat(file.flag, ": ", file.path, " ", what));
 }
 
+/// Returns the error of a file that cannot be opened, by errno.
+absl::Status CannotRead(const NamedFile& file) {
+  const int error = errno;
+  absl::Status status =
+      Wrong(file, absl::StrCat("cannot be read: ", std::generic_category().message(error)));
+  return error == EMFILE || error == ENFILE || error == ENOMEM
+             ? absl::ResourceExhaustedError(status.message())
+             : status;
+}
+
 absl::StatusOr<NamedFile> ReadNamedFile(absl::string_view flag, const std::string& path) {
   NamedFile file{flag, path, ""};
   struct stat info {};
   if (stat(path.c_str(), &info) != 0) {
-    return Wrong(file, absl::StrCat("cannot be read: ", std::generic_category().message(errno)));
+    return CannotRead(file);
   }
   if (!S_ISREG(info.st_mode) || info.st_size > kFileBytesMax) {
     return Wrong(file, "is not a regular file of at most 4 MiB");
   }
   std::ifstream stream(path, std::ios::binary);
   if (!stream) {
-    return Wrong(file, absl::StrCat("cannot be read: ", std::generic_category().message(errno)));
+    return CannotRead(file);
   }
   file.content.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
   return file;
@@ -161,8 +171,8 @@ absl::StatusOr<absl::Time> CheckChain(const NamedFile& file,
 }
 
 absl::Status CannotCopy() {
-  return absl::FailedPreconditionError(absl::StrCat("--tls-cert: cannot copy the TLS files: ",
-                                                    std::generic_category().message(errno)));
+  return absl::ResourceExhaustedError(absl::StrCat("--tls-cert: cannot copy the TLS files: ",
+                                                   std::generic_category().message(errno)));
 }
 
 /// Returns a new file in memory.
@@ -286,6 +296,7 @@ absl::Status TlsFiles::Install() {
   LOGPROBD_ASSIGN_OR_RETURN(
       FileDescriptor client_ca_copy,
       MakeCopy(absl::StrCat(client_ca.content, "\n# generation ", generation_, "\n"), generation_));
+  LOGPROBD_RETURN_IF_ERROR(take_(pair));  // Nothing is likely to fail from here on.
   LOGPROBD_RETURN_IF_ERROR(Replace(client_ca_file_, std::move(client_ca_copy)));
   LOGPROBD_RETURN_IF_ERROR(Replace(pair_file_, std::move(pair_copy)));
   pair_ = std::move(pair);
@@ -293,15 +304,18 @@ absl::Status TlsFiles::Install() {
   return absl::OkStatus();
 }
 
-bool TlsFiles::Reload() {
-  const absl::Status status = Install();
-  metrics_.RecordTlsReload(status.ok());
-  if (status.ok()) {
+bool TlsFiles::Reload() { return Report(Install()); }
+
+/// Logs and counts a result of Install, and returns whether it is OK.
+bool TlsFiles::Report(const absl::Status& installed) {
+  is_short_ = absl::IsResourceExhausted(installed);
+  metrics_.RecordTlsReload(installed.ok());
+  if (installed.ok()) {
     LogInfo("TLS certificates read again", {{"file", options_.cert}});
   } else {
-    LogError("the TLS certificates stay as they are", {{"reason", status.message()}});
+    LogError("the TLS certificates stay as they are", {{"reason", installed.message()}});
   }
-  return status.ok();
+  return installed.ok();
 }
 
 bool TlsFiles::ReloadIfChanged() {
@@ -312,7 +326,12 @@ bool TlsFiles::ReloadIfChanged() {
   next_look_ = now + kLookInterval;
   const std::string stamp = Stamp();
   const bool is_settled = stamp == std::exchange(seen_stamp_, stamp);
-  return is_settled && stamp != tried_stamp_ && Reload();
+  if (!is_settled || (stamp == tried_stamp_ && !is_short_)) {
+    return false;
+  }
+  const bool is_again = is_short_ && stamp == tried_stamp_;
+  const absl::Status status = Install();
+  return !(is_again && absl::IsResourceExhausted(status)) && Report(status);
 }
 
 /// Returns a text that changes whenever a file does.

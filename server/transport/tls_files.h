@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -51,12 +51,13 @@ class TlsFiles {
 
   /// Checks and copies the files. Returns FAILED_PRECONDITION that names the flag, the file and
   /// what is wrong: the file cannot be read, is not PEM, the key does not fit the certificate, the
-  /// chain is not in order, or a certificate is expired or not yet valid. `clock` measures
+  /// chain is not in order, or a certificate is expired or not yet valid. Returns
+  /// RESOURCE_EXHAUSTED if no file descriptor or no memory is left for the copies. `clock` measures
   /// intervals and `wall_now` returns the time of day; both, and `metrics`, must outlive the
   /// object.
   static absl::StatusOr<std::unique_ptr<TlsFiles>> Create(
       const Options& options, Metrics& metrics, const Clock& clock,
-      std::function<absl::Time()> wall_now = absl::Now);
+      std::function<absl::Time()> wall_now = WallNow);
 
   TlsFiles(const TlsFiles&) = delete;
   TlsFiles& operator=(const TlsFiles&) = delete;
@@ -70,30 +71,39 @@ class TlsFiles {
   std::string pair_path() const;
   std::string client_ca_path() const;
 
+  /// Makes Reload give each checked pair to `take` before it replaces the copies, for a listener
+  /// with another TLS library than gRPC's. An error of `take` refuses the pair for all. `take` is
+  /// called on the thread that reloads, and not for the pair of Create.
+  void SetTaker(std::function<absl::Status(const Pair&)> take) { take_ = std::move(take); }
+
   /// Checks the files and replaces the copies. On an error the copies stay. The result is logged
   /// and counted. Returns whether the copies were replaced.
   bool Reload();
 
-  /// Calls Reload if the files have changed since the last call of it and were the same in two
-  /// looks, because a certificate and its key are rarely written at once. Looks at the files at
-  /// most once in each kLookInterval, so it may be called often. Returns whether the copies were
-  /// replaced.
+  /// Does what Reload does if the files have changed since they were last read and were the same in
+  /// two looks, because a certificate and its key are rarely written at once. Looks at the files at
+  /// most once in each kLookInterval, so it may be called often. What failed with
+  /// RESOURCE_EXHAUSTED is tried again at each look, and logged and counted again only with another
+  /// result. Returns whether the copies were replaced.
   bool ReloadIfChanged();
 
  private:
   TlsFiles(Options options, Metrics& metrics, const Clock& clock,
            std::function<absl::Time()> wall_now);
   absl::Status Install();
+  bool Report(const absl::Status& installed);
   std::string Stamp() const;
 
   const Options options_;
   Metrics& metrics_;
   const Clock& clock_;
   const std::function<absl::Time()> wall_now_;
+  std::function<absl::Status(const Pair&)> take_ = [](const Pair&) { return absl::OkStatus(); };
   Pair pair_;
   FileDescriptor pair_file_;  ///< Of the copies. Their numbers stay the same.
   FileDescriptor client_ca_file_;
   int generation_ = 0;       ///< Number of copies made.
+  bool is_short_ = false;    ///< Install has last failed with RESOURCE_EXHAUSTED.
   std::string tried_stamp_;  ///< State of the files that Install last saw.
   std::string seen_stamp_;   ///< State of the files at the last look.
   absl::Time next_look_;

@@ -64,12 +64,16 @@ def test_each_method_needs_a_certificate_or_a_token_with_its_scope(
     certificates = {
         "scorer": ca.issue("scorer", hosts="DNS:other.example,DNS:scorer.example"),
         "verifier": ca.issue("verifier", hosts="URI:spiffe://cluster/ns/a/sa/verifier"),
-        "operator": ca.issue("operator", hosts="IP:127.0.0.1"),  # its common name counts
+        "operator": ca.issue("operator", hosts=None),  # its common name counts
         "old": ca.issue("old", hosts="DNS:old.example"),
         "stranger": ca.issue("stranger", hosts="DNS:stranger.example"),
         # A common name counts only without alternative names.
         "disguised": ca.issue("scorer.example", hosts="DNS:disguised.example"),
     }
+    others = ("IP:127.0.0.1", "email:a@scorer.example", "RID:1.2.3.4")
+    for number, hosts in enumerate(others):
+        tokens.add_certificate(f"no-name-{number}", "score", "verify", "admin")
+        certificates[f"no-name-{number}"] = ca.issue(f"no-name-{number}", hosts=hosts)
     tokens.add("verifying", "verify")
     tokens.add_certificate("scorer.example", "score")
     tokens.add_certificate("spiffe://cluster/ns/a/sa/verifier", "verify")
@@ -87,10 +91,15 @@ def test_each_method_needs_a_certificate_or_a_token_with_its_scope(
         ("old", ()): (unknown, unknown, unknown, unknown, ok),
         ("stranger", ()): (unknown, unknown, unknown, unknown, ok),
         ("disguised", ()): (unknown, unknown, unknown, unknown, ok),
-        # A token counts before the certificate, also if it is wrong.
+        **{
+            (f"no-name-{number}", ()): (unknown, unknown, unknown, unknown, ok)
+            for number in range(len(others))
+        },
+        # A token counts before the certificate, also if it is wrong or empty.
         ("scorer", tokens.metadata("verifying")): (lacks, lacks, ok, lacks, ok),
         ("stranger", tokens.metadata("verifying")): (lacks, lacks, ok, lacks, ok),
         ("scorer", wrong): (unknown, unknown, unknown, unknown, ok),
+        ("scorer", (("authorization", ""),)): (unknown, unknown, unknown, unknown, ok),
     }
     for (name, metadata), codes in table.items():
         pair = certificates[name]
@@ -188,6 +197,29 @@ def test_audit_lines_name_the_certificate(start, tokens, ca) -> None:
     by_certificate, by_token = (line for line in server.log if " audit method=" in line)
     assert "token=none certificate=spiffe://cluster/operator peer=ipv4:" in by_certificate
     assert "token=pusher certificate=a.example peer=ipv4:" in by_token
+
+
+def test_lines_about_refusals_name_the_method_the_caller_and_the_reason(start, tokens, ca) -> None:
+    tokens.add_certificate("verifier.example", "verify")
+    tokens.add("verifying", "verify")
+    server = start()
+    begin = f"a call was refused method={LIST} "
+    with channel_of(server.grpc, ca, ca.issue("v", hosts="DNS:verifier.example")) as channel:
+        for metadata, code, caller in (
+            ((), Code.PERMISSION_DENIED, "token=none certificate=verifier.example"),
+            (
+                tokens.metadata("verifying"),
+                Code.PERMISSION_DENIED,
+                "token=verifying certificate=verifier.example",
+            ),
+            (
+                (("authorization", "Bearer wrong"),),
+                Code.UNAUTHENTICATED,
+                "token=none certificate=verifier.example",
+            ),
+        ):
+            assert call(channel, LIST, metadata)[0] == code
+            server.wait_for_log(f"{begin}{caller} reason=")
 
 
 def test_a_server_that_asks_for_no_certificates_refuses_entries_of_them(start, tokens) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 
 import pytest
+from certificate_rotation import certificate_in, install, served_certificate
 from prometheus_server import PrometheusServer
 from scoring_rpc import ROOT
 from token_file import TokenFile
@@ -107,6 +108,7 @@ def test_pages_need_a_token_with_the_scope_metrics_and_health_needs_none(
     lacking = server.metric("logprobd_rejected_total", reason="permission_denied")
     assert lacking == 2 * len(PAGES)
     lines = [line for line in server.log if "a call was refused" in line]
+    assert all(" certificate=none peer=ipv4:127.0.0.1:" in line for line in lines)
     assert 1 <= len(lines) <= 21  # 20 in 10 s
     assert not any(secret in line for secret in (scrape, score, old) for line in server.log)
 
@@ -249,13 +251,7 @@ def test_g116_a_handshake_without_end_is_cut_in_bounded_memory(start, pair) -> N
 
 def test_g117_certificates_rotate_under_probes_without_a_failed_one(start, ca, tmp_path) -> None:
     live = (tmp_path / "live.pem", tmp_path / "live.key")
-
-    def install(issued) -> None:
-        for source, target in zip(issued, live, strict=True):
-            shutil.copy(source, target.with_suffix(".new"))
-            target.with_suffix(".new").rename(target)
-
-    install(ca.issue("first"))
+    install(ca.issue("first"), live)
     server = start(live, *HTTPS)
     host, port = server.http.removeprefix("https://").rsplit(":", 1)
     stop = threading.Event()
@@ -278,7 +274,7 @@ def test_g117_certificates_rotate_under_probes_without_a_failed_one(start, ca, t
     try:
         for rotation in range(12):
             cert, key = ca.issue(f"rotation-{rotation}")
-            install((cert, key))
+            install((cert, key), live)
             if rotation % 2:
                 server.signal(signal.SIGHUP)
             if rotation % 4 == 3:
@@ -295,6 +291,29 @@ def test_g117_certificates_rotate_under_probes_without_a_failed_one(start, ca, t
     assert next(answered) > 12
     # A connection that an earlier certificate protects has ended, and so have its files.
     assert server.eventually(lambda: server.metric("process_open_fds") < 100, seconds=20)
+
+
+def test_g117_a_pair_that_https_alone_refuses_changes_neither_listener(start, ca, tmp_path) -> None:
+    live = (tmp_path / "live.pem", tmp_path / "live.key")
+    first, odd, good = ca.issue("first"), ca.issue("odd", curve="secp256k1"), ca.issue("good")
+    install(first, live)
+    server = start(live, *HTTPS)
+    listeners = (server.grpc, server.http.removeprefix("https://"))
+
+    def all_serve(pair) -> bool:
+        return all(served_certificate(each) == certificate_in(pair[0]) for each in listeners)
+
+    install(odd, live)  # OpenSSL knows its curve, and GnuTLS does not
+    assert server.eventually(
+        lambda: server.metric("logprobd_tls_reloads_total", result="failed") == 1
+    )
+    server.wait_for_log("--http: TLS cannot use the certificate")
+    assert all_serve(first)
+    install(good, live)
+    assert server.eventually(lambda: all_serve(good), seconds=30)
+
+    assert server.metric("logprobd_tls_reloads_total", result="ok") == 1
+    assert server.metric("logprobd_tls_reloads_total", result="failed") == 1
 
 
 def test_a_killed_server_leaves_no_copy_of_its_key(start, pair, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Literal, TypeVar
@@ -28,6 +29,8 @@ from logprobd.trace import InjectTrace, can_travel
 from logprobd.versions import CallVersions
 
 Message = TypeVar("Message")
+
+_LOG = logging.getLogger("logprobd")
 
 # Errors after which the cached descriptions of the server's heads may be out of date.
 STALE_INFO_ERRORS = (InvalidArgument, NotFound, WeightsVersionMismatch, HeadMismatch)
@@ -97,7 +100,9 @@ class ClientCore:
             LOGPROBD_TOKEN, else none.
         inject_trace: function that writes the W3C header `traceparent` of the caller's current span
             into a dict, such as OpenTelemetry's `propagate.inject`. It is called once for each call
-            of score and for each batch of a stream, where it is taken. Default: none.
+            of score and for each batch of a stream, where it is taken. If it raises, the call goes
+            on without a trace, and the logger "logprobd" gets one warning per client. Default:
+            none.
 
     Raises InvalidArgument if a setting is invalid.
     """
@@ -141,6 +146,7 @@ class ClientCore:
         self._settings = chosen
         self._heads: list[HeadInfo] = []  # empty until ListHeads has answered
         self._local = LocalTransport(chosen)
+        self._has_warned_of_tracer = False
 
     def __getstate__(self) -> settings.Settings:
         return self._settings
@@ -190,7 +196,13 @@ class ClientCore:
         """Puts a call into the caller's current trace, unless its arguments name one."""
         if self._settings.inject_trace is not None and not plan.traceparent:
             carrier: dict[str, str] = {}
-            self._settings.inject_trace(carrier)
+            try:
+                self._settings.inject_trace(carrier)
+            except Exception:  # any fault of a tracer costs the trace, not the call
+                carrier.clear()
+                if not self._has_warned_of_tracer:
+                    self._has_warned_of_tracer = True
+                    _LOG.warning("inject_trace failed: calls go on without it", exc_info=True)
             traceparent = carrier.get("traceparent", "")
             plan.traceparent = traceparent if can_travel(traceparent) else ""
         return plan

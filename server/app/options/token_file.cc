@@ -63,7 +63,7 @@ absl::Status SetSha256(const toml::value& value, std::optional<Sha256::Bytes>& d
   return absl::OkStatus();
 }
 
-absl::Status SetScopes(const toml::value& value, AccessEntry& entry) {
+absl::Status SetScopes(const toml::value& value, bool is_token, AccessEntry& entry) {
   constexpr absl::string_view kProblem =
       "must be an array of \"score\", \"verify\", \"admin\" and \"metrics\" with at least one of "
       "them";
@@ -76,6 +76,11 @@ absl::Status SetScopes(const toml::value& value, AccessEntry& entry) {
     });
     if (scope == std::end(kScopes)) {
       return Bad("scopes", kProblem);
+    }
+    if (*scope == Scope::kMetrics && !is_token) {
+      return Bad("scopes",
+                 "\"metrics\" is for tokens only, since HTTP asks for no certificates; give this "
+                 "scope to a [[token]]");
     }
     entry.scopes[static_cast<size_t>(*scope)] = true;
   }
@@ -139,7 +144,7 @@ absl::Status SetKey(const Kind& kind, const std::string& key, const toml::value&
     return SetName(key, value, entry.tenant);
   }
   if (key == "scopes") {
-    return SetScopes(value, entry);
+    return SetScopes(value, kind.has_digest, entry);
   }
   if (key == "not_after") {
     return SetNotAfter(value, entry.not_after);

@@ -22,7 +22,8 @@ namespace logprobd {
 ///
 ///   [[certificate]]
 ///   name = "trainer-8.example"            # its name (CredentialsOf), at most 255 bytes
-///   ...                                   # tenant (by default the name) and the keys after it
+///   ...                                   # tenant (by default the name) and the keys after it;
+///                                         # scopes without metrics, since HTTP takes tokens only
 ///
 /// The result has the entries in the order of the file, first the tokens. Returns NOT_FOUND or
 /// PERMISSION_DENIED if the file cannot be read, and INVALID_ARGUMENT that names the entry and the

@@ -6,7 +6,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 namespace logprobd {
 namespace {
@@ -29,12 +28,16 @@ std::string BearerOf(absl::string_view authorization) {
 HttpAccess::HttpAccess(std::shared_ptr<const AccessList> access, Metrics& metrics)
     : access_(std::move(access)), refusals_(metrics) {}
 
-absl::Status HttpAccess::Check(absl::string_view path, absl::string_view authorization) {
+absl::Status HttpAccess::Check(absl::string_view path, absl::string_view authorization,
+                               absl::string_view peer) {
   const std::string bearer = BearerOf(authorization);
-  absl::Status status =
-      access_->Check({.authorization = bearer}, Scope::kMetrics, absl::Now()).status();
+  Credentials caller;
+  if (!bearer.empty()) {
+    caller.authorization = bearer;
+  }
+  absl::Status status = access_->Check(caller, Scope::kMetrics).status();
   if (!status.ok()) {
-    refusals_.Record(path, status);
+    refusals_.Record(path, CallerOf(caller, access_.get(), std::string(peer)), status);
   }
   return status;
 }

@@ -18,8 +18,9 @@ class HttpAccess {
   /// Returns OK if `authorization`, the value of the header of that name, has a token with the
   /// scope `metrics`: "Bearer TOKEN", or "Basic" with the token as the password of any user, which
   /// browsers and Prometheus send. Other callers get an error of AccessList::Check, are counted
-  /// and, for some of them, logged.
-  absl::Status Check(absl::string_view path, absl::string_view authorization);
+  /// and, for some of them, logged with their address, `peer`.
+  absl::Status Check(absl::string_view path, absl::string_view authorization,
+                     absl::string_view peer);
 
  private:
   const std::shared_ptr<const AccessList> access_;

@@ -105,7 +105,6 @@ struct Server::Impl {
 
   absl::Status Listen();
   absl::Status ListenToHttp();
-  void UseNewTlsFiles(bool are_new);
   ServerPlan Plan();
   std::string NotReadyReason();
   std::string ReadyText();
@@ -148,8 +147,7 @@ struct Server::Impl {
   StatusBoard status_board;
   LoadProgress progress;
   std::atomic<bool> stop_loading = false;
-  bool is_serving = false;     // State that health reports; used by Load and Run.
-  bool is_https_late = false;  // HTTPS does not have the current certificate yet; used by Run.
+  bool is_serving = false;  // State that health reports; used by Load and Run.
 
   absl::Mutex mutex;
   bool stop_requested ABSL_GUARDED_BY(mutex) = false;
@@ -240,30 +238,22 @@ absl::Status Server::Impl::ListenToHttp() {
     result.certificate = {.cert_pem = tls->pair().cert, .key_pem = tls->pair().key};
   }
   if (http_access != nullptr) {
-    result.check_access = [this](absl::string_view path, absl::string_view authorization) {
-      return http_access->Check(path, authorization);
+    result.check_access = [this](absl::string_view path, absl::string_view authorization,
+                                 absl::string_view peer) {
+      return http_access->Check(path, authorization, peer);
     };
   }
   result.not_ready_reason = [this] { return NotReadyReason(); };
   result.ready_text = [this] { return ReadyText(); };
   result.status_text = [this] { return StatusText(); };
   result.status_page = [this] { return status_board.Page(Status()); };
-  LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(result, metrics));
+  LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(std::move(result), metrics));
+  if (tls != nullptr) {
+    tls->SetTaker([this](const TlsFiles::Pair& pair) {
+      return http->SetCertificate({.cert_pem = pair.cert, .key_pem = pair.key});
+    });
+  }
   return absl::OkStatus();
-}
-
-/// Gives HTTPS the TLS files if they are new, or again if no file descriptor was left for them.
-/// gRPC watches their copies itself.
-void Server::Impl::UseNewTlsFiles(bool are_new) {
-  if (http == nullptr || !(are_new || is_https_late)) {
-    return;
-  }
-  const absl::Status status =
-      http->SetCertificate({.cert_pem = tls->pair().cert, .key_pem = tls->pair().key});
-  if (!status.ok() && are_new) {
-    LogError("HTTPS keeps the certificate that it has", {{"reason", status.message()}});
-  }
-  is_https_late = absl::IsResourceExhausted(status);
 }
 
 absl::Status Server::Impl::StartWatchdog() {
@@ -610,10 +600,14 @@ Server::End Server::Run() {
       impl.Notify(
           absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(impl.clock.Now()), "\n"));
       impl.Reload();
-      impl.UseNewTlsFiles(impl.tls != nullptr && impl.tls->Reload());
+      if (impl.tls != nullptr) {
+        impl.tls->Reload();
+      }
       impl.Notify("READY=1\n");
     }
-    impl.UseNewTlsFiles(impl.tls != nullptr && impl.tls->ReloadIfChanged());
+    if (impl.tls != nullptr) {
+      impl.tls->ReloadIfChanged();
+    }
     impl.grpc->CancelUnreadAnswers();
     any_left = impl.WatchHeads();
     impl.UpdateServing();

@@ -22,14 +22,15 @@ class Authority:
         self,
         name: str,
         *,
-        hosts: str = "IP:127.0.0.1,DNS:localhost",
+        hosts: str | None = "IP:127.0.0.1,DNS:localhost",
         begin: str = "20200101000000Z",
         end: str = "20991231235959Z",
+        curve: str = "P-256",
     ) -> tuple[pathlib.Path, pathlib.Path]:
-        """Returns the paths of a certificate for `hosts` and of its key."""
+        """Returns the paths of a certificate for `hosts`, None for no alternative name, and of its key."""
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         request = self.folder / f"{name}.csr"
-        _openssl(*_new_key("req", key), "-subj", f"/CN={name}", "-out", request)
+        _openssl(*_new_key("req", key, curve), "-subj", f"/CN={name}", "-out", request)
         self._ca(
             "-in", request, "-out", cert, "-startdate", begin, "-enddate", end,
             "-extensions", "leaf", hosts=hosts,
@@ -44,14 +45,15 @@ class Authority:
         self._ca("-gencrl", "-crldays", "30", "-out", folder / "crl.pem")
         _openssl("rehash", folder)
 
-    def _ca(self, *arguments: object, hosts: str = "DNS:unused") -> None:
+    def _ca(self, *arguments: object, hosts: str | None = None) -> None:
+        names = "" if hosts is None else f"subjectAltName = {hosts}\n"
         config = self.folder / f"{self.name}.cnf"
         config.write_text(
             "[ca]\ndefault_ca = this\n[this]\n"
             f"database = {self.folder}/{self.name}.index\nnew_certs_dir = {self.folder}\n"
             f"certificate = {self.cert}\nprivate_key = {self.key}\nrand_serial = yes\n"
             "default_md = sha256\npolicy = any\nunique_subject = no\n"
-            f"[any]\ncommonName = supplied\n[leaf]\nsubjectAltName = {hosts}\n"
+            f"[any]\ncommonName = supplied\n[leaf]\nbasicConstraints = CA:FALSE\n{names}"
         )
         _openssl("ca", "-batch", "-notext", "-config", config, *arguments)
 
@@ -66,9 +68,9 @@ def self_signed(folder: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.
     return cert, key
 
 
-def _new_key(command: str, key: pathlib.Path) -> list[object]:
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    return [command, *curve, "-nodes", "-keyout", key]
+def _new_key(command: str, key: pathlib.Path, curve: str = "P-256") -> list[object]:
+    kind = ["-newkey", "ec", "-pkeyopt", f"ec_paramgen_curve:{curve}"]
+    return [command, *kind, "-nodes", "-keyout", key]
 
 
 def _openssl(*arguments: object) -> None:

@@ -50,14 +50,16 @@ TEST(TokenCommandTest, TheServerAcceptsTheTokenThroughItsEntry) {
   const auto tokens = ReadAsFile(outcome.out);
 
   ASSERT_TRUE(tokens.ok()) << tokens.status();
-  const AccessList server(*tokens);
-  const absl::Time now = absl::Now();
+  absl::Time now = absl::Now();
+  const AccessList server(*tokens, [&now] { return now; });
   const std::string authorization = "Bearer " + token[1].str();
   const Credentials caller{.authorization = authorization};
-  EXPECT_TRUE(server.Check(caller, Scope::kScore, now).ok());
-  EXPECT_TRUE(server.Check(caller, Scope::kVerify, now + absl::Hours(47)).ok());
-  EXPECT_FALSE(server.Check(caller, Scope::kVerify, now + absl::Hours(49)).ok());
-  EXPECT_FALSE(server.Check(caller, Scope::kAdmin, now).ok());
+  EXPECT_TRUE(server.Check(caller, Scope::kScore).ok());
+  EXPECT_FALSE(server.Check(caller, Scope::kAdmin).ok());
+  now += absl::Hours(47);
+  EXPECT_TRUE(server.Check(caller, Scope::kVerify).ok());
+  now += absl::Hours(2);
+  EXPECT_FALSE(server.Check(caller, Scope::kVerify).ok());
   EXPECT_EQ(tokens->front().tenant, "team-a");
   EXPECT_EQ(tokens->front().share, 0.5);
   EXPECT_EQ(tokens->front().priority_max, logprobd::Priority::kLow);
@@ -72,16 +74,19 @@ TEST(TokenCommandTest, TheServerAcceptsACertificateThroughItsEntry) {
   const auto entries = ReadAsFile(outcome.out);
 
   ASSERT_TRUE(entries.ok()) << entries.status();
-  const AccessList server(*entries);
+  absl::Time now = absl::Now() + absl::Hours(47);
+  const AccessList server(*entries, [&now] { return now; });
   const Credentials caller{.certificate_names = {name}};
-  EXPECT_TRUE(server.Check(caller, Scope::kAdmin, absl::Now() + absl::Hours(47)).ok());
-  EXPECT_FALSE(server.Check(caller, Scope::kAdmin, absl::Now() + absl::Hours(49)).ok());
-  EXPECT_FALSE(server.Check(caller, Scope::kScore, absl::Now()).ok());
+  EXPECT_TRUE(server.Check(caller, Scope::kAdmin).ok());
+  EXPECT_FALSE(server.Check(caller, Scope::kScore).ok());
+  now += absl::Hours(2);
+  EXPECT_FALSE(server.Check(caller, Scope::kAdmin).ok());
   EXPECT_EQ(entries->front().tenant, "team-a");
   const auto json = nlohmann::json::parse(RunToken("certificate", {name, "--json"}).out);
   EXPECT_TRUE(ReadAsFile(json["entry"]).ok());
   EXPECT_EQ(RunToken("certificate", {name + "a"}).exit_code, kExitUsage);
   EXPECT_EQ(RunToken("certificate", {"*.example"}).exit_code, kExitUsage);
+  EXPECT_EQ(RunToken("certificate", {name, "--scopes", "score,metrics"}).exit_code, kExitUsage);
 }
 
 TEST(TokenCommandTest, EveryTokenIsNew) {

@@ -75,6 +75,23 @@ def test_what_a_tracer_injects_never_fails_a_call(server, client, rows, value):
     assert server.requests[0].traceparent == ""
 
 
+# Regression: the exception of a tracer failed the call.
+def test_a_tracer_that_raises_costs_the_trace_and_one_warning(server, connect, rows, caplog):
+    def fail(carrier):
+        inject(carrier)
+        raise RuntimeError("no exporter")
+
+    with connect(server.address, inject_trace=fail) as client:
+        client.score(*rows)
+        client.score(*rows)
+        client.stream([rows])
+
+    assert [each.traceparent for each in server.requests] == ["", "", ""]
+    (record,) = (record for record in caplog.records if record.name == "logprobd")
+    assert record.levelname == "WARNING"
+    assert "no exporter" in str(record.exc_info[1])
+
+
 @pytest.mark.parametrize("value", [None, 7, "a\nb", "ü", "x" * 257])
 def test_a_traceparent_argument_that_cannot_travel_is_refused(client, rows, value):
     with pytest.raises(InvalidArgument, match="traceparent is .*: pass at most 256") as caught:

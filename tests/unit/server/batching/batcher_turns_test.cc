@@ -70,6 +70,28 @@ TEST_F(BatcherTurnsTest, ASingleHeadHasTwoBatchesInFlight) {
   EXPECT_EQ(NumBatches(), std::pair(2L, 0L));
 }
 
+// Regression: the time of the engine included waking other heads and copying the scores.
+TEST_F(BatcherTurnsTest, TheTimeOfTheEngineEndsWhenItIsDone) {
+  ScoreRequest request = RequestOfRows(1);
+  request.trace = true;
+  Answer answer;
+  ASSERT_TRUE(batchers_[0]->Submit(std::move(request), answer.Callback()).ok());
+  clock_.WaitUntilAsleep(2);
+  Submit(0);
+  batchers_[1].reset();
+  const absl::Time begin = clock_.Now();
+  turns_.SetWake(1, [this] { clock_.Advance(absl::Seconds(5)); });
+  ASSERT_EQ(turns_.Take(1, {0}), std::nullopt);  // is woken when the first batch is done
+
+  engines_[0].ReleaseOne();
+
+  ASSERT_TRUE(answer.Wait().ok());
+  EXPECT_EQ(answer.Wait()->times.last_end, begin);
+  EXPECT_EQ(answer.Wait()->stages.engine, 0);
+  EXPECT_EQ(answer.Wait()->stages.total, 5);
+  turns_.SetWake(1, nullptr);
+}
+
 TEST_F(BatcherTurnsTest, AHeadThatWaitsGetsTheNextTurn) {
   Submit(0);
   Submit(0);

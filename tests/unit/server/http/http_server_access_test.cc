@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <memory>
 #include <string>
@@ -32,9 +34,11 @@ class HttpServerAccessTest : public ::testing::Test {
  protected:
   HttpServerAccessTest() {
     options_.listen = "127.0.0.1:0";
-    options_.check_access = [this](absl::string_view path, absl::string_view authorization) {
+    options_.check_access = [this](absl::string_view path, absl::string_view authorization,
+                                   absl::string_view peer) {
       const absl::MutexLock lock(&mutex_);
       checked_.push_back(absl::StrCat(path, " ", authorization));
+      peer_ = std::string(peer);
       return access_;
     };
   }
@@ -46,7 +50,9 @@ class HttpServerAccessTest : public ::testing::Test {
   }
 
   std::string Get(const std::string& path, const std::string& method = "GET") {
-    const int fd = Connect(server_->port());
+    return GetFrom(Connect(server_->port()), path, method);
+  }
+  static std::string GetFrom(int fd, const std::string& path, const std::string& method = "GET") {
     Send(fd,
          absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: x\r\nauthorization: secret\r\n\r\n"));
     return ReadToEnd(fd);
@@ -57,6 +63,11 @@ class HttpServerAccessTest : public ::testing::Test {
     return checked_;
   }
 
+  std::string peer() {
+    const absl::MutexLock lock(&mutex_);
+    return peer_;
+  }
+
   absl::Status access_ = absl::UnauthenticatedError("authorization: missing");
   HttpServer::Options options_;
   const Metrics metrics_{{.heads = {"default"}}};
@@ -65,6 +76,7 @@ class HttpServerAccessTest : public ::testing::Test {
  private:
   absl::Mutex mutex_;
   std::vector<std::string> checked_ ABSL_GUARDED_BY(mutex_);
+  std::string peer_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_F(HttpServerAccessTest, HealthIsOpenToEverybody) {
@@ -91,6 +103,18 @@ TEST_F(HttpServerAccessTest, EveryOtherPathNeedsAccess) {
 
   EXPECT_THAT(checked(),
               ElementsAre("/metrics secret", "/ secret", "/nothing secret", "/metrics secret"));
+}
+
+TEST_F(HttpServerAccessTest, TheCheckGetsTheAddressOfTheCaller) {
+  Create();
+  const int fd = Connect(server_->port());
+  sockaddr_in own{};
+  socklen_t length = sizeof(own);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length), 0);
+
+  GetFrom(fd, "/metrics");
+
+  EXPECT_EQ(peer(), absl::StrCat("ipv4:127.0.0.1:", ntohs(own.sin_port)));
 }
 
 TEST_F(HttpServerAccessTest, ACallerWithoutTheScopeIsForbidden) {

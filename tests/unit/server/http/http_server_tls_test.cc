@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -262,6 +263,18 @@ TEST_F(HttpServerTlsTest, GivesNewConnectionsTheNewCertificateAndOldOnesTheirAns
   before.Send("\r\n");
   EXPECT_THAT(before.ReadToEnd(), StartsWith("HTTP/1.1 200"));
   EXPECT_EQ(before.name(), "first");
+}
+
+TEST_F(HttpServerTlsTest, NeedsACertificateAndItsKeyOnlyDuringTheCall) {
+  HttpServer::Certificate other = Issue("second");
+  ASSERT_TRUE(server_->SetCertificate(other).ok());
+
+  absl::c_fill(other.cert_pem, 'x');
+  absl::c_fill(other.key_pem, 'x');
+
+  TlsClient after(Connect(port()));
+  EXPECT_EQ(after.name(), "second");
+  EXPECT_THAT(after.Get("/healthz"), StartsWith("HTTP/1.1 200"));
 }
 
 TEST_F(HttpServerTlsTest, TheLimitsHoldAcrossCertificates) {

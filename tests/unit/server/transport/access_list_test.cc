@@ -36,14 +36,15 @@ AccessEntry Certificate(const std::string& name) {
 
 class AccessListTest : public ::testing::Test {
  protected:
-  AccessListTest() : access_({Token("a", "secret-a"), Token("b", "secret-b")}) {}
+  AccessListTest()
+      : access_({Token("a", "secret-a"), Token("b", "secret-b")}, [this] { return now_; }) {}
 
   absl::StatusCode CodeOf(absl::string_view authorization, Scope scope = Scope::kAny) const {
-    return access_.Check({.authorization = authorization}, scope, kNow).status().code();
+    return access_.Check({.authorization = authorization}, scope).status().code();
   }
 
   absl::Status StatusOf(const Credentials& caller, Scope scope = Scope::kAny) const {
-    return access_.Check(caller, scope, kNow).status();
+    return access_.Check(caller, scope).status();
   }
 
   std::string MessageOf(const Credentials& caller) const {
@@ -55,6 +56,7 @@ class AccessListTest : public ::testing::Test {
     return entry.ok() ? (*entry)->id : std::string(entry.status().message());
   }
 
+  absl::Time now_ = kNow;
   AccessList access_;
 };
 
@@ -94,8 +96,7 @@ TEST_F(AccessListTest, ATokenEndsAtItsTime) {
   access_.Set({token});
   EXPECT_EQ(CodeOf("Bearer secret-a"), absl::StatusCode::kOk);
 
-  token.not_after = kNow;
-  access_.Set({token});
+  now_ += absl::Nanoseconds(1);
   EXPECT_EQ(CodeOf("Bearer secret-a"), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(MessageOf({.authorization = "Bearer secret-a"}),
               HasSubstr("token \"a\" expired at "));
@@ -127,7 +128,8 @@ TEST_F(AccessListTest, ATokenCountsBeforeTheCertificateAlsoIfItIsWrong) {
   access_.Set({Token("a", "secret-a"), Certificate("x.example")});
 
   EXPECT_EQ(IdOf({.authorization = "Bearer secret-a", .certificate_names = {"x.example"}}), "a");
-  for (const char* const wrong : {"Bearer secret-b", "Basic x"}) {
+  // Regression: an empty authorization counted as none.
+  for (const char* const wrong : {"Bearer secret-b", "Basic x", ""}) {
     EXPECT_EQ(StatusOf({.authorization = wrong, .certificate_names = {"x.example"}}).code(),
               absl::StatusCode::kUnauthenticated);
   }
@@ -158,10 +160,26 @@ TEST_F(AccessListTest, TheEntryOfACertificateHasScopesAndAnEnd) {
       StatusOf(caller, Scope::kScore),
       absl::PermissionDeniedError("the entry of certificate \"x.example\" lacks the scope score"));
 
-  entry.not_after = kNow;
-  access_.Set({entry});
+  now_ += absl::Nanoseconds(1);
   EXPECT_EQ(StatusOf(caller, Scope::kVerify).code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(MessageOf(caller), HasSubstr("the entry of certificate \"x.example\" expired at "));
+}
+
+TEST_F(AccessListTest, NamesACallerWhateverItMayDo) {
+  AccessEntry expired = Token("a", "secret-a");
+  expired.not_after = kNow;
+  access_.Set({expired, Certificate("y.example")});
+  const auto text_of = [&](const Credentials& caller, const AccessList* access) {
+    const Caller named = CallerOf(caller, access, "unix:");
+    EXPECT_EQ(named.peer, "unix:");
+    return absl::StrCat(named.token, " ", named.certificate);
+  };
+  const Credentials by_token{.authorization = "Bearer secret-a", .certificate_names = {"x", "z"}};
+
+  EXPECT_EQ(text_of(by_token, &access_), "a x");
+  EXPECT_EQ(text_of(by_token, nullptr), "none x");
+  EXPECT_EQ(text_of({.authorization = "Bearer b"}, &access_), "none none");
+  EXPECT_EQ(text_of({.certificate_names = {"x", "y.example"}}, &access_), "none y.example");
 }
 
 TEST(AccessRefusalsTest, CountsEveryRefusalAndLogsTwentyLines) {
@@ -170,13 +188,16 @@ TEST(AccessRefusalsTest, CountsEveryRefusalAndLogsTwentyLines) {
 
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < 21; ++i) {
-    refusals.Record("/metrics", absl::UnauthenticatedError("no token"));
+    refusals.Record("/metrics",
+                    {.token = "t", .certificate = "c.example", .peer = "ipv4:1.2.3.4:5"},
+                    absl::UnauthenticatedError("no token"));
   }
-  refusals.Record("/metrics", absl::PermissionDeniedError("no scope"));
+  refusals.Record("/metrics", {}, absl::PermissionDeniedError("no scope"));
   const std::string log = ::testing::internal::GetCapturedStderr();
 
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 20);
-  EXPECT_THAT(log, HasSubstr("a call was refused method=/metrics"));
+  EXPECT_THAT(log, HasSubstr("a call was refused method=/metrics token=t certificate=c.example "
+                             "peer=ipv4:1.2.3.4:5 reason=\"no token\" lines_suppressed=0\n"));
   const std::string text = metrics.Serialize();
   EXPECT_THAT(text, HasSubstr("logprobd_rejected_total{reason=\"unauthenticated\"} 21"));
   EXPECT_THAT(text, HasSubstr("logprobd_rejected_total{reason=\"permission_denied\"} 1"));

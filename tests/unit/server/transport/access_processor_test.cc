@@ -2,10 +2,13 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "grpc/grpc_security_constants.h"
 #include "grpcpp/client_context.h"
@@ -34,7 +37,8 @@ class AccessProcessorTest : public ::testing::Test {
  protected:
   AccessProcessorTest()
       : access_(std::make_shared<AccessList>(
-            std::vector<AccessEntry>{Token("a", "secret-a"), Token("b", "secret-b")})),
+            std::vector<AccessEntry>{Token("a", "secret-a"), Token("b", "secret-b")},
+            [this] { return now_; })),
         server_(OptionsWith(access_)) {}
 
   static GrpcServer::Options OptionsWith(std::shared_ptr<const AccessList> access) {
@@ -52,6 +56,7 @@ class AccessProcessorTest : public ::testing::Test {
     return server_.stub->Score(&context, ValidRequest(), &response);
   }
 
+  absl::Time now_ = absl::FromUnixSeconds(1'800'000'000);  // changed between calls only
   std::shared_ptr<AccessList> access_;
   TransportServer server_;
 };
@@ -91,6 +96,35 @@ TEST_F(AccessProcessorTest, ACallWithoutATokenIsRefusedAfterOneWithAToken) {
 
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_THAT(status.error_message(), HasSubstr("needs a token"));
+}
+
+// Regression: the time was that of absl::Now() whatever clock the list had.
+TEST_F(AccessProcessorTest, ATokenEndsAtItsTimeOnTheClockOfTheList) {
+  AccessEntry token = Token("a", "secret-a");
+  token.not_after = now_ + absl::Hours(1);
+  access_->Set({token});
+  EXPECT_TRUE(Score("secret-a").ok());
+
+  now_ += absl::Hours(1);
+
+  const grpc::Status status = Score("secret-a");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(status.error_message(), HasSubstr("token \"a\" expired at "));
+}
+
+TEST_F(AccessProcessorTest, TheLineAboutARefusalHasTheMethodAndTheKnownToken) {
+  AccessEntry token = Token("a", "secret-a");
+  token.scopes = {};
+  access_->Set({token});
+
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(Score("secret-a").error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Score("secret-x").error_code(), grpc::StatusCode::UNAUTHENTICATED);
+
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  constexpr char kBegin[] = "a call was refused method=/logprobd.v1.Scoring/Score token=";
+  EXPECT_THAT(log, HasSubstr(absl::StrCat(kBegin, "a certificate=none reason=")));
+  EXPECT_THAT(log, HasSubstr(absl::StrCat(kBegin, "none certificate=none reason=")));
 }
 
 /// The context of a connection with these properties.
@@ -136,14 +170,27 @@ TEST(CredentialsOfTest, TheNamesOfACertificateAreItsDnsNamesAndUris) {
               ElementsAre("a.example", "b.example", "spiffe://x/y"));
 }
 
-TEST(CredentialsOfTest, TheCommonNameCountsOnlyWithoutDnsNamesAndUris) {
-  const FakeAuthContext alone(
-      {{GRPC_X509_CN_PROPERTY_NAME, "common"}, {GRPC_PEER_IP_PROPERTY_NAME, "10.0.0.1"}});
-  const FakeAuthContext beside_uri(
-      {{GRPC_X509_CN_PROPERTY_NAME, "common"}, {GRPC_PEER_URI_PROPERTY_NAME, "spiffe://x/y"}});
+// Regression: it counted beside mail and IP addresses.
+TEST(CredentialsOfTest, TheCommonNameCountsOnlyWithoutAlternativeNamesOfAnyKind) {
+  const auto names_beside = [](std::multimap<std::string, std::string> properties) {
+    properties.emplace(GRPC_X509_CN_PROPERTY_NAME, "common");
+    const FakeAuthContext context(std::move(properties));
+    const Credentials caller = CredentialsOf({}, &context);
+    return std::vector<std::string>(caller.certificate_names.begin(),
+                                    caller.certificate_names.end());
+  };
 
-  EXPECT_THAT(CredentialsOf({}, &alone).certificate_names, ElementsAre("common"));
-  EXPECT_THAT(CredentialsOf({}, &beside_uri).certificate_names, ElementsAre("spiffe://x/y"));
+  EXPECT_THAT(names_beside({}), ElementsAre("common"));
+  EXPECT_THAT(names_beside({{GRPC_X509_SAN_PROPERTY_NAME, "spiffe://x/y"},
+                            {GRPC_PEER_URI_PROPERTY_NAME, "spiffe://x/y"}}),
+              ElementsAre("spiffe://x/y"));
+  EXPECT_THAT(names_beside({{GRPC_X509_SAN_PROPERTY_NAME, "10.0.0.1"},
+                            {GRPC_PEER_IP_PROPERTY_NAME, "10.0.0.1"}}),
+              IsEmpty());
+  EXPECT_THAT(names_beside({{GRPC_X509_SAN_PROPERTY_NAME, "mail@example"},
+                            {GRPC_PEER_EMAIL_PROPERTY_NAME, "mail@example"}}),
+              IsEmpty());
+  EXPECT_THAT(names_beside({{GRPC_X509_SAN_PROPERTY_NAME, "other types of SAN"}}), IsEmpty());
 }
 
 TEST(CredentialsOfTest, ACallWithoutACertificateShowsItsAuthorizationOnly) {
@@ -151,7 +198,8 @@ TEST(CredentialsOfTest, ACallWithoutACertificateShowsItsAuthorizationOnly) {
 
   EXPECT_EQ(caller.authorization, "Bearer x");
   EXPECT_THAT(caller.certificate_names, IsEmpty());
-  EXPECT_EQ(CredentialsOf({}, nullptr).authorization, "");
+  EXPECT_EQ(CredentialsOf({}, nullptr).authorization, std::nullopt);
+  EXPECT_EQ(CredentialsOf({{"authorization", ""}}, nullptr).authorization, "");
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -20,6 +22,7 @@
 namespace logprobd::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -242,6 +245,51 @@ TEST_F(TlsFilesTest, KeepsTheOldPairAndCountsABadOneOnce) {
   Look(*files);
   Look(*files);
   EXPECT_TRUE(IsCopied(*files));
+}
+
+// Regression: a pair that HTTPS could not use counted as read, and gRPC had another one.
+TEST_F(TlsFilesTest, APairThatAnotherListenerRefusesIsRefusedForAll) {
+  const auto files = MustCreate();
+  const std::string copy = ReadAll(files->pair_path());
+  const std::string key = files->pair().key;
+  std::vector<std::string> taken;
+  absl::Status answer = absl::InvalidArgumentError("--http: TLS cannot use it");
+  files->SetTaker([&](const TlsFiles::Pair& pair) {
+    taken.push_back(pair.key);
+    return answer;
+  });
+  WritePair();
+
+  EXPECT_FALSE(files->Reload());
+
+  EXPECT_EQ(ReadAll(files->pair_path()), copy);
+  EXPECT_EQ(files->pair().key, key);
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"failed\"} 1"));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"ok\"} 0"));
+  EXPECT_FALSE(Look(*files));  // the files are the same
+  answer = absl::OkStatus();
+  EXPECT_TRUE(files->Reload());
+  EXPECT_TRUE(IsCopied(*files));
+  EXPECT_THAT(taken, ElementsAre(ReadAll(Path("key")), ReadAll(Path("key"))));
+}
+
+TEST_F(TlsFilesTest, TriesAgainAtEachLookWhileNoDescriptorIsLeft) {
+  const auto files = MustCreate();
+  absl::Status answer = absl::ResourceExhaustedError("no file descriptor is left");
+  files->SetTaker([&](const TlsFiles::Pair&) { return answer; });
+  WritePair();
+  Look(*files);
+
+  for (int look = 0; look < 3; ++look) {
+    EXPECT_FALSE(Look(*files));
+  }
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"failed\"} 1"));
+  answer = absl::OkStatus();
+  EXPECT_TRUE(Look(*files));
+
+  EXPECT_TRUE(IsCopied(*files));
+  EXPECT_FALSE(Look(*files));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"ok\"} 1"));
 }
 
 TEST_F(TlsFilesTest, ReloadReadsTheFilesAtOnceAndGivesEachCopyATimeOfItsOwn) {

@@ -187,6 +187,14 @@ TEST_F(TokenFileTest, NamesTheCertificateAndTheKeyThatAreWrong) {
   ExpectRefused("certificate = 3\n", "certificate is unknown");
 }
 
+// Regression: such an entry was accepted, and nobody could use it.
+TEST_F(TokenFileTest, ACertificateCannotHaveTheScopeOfHttp) {
+  for (const char* const scopes : {"\"metrics\"", "\"score\", \"metrics\""}) {
+    ExpectRefused(absl::StrCat("[[certificate]]\nname = \"c\"\nscopes = [", scopes, "]\n"),
+                  "certificate 1: scopes: \"metrics\" is for tokens only");
+  }
+}
+
 TEST_F(TokenFileTest, CertificatesNeedAClientCa) {
   ServerOptions options;
   options.tokens = path_;

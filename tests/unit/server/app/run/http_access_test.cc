@@ -9,11 +9,14 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 
 namespace logprobd {
 namespace {
 
 using ::testing::HasSubstr;
+
+const absl::Time kEnd = absl::FromUnixSeconds(1'800'003'600);
 
 AccessEntry TokenWith(const std::string& id, Scope scope) {
   Sha256 sha256;
@@ -23,22 +26,25 @@ AccessEntry TokenWith(const std::string& id, Scope scope) {
   token.id = id;
   token.sha256 = *sha256.Digest();
   token.scopes[static_cast<size_t>(scope)] = true;
+  token.not_after = kEnd;
   return token;
 }
 
 class HttpAccessTest : public ::testing::Test {
  protected:
   absl::StatusCode CodeOf(const std::string& authorization) {
-    return access_.Check("/metrics", authorization).code();
+    return access_.Check("/metrics", authorization, "ipv4:127.0.0.1:5").code();
   }
   static std::string Basic(const std::string& pair) {
     return absl::StrCat("Basic ", absl::Base64Escape(pair));
   }
 
+  absl::Time now_ = absl::FromUnixSeconds(1'800'000'000);
   Metrics metrics_{Metrics::Options()};
   HttpAccess access_{
       std::make_shared<AccessList>(std::vector<AccessEntry>{TokenWith("scraper", Scope::kMetrics),
-                                                            TokenWith("trainer", Scope::kScore)}),
+                                                            TokenWith("trainer", Scope::kScore)},
+                                   [this] { return now_; }),
       metrics_};
 };
 
@@ -71,6 +77,24 @@ TEST_F(HttpAccessTest, RefusesEverythingElseAndCountsIt) {
   EXPECT_THAT(metrics_.Serialize(),
               HasSubstr(absl::StrCat("logprobd_rejected_total{reason=\"unauthenticated\"} ",
                                      wrong.size(), "\n")));
+}
+
+// Regression: the time was that of absl::Now() whatever clock the list had.
+TEST_F(HttpAccessTest, ATokenEndsAtItsTimeOnTheClockOfTheList) {
+  EXPECT_EQ(CodeOf("Bearer secret:scraper"), absl::StatusCode::kOk);
+
+  now_ = kEnd;
+
+  EXPECT_EQ(CodeOf("Bearer secret:scraper"), absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(HttpAccessTest, TheLineAboutARefusalHasTheKnownTokenAndThePeer) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(CodeOf("Bearer secret:trainer"), absl::StatusCode::kPermissionDenied);
+
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("a call was refused method=/metrics token=trainer certificate=none "
+                        "peer=ipv4:127.0.0.1:5 reason="));
 }
 
 TEST_F(HttpAccessTest, ATokenForScoresHasNoPages) {
