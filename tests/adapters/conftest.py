@@ -11,6 +11,7 @@ import tempfile
 
 import pytest
 import rank_pool
+from model_folder import ModelFolder
 from network_security import NetworkSecurity
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -77,6 +78,16 @@ def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "local":
         request.getfixturevalue("built_operator")
     return request.param
+
+
+@pytest.fixture
+def server(tmp_path: pathlib.Path, binaries: pathlib.Path):
+    """Yields a server of the small head of pushed_head."""
+    import pushed_head
+
+    ModelFolder.write(tmp_path, vocab=pushed_head.VOCAB, hidden=pushed_head.HIDDEN)
+    with pushed_head.server_of(tmp_path, binaries) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,30 @@ def test_the_type_of_autocast_counts(dtype) -> None:
         check_head(case.scorer(), case.hidden, logits.float())
 
 
+# Regression: a head in int8 ended in a TypeError of torch.finfo, and with one in float8 nearly any was accepted.
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_a_quantised_head_is_refused_with_advice(dtype) -> None:
+    case = Case()
+    advice = f"the type of the model's head is {dtype}, .* which is not quantised .in transformers"
+
+    with pytest.raises(InvalidArgument, match=advice):
+        check_head(case.scorer(), case.hidden, case.logits(), dtype)
+
+
+# Regression: the name of a type, which a scorer of a user's own may have, ended in a TypeError.
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16", "torch.bfloat16"])
+def test_a_scorer_may_name_its_type(dtype) -> None:
+    case = Case()
+    scorer = case.scorer()
+    logits = case.hidden.bfloat16() @ case.weight.bfloat16().T
+
+    scorer.dtype = dtype
+    check_head(scorer, case.hidden, logits.float())
+    scorer.dtype = "4 bits"
+    with pytest.raises(InvalidArgument, match="the type of the scorer's head is 4 bits"):
+        check_head(scorer, case.hidden, logits.float())
+
+
 # Regression: heads whose logprobs differed by up to 0.05 nats and 2 % of the largest logit were accepted.
 @pytest.mark.parametrize(
     ("dtype", "accepted", "refused"),
@@ -229,8 +253,10 @@ def test_a_model_that_fails_keeps_no_hook() -> None:
     assert not model.base_model._forward_hooks
 
 
-# Regression: OPT's causal model calls a part of the body, so that the hook on the body saw nothing.
-def test_a_model_that_calls_a_part_of_its_body_is_compared() -> None:
+# Regression: OPT's causal model calls a part of the body, so that the hook on the body saw nothing; and with dropout
+# the states of the second call differed from those of the first.
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_model_that_calls_a_part_of_its_body_is_compared(is_training) -> None:
     transformers = pytest.importorskip("transformers")
     settings = transformers.OPTConfig(
         vocab_size=64,
@@ -240,12 +266,18 @@ def test_a_model_that_calls_a_part_of_its_body_is_compared() -> None:
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=32,
+        dropout=0.5,
     )
-    model = transformers.OPTForCausalLM(settings).eval()
+    model = transformers.OPTForCausalLM(settings).train(is_training)
+    model.model.decoder.layers[0].fc1.eval()
+    before = [module.training for module in model.modules()]
 
     check_model_head(ExactScorer(model.lm_head.weight.detach()), model)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="use a scorer of the model's head"):
         check_model_head(ExactScorer(torch.randn(64, 16)), model)
+
+    assert [module.training for module in model.modules()] == before
+    assert any(before) == is_training
 
 
 # Regression: PyTorch raises an error for its older setting once the newer one was used.

@@ -1,23 +1,27 @@
 """push_head sends each rank's rows of a head, and the server stages the bytes of the whole tensor."""
 
 import copy
-import hashlib
+import re
 from contextlib import nullcontext
 from unittest import mock
 
-import ml_dtypes
 import pytest
 import torch
 from document_examples import run_example
-from logprobd import InvalidArgument, WeightsClient
-from logprobd_adapters.push import begin_version, move_head, push_head, rows_of_rank
+from logprobd import InvalidArgument, WeightsClient, WeightsConflict
+from logprobd_adapters.push import (
+    begin_version,
+    move_head,
+    move_version,
+    push_head,
+    rows_of_rank,
+)
 from model_folder import ModelFolder, write_biased_head
-from server_process import ServerProcess
+from pushed_head import HIDDEN, VOCAB, digest, server_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
-VOCAB, HIDDEN = 1003, 64  # odd, so that two ranks have different numbers of rows
 RANKS = 2
 
 
@@ -37,8 +41,7 @@ def server(request, folder, binaries):
     """A server of a head without a bias, or of the folder that the fixture named by the parameter returns."""
     if hasattr(request, "param"):
         folder = request.getfixturevalue(request.param)
-    options = ("--model", str(folder), "--admin", "auto")
-    with ServerProcess(binaries, *options) as server:
+    with server_of(folder, binaries) as server:
         yield server
 
 
@@ -52,11 +55,6 @@ def head() -> tuple[torch.Tensor, torch.Tensor]:
     """Returns a weight and a bias, the same ones at each call."""
     random = torch.Generator().manual_seed(3)
     return torch.randn(VOCAB, HIDDEN, generator=random), torch.randn(VOCAB, generator=random)
-
-
-def digest(*tensors: torch.Tensor) -> str:
-    rounded = [each.float().numpy().astype(ml_dtypes.bfloat16).tobytes() for each in tensors]
-    return hashlib.sha256(b"".join(rounded)).hexdigest()
 
 
 # The functions below run on each rank.
@@ -88,6 +86,38 @@ def push_with_bias(
         bias = distribute_tensor(bias, mesh, [of_bias])
     with WeightsClient(address, timeout=60, load_timeout=60) as client:
         return push_head(client, rows, bias=bias, version=2, dtype="bf16") is not None
+
+
+def move_copies(
+    rank: int, _: int, address: str, seed: int, owners: tuple[int, ...]
+) -> tuple[int | str, int]:
+    """Moves a head with a bias of which each rank has a copy, as with DDP. Ranks that are not owners pass none of its
+    rows. Returns the version or the error, and the number of rows that were passed."""
+    weight, bias = (each + seed * rank for each in head())
+    if rank not in owners:
+        weight, bias = weight[:0], bias[:0]
+    with WeightsClient(address, timeout=60, load_timeout=60) as client:
+        try:
+            return move_head(client, weight, bias=bias, dtype="bf16"), len(weight)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", len(weight)
+
+
+def move_from(rank: int, _: int, address: str, firsts: tuple[int, ...]) -> tuple[int | str, int]:
+    """Moves a head whose rows rank 0 has. Returns the version or the error, and how often the rows were asked for."""
+    sent = []
+    with WeightsClient(address, timeout=60, load_timeout=60) as client:
+
+        def send(version: int, _: list[Exception]) -> bool:
+            sent.append(version)
+            rows = head()[0] if rank == 0 else head()[0][:0]
+            return push_head(client, rows, version=version, dtype="bf16") is not None
+
+        try:
+            version = move_version(client, send, advice="", is_first=rank in firsts)
+            return version, len(sent)
+        except InvalidArgument as error:
+            return str(error), len(sent)
 
 
 def fail_and_recover(rank: int, _: int, address: str, failing: int, place: str) -> list[str]:
@@ -127,6 +157,47 @@ def test_all_ranks_raise_the_error_of_one_and_the_next_step_succeeds(
         )
         assert second == ("version 3" if place == "commit" else "version 2")  # a staged one counts
     assert client.list()[0].live.sha256 == digest(head()[0])
+
+
+@pytest.mark.parametrize("server", ["biased_folder"], indirect=True)
+@pytest.mark.parametrize("owners", [(0, 1), (0,), (1,)])
+def test_ranks_with_copies_of_a_head_move_it(ranks, server, client, owners) -> None:
+    for version in (2, 3):
+        moved = ranks.results(move_copies, server.admin, 0, owners)
+
+        assert moved == [(version, VOCAB if rank in owners else 0) for rank in range(RANKS)]
+        (state,) = client.list()
+        assert (state.live.version, state.live.sha256) == (version, digest(*head()))
+
+
+@pytest.mark.parametrize("server", ["biased_folder"], indirect=True)
+def test_copies_that_differ_are_an_error_on_all_ranks(ranks, server, client) -> None:
+    moved = ranks.results(move_copies, server.admin, 1, (0, 1))
+
+    assert any(re.match("Weights(DataLoss|Conflict): ", error) for error, _ in moved)
+    assert all(re.search("Weights(DataLoss|Conflict): .*differ", error) for error, _ in moved)
+    assert client.list()[0].live.version == 1
+    again = ranks.results(move_copies, server.admin, 0, (0, 1))
+    assert [type(version) for version, _ in again] == [int, int]
+
+
+# Regression: all ranks took the number of rank 0, whichever began the version.
+def test_any_rank_may_begin_the_version(ranks, server, client) -> None:
+    moved = ranks.results(move_from, server.admin, (1,))
+
+    assert moved == [(2, 1), (2, 1)]
+    assert client.list()[0].live.sha256 == digest(head()[0])
+
+
+@pytest.mark.parametrize("firsts", [(), (0, 1)])
+def test_a_version_that_not_exactly_one_rank_begins_is_an_error(
+    ranks, server, client, firsts
+) -> None:
+    moved = ranks.results(move_from, server.admin, firsts)
+
+    text = f"the ranks that begin the version are {list(firsts)}, expected one"
+    assert all(error.startswith(text) and calls == 0 for error, calls in moved)
+    assert client.list()[0].live.version == 1
 
 
 def test_one_process_moves_a_head_alone(client) -> None:
@@ -200,6 +271,20 @@ def test_the_next_version_is_none_that_was_ever_used(client) -> None:
 
     assert version == 6
     assert push_head(client, weight + 1, version=version).version == 6
+
+
+def test_a_staged_version_refuses_others_and_takes_its_own_bytes_again(client) -> None:
+    weight, other = (torch.randn(VOCAB, HIDDEN).bfloat16() for _ in range(2))
+    staged = push_head(client, weight, version=2)
+
+    assert push_head(client, weight, version=2) == staged
+    with pytest.raises(WeightsConflict, match="version 2 is staged with other weights"):
+        push_head(client, other, version=2)
+    with pytest.raises(WeightsConflict, match="version 2 is staged: commit or discard it first"):
+        push_head(client, other, version=3)
+    assert begin_version(client) == 3
+    assert client.list()[0].staged is None
+    assert push_head(client, other, version=3).version == 3
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 12, 1003])

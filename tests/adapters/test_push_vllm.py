@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import importlib
 import inspect
 import json
@@ -15,10 +14,9 @@ import pytest
 import torch
 from document_examples import ADAPTERS, run_example
 from logprobd import InvalidArgument, Tls, WeightsClient
-from model_folder import ModelFolder, write_biased_head
-from server_process import ServerProcess
+from model_folder import write_biased_head
+from pushed_head import HIDDEN, VOCAB, digest, server_of
 
-VOCAB, HIDDEN = 1003, 64
 SHAPE = (VOCAB, HIDDEN)
 RANKS = 4
 
@@ -31,14 +29,6 @@ def adapter():
     for name in set(sys.modules) - before:
         if name.startswith(("vllm", "logprobd_adapters.vllm_push")):
             del sys.modules[name]
-
-
-@pytest.fixture
-def server(tmp_path, binaries):
-    ModelFolder.write(tmp_path, vocab=VOCAB, hidden=HIDDEN)
-    options = ("--model", str(tmp_path), "--admin", "auto")
-    with ServerProcess(binaries, *options) as server:
-        yield server
 
 
 @dataclasses.dataclass
@@ -99,12 +89,6 @@ class LocalSource(FullSource):
 def head(seed: int = 0) -> torch.Tensor:
     torch.manual_seed(seed)
     return torch.randn(SHAPE).bfloat16()
-
-
-def digest(*tensors: torch.Tensor) -> str:
-    return hashlib.sha256(
-        b"".join(each.view(torch.int16).numpy().tobytes() for each in tensors)
-    ).hexdigest()
 
 
 def start(adapter, address, source, rank=0, client=None, **options):
@@ -175,10 +159,9 @@ def test_a_bias_is_pushed_with_the_weight(adapter, tmp_path, binaries) -> None:
     weight, bias = head().float(), torch.randn(VOCAB)
     write_biased_head(tmp_path, weight.numpy(), bias.numpy())
     tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
-    options = ("--model", str(tmp_path), "--admin", "auto")
-    with ServerProcess(binaries, *options) as server:
+    with server_of(tmp_path, binaries) as server:
         start(adapter, server.admin, FullSource(tensors), dtype="bf16").send_weights()
-        assert live(server).sha256 == digest(weight.bfloat16(), bias.bfloat16())
+        assert live(server).sha256 == digest(weight, bias)
         engine = start(adapter, server.admin, FullSource({"lm_head.weight": weight}))
         with pytest.raises(InvalidArgument, match="set tensor .* and bias to that of its bias"):
             engine.send_weights()
@@ -240,9 +223,10 @@ def shard_engine(rank: int, address: str, client: Client, seed: int = 0, **optio
     )
 
 
-def pushes_of_shards(rank: int, _: int, address: str) -> list[tuple[int, int]]:
-    """Returns the pushes of one step, each as its number of rows and its first row."""
-    engine = shard_engine(rank, address, Client())
+def pushes_of_shards(rank: int, size: int, address: str, sender: int) -> list[tuple[int, int]]:
+    """Returns the pushes of one step, each as its number of rows and its first row. vLLM's rank 0 is `sender` of the
+    process group."""
+    engine = shard_engine((rank - sender) % size, address, Client())
     with unittest.mock.patch.object(engine._weights, "push", wraps=engine._weights.push) as push:
         engine.send_weights()
     return [(len(call.args[0]), call.kwargs["row_begin"]) for call in push.call_args_list]
@@ -270,10 +254,13 @@ def fail_and_recover(rank: int, _: int, address: str, place: str) -> tuple[str, 
     return message, client.calls
 
 
-def test_owners_of_shards_push_their_own_rows(ranks, server) -> None:
-    pushed = ranks.results(pushes_of_shards, server.admin)
+# Regression: all ranks took the version from rank 0 of the process group, which need not be the sender.
+@pytest.mark.parametrize("sender", [0, 3])
+def test_owners_of_shards_push_their_own_rows(ranks, server, sender) -> None:
+    pushed = ranks.results(pushes_of_shards, server.admin, sender)
 
-    assert pushed == [[(502, 0)], [(501, 502)], [], []]
+    expected = [[(502, 0)], [(501, 502)], [], []]
+    assert pushed == [expected[(rank - sender) % RANKS] for rank in range(RANKS)]
     assert (live(server).version, live(server).sha256) == (2, digest(head()))
 
 

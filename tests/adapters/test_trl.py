@@ -541,11 +541,14 @@ def test_another_head_is_refused(folder, tmp_path) -> None:
 
 
 # Regression: a scorer with more ids than the model's head was accepted, whatever its head was.
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_the_size_of_the_head_is_always_compared(folder, tmp_path, is_removed) -> None:
+@pytest.mark.parametrize("head", ["whole", "removed", torch.int8, torch.float8_e4m3fn])
+def test_the_size_of_the_head_is_always_compared(folder, tmp_path, head) -> None:
     trainer = grpo(folder, tmp_path, False)
-    if is_removed:
+    if head == "removed":
         remove_head(trainer.ref_model)
+    elif head != "whole":
+        weight = trainer.ref_model.lm_head.weight.to(head)
+        trainer.ref_model.lm_head.weight = torch.nn.Parameter(weight, requires_grad=False)
     larger = types.SimpleNamespace(hidden_size=64, vocab_size=30)
     narrow = types.SimpleNamespace(hidden_size=32, vocab_size=29)
 
@@ -553,7 +556,7 @@ def test_the_size_of_the_head_is_always_compared(folder, tmp_path, is_removed) -
         use_scorer(trainer, larger)
     with pytest.raises(logprobd.InvalidArgument, match="size 64, but the head of the scorer 32"):
         use_scorer(trainer, narrow)
-    if is_removed:  # nothing else can be compared
+    if head != "whole":  # nothing else can be compared
         use_scorer(trainer, types.SimpleNamespace(hidden_size=64, vocab_size=29))
 
 

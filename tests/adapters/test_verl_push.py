@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import hashlib
 import re
 import threading
 import unittest.mock
@@ -12,14 +11,12 @@ import torch
 from document_examples import ADAPTERS
 from hydra import compose, initialize_config_module
 from logprobd import InvalidArgument, Tls, WeightsClient
-from model_folder import ModelFolder, write_biased_head
+from model_folder import write_biased_head
 from omegaconf import OmegaConf
-from server_process import ServerProcess
+from pushed_head import HIDDEN, VOCAB, digest, server_of
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
-
-VOCAB, HIDDEN = 1003, 64
 
 
 @CheckpointEngineRegistry.register("collecting")
@@ -54,14 +51,6 @@ class CollectingEngine(CheckpointEngine):
 import_external_libs("logprobd_adapters.verl_push")
 
 
-@pytest.fixture
-def server(tmp_path, binaries):
-    ModelFolder.write(tmp_path, vocab=VOCAB, hidden=HIDDEN)
-    options = ("--model", str(tmp_path), "--admin", "auto")
-    with ServerProcess(binaries, *options) as server:
-        yield server
-
-
 def make(server, *, is_master: bool = True, **options) -> CheckpointEngine:
     engine = {"bucket_size": 1 << 20, "address": server.admin, **options}
     return CheckpointEngineRegistry.new("logprobd_collecting", is_master=is_master, **engine)
@@ -71,12 +60,6 @@ def weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     head = torch.randn(VOCAB, HIDDEN).bfloat16()
     return {"model.norm.weight": torch.ones(HIDDEN), "lm_head.weight": head}
-
-
-def digest(*tensors: torch.Tensor) -> str:
-    return hashlib.sha256(
-        b"".join(each.view(torch.int16).numpy().tobytes() for each in tensors)
-    ).hexdigest()
 
 
 def test_the_master_pushes_the_head_and_all_weights_pass(server) -> None:
@@ -166,12 +149,11 @@ def test_a_bias_is_pushed_with_the_weight(tmp_path, binaries) -> None:
     given["lm_head.bias"] = torch.randn(VOCAB)
     head = [given["lm_head.weight"], given["lm_head.bias"]]
     write_biased_head(tmp_path, *(each.numpy() for each in head))
-    options = ("--model", str(tmp_path), "--admin", "auto")
-    with ServerProcess(binaries, *options) as server:
+    with server_of(tmp_path, binaries) as server:
         asyncio.run(make(server, dtype="bf16").send_weights(iter(given.items())))
 
         with WeightsClient(server.admin) as client:
-            assert client.list()[0].live.sha256 == digest(*(each.bfloat16() for each in head))
+            assert client.list()[0].live.sha256 == digest(*head)
         del given["lm_head.bias"]
         with pytest.raises(InvalidArgument, match="set tensor .* and bias to that of its bias"):
             asyncio.run(make(server).send_weights(iter(given.items())))

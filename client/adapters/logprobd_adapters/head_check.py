@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,9 +11,13 @@ from logprobd.errors import InvalidArgument
 from torch import Tensor
 
 from logprobd_adapters.model_body import body_of, without_cache
-from logprobd_adapters.scorer import Scorer
+from logprobd_adapters.scorer import DTYPES, Scorer
 
 CHECKED_TOKENS = 8
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Types of the heads that are compared. The numbers of others are not the weights themselves, or
+round so much that any head would be accepted."""
 
 _RANDOM_IDS = 64  # Each row is compared at so many.
 _FLOOR = 1e-3  # Errors of fp32 sums on CPUs and GPUs are below it, in nats.
@@ -23,8 +29,8 @@ _FP32_EPSILONS = {"highest": 2.0**-23, "high": 2.0**-10, "medium": 2.0**-7}
 def check_model_head(scorer: Scorer, model: Any, length: int = CHECKED_TOKENS) -> None:
     """Runs a Hugging Face model on a few tokens, and compares its logits with a scorer.
 
-    Call it under the autocast of the model's other calls. It does not change the random numbers of
-    the caller, also if the model has dropout.
+    Call it under the autocast of the model's other calls. Meanwhile the model is in evaluation
+    mode, and the random numbers of the caller do not change.
 
     Args:
         model: the model, also as a PEFT model, with its own head.
@@ -38,7 +44,11 @@ def check_model_head(scorer: Scorer, model: Any, length: int = CHECKED_TOKENS) -
     hook = body.register_forward_hook(lambda *call: states.append(call[-1].last_hidden_state))
     tokens = torch.arange(min(length, CHECKED_TOKENS), device=body.device)[None]
     try:
-        with torch.no_grad(), torch.random.fork_rng([body.device] if tokens.is_cuda else []):
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng([body.device] if tokens.is_cuda else []),
+            _evaluation_mode(model),
+        ):
             logits = model(input_ids=tokens, **without_cache(model)).logits
             if not states:  # OPT and others call a part of the body instead of the body
                 body(input_ids=tokens, **without_cache(body))
@@ -46,6 +56,22 @@ def check_model_head(scorer: Scorer, model: Any, length: int = CHECKED_TOKENS) -
         hook.remove()
     weight = getattr(model.get_output_embeddings(), "weight", None)
     check_head(scorer, states[0][0], logits[0], None if weight is None else weight.dtype)
+
+
+@contextmanager
+def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switches off dropout, which would change states when the body runs a second time.
+
+    eval() and train() are not called: a module may do more in them, and not all are in one mode.
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def check_size(scorer: Scorer, hidden_size: int | None, vocab_rows: int) -> None:
@@ -88,7 +114,8 @@ def check_head(
             padding.
         weight_dtype: type of the weights of the model's head.
 
-    Raises InvalidArgument if the scorer's head is not that of the model.
+    Raises InvalidArgument if the scorer's head is not that of the model, or if one of the two has a
+    type that is not among FLOAT_DTYPES, as quantised heads do.
     """
     check_size(scorer, hidden.shape[1], logits.shape[1])
     unit = _unit_roundoff(scorer, hidden, logits, weight_dtype)
@@ -126,11 +153,30 @@ def _unit_roundoff(
     The logits alone do not show it: a model may compute them in bf16 and return fp32.
     """
     kind = logits.device.type
-    dtypes = [hidden.dtype, logits.dtype, weight_dtype, getattr(scorer, "dtype", None)]
-    if torch.is_autocast_enabled(kind):
-        dtypes.append(torch.get_autocast_dtype(kind))
+    dtypes = {
+        "the input of the model's head": hidden.dtype,
+        "the model's logits": logits.dtype,
+        "the model's head": weight_dtype,
+        "the scorer's head": getattr(scorer, "dtype", None),
+        "autocast": torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+    }
     try:
         of_fp32 = _FP32_EPSILONS[torch.get_float32_matmul_precision()]
     except RuntimeError:  # the precision was set by torch.backends.fp32_precision
         of_fp32 = _FP32_EPSILONS["high"]
-    return max(of_fp32, *(torch.finfo(dtype).eps for dtype in dtypes if dtype is not None)) / 2
+    found = (_epsilon(name, dtype) for name, dtype in dtypes.items() if dtype is not None)
+    return max(of_fp32, *found) / 2
+
+
+def _epsilon(name: str, dtype: torch.dtype | str) -> float:
+    """Returns the spacing at 1 of a type, also by the type's name, which a scorer of a user's own
+    may have. `name` is what has the type."""
+    plain = str(dtype).removeprefix("torch.")
+    found = DTYPES.get(plain, getattr(torch, plain, None))
+    if found not in FLOAT_DTYPES:
+        raise InvalidArgument(
+            f"the type of {name} is {dtype}, so the head of the model cannot be compared with the "
+            "scorer's: use a head in bf16, fp16 or fp32, which is not quantised (in transformers: "
+            'quantise without the module "lm_head")'
+        )
+    return torch.finfo(found).eps

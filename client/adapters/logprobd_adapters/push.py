@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from logprobd import LogprobdError, WeightsClient, WeightsVersion
@@ -36,6 +37,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 _LOG = logging.getLogger("logprobd")
+_T = TypeVar("_T")
 
 
 def move_head(
@@ -97,20 +99,30 @@ def move_version(
             Sends this rank's rows, and returns whether they were the last ones. It appends errors
             after which it goes on to the list.
         advice: what to change if all rows that were sent are not a whole head.
-        is_first: whether this rank begins and commits the version. None: rank 0 does.
+        is_first: whether this rank begins and commits the version. It is true on exactly one rank,
+            which may be any of the process group. None: rank 0 does.
 
     Returns the version. Raises on all ranks if there was an error on any: its own on the rank that
-    has one, otherwise a LogprobdError that names the rank. The next call drops what a failed one
-    has left on the server.
+    has one, otherwise a LogprobdError that names the rank. Raises InvalidArgument on all ranks,
+    and calls `send` on none, if not exactly one is first. The next call drops what a failed one has
+    left on the server.
     """
     if is_first is None:
         is_first = not _has_ranks() or torch.distributed.get_rank() == 0
     errors: list[Exception] = []
-    version, is_staged = 0, False
+    begun: int | None = None
     if is_first:
+        begun = 0
         with collect_errors(errors):
-            version = begin_version(client, head)
-    version = _from_first(version)
+            begun = begin_version(client, head)
+    versions = {rank: each for rank, each in enumerate(_gathered(begun)) if each is not None}
+    if len(versions) != 1:
+        raise InvalidArgument(
+            f"the ranks that begin the version are {list(versions)}, expected one of the process "
+            "group: pass is_first=True on one rank alone, or rank=0 to one engine of vLLM alone"
+        )
+    (version,) = versions.values()
+    is_staged = False
     with collect_errors(errors):
         is_staged = send(version, errors)
     is_staged = _raise_together(errors, is_staged)  # all rows have arrived
@@ -144,7 +156,7 @@ def push_head(
         client: a client of the server's admin listener.
         weight: [n, hidden_size], bf16, fp16 or fp32. A DTensor is sharded on dimension 0 (FSDP2),
             also unevenly; of replicas (HSDP) the first sends. Each rank that has a plain tensor
-            sends all of it.
+            sends all of it, and the rows of copies must be equal; one without rows sends nothing.
         row_begin: row of the head at which `weight` begins, for the shard of a tensor-parallel
             rank.
         bias: [n], the elements of the same rows: a DTensor, which may be placed in another way than
@@ -192,11 +204,12 @@ def push_head(
 
 def begin_version(client: WeightsClient, head: str = "") -> int:
     """Returns one more than the highest version that a head has ever had on the server, and drops
-    what a step that failed before its commit has left.
+    the staged version and rows of one that is not staged yet, whoever has sent them.
 
-    One rank calls it and tells the others the number before any of them pushes. Rows of the failed
-    step would refuse those of the next one, which differ, and a staged version would refuse every
-    push.
+    One rank calls it and tells the others the number before any of them pushes. A step that failed
+    before its commit leaves one or the other. The server would compare the rows of the next step
+    with rows that are left, which have the same number, and while a version is staged it refuses
+    every other one.
     """
     states = client.list(head)
     if len(states) != 1:
@@ -253,23 +266,20 @@ def _has_ranks() -> bool:
     return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
-def _from_first(version: int) -> int:
-    """Returns the number of rank 0."""
-    if not _has_ranks():
-        return version
-    versions = [version]
-    torch.distributed.broadcast_object_list(versions, src=0)
-    return versions[0]
+def _gathered(value: _T) -> list[_T]:
+    """Waits for all ranks, and returns the value of each."""
+    values = [value]
+    if _has_ranks():
+        values *= torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def _raise_together(errors: list[Exception], is_staged: bool) -> bool:
     """Waits for all ranks, and raises on all of them if one has errors. Returns whether `is_staged`
     is true on one of them."""
     ours = (is_staged, [f"{type(error).__name__}: {error}" for error in errors])
-    outcomes = [ours]
-    if _has_ranks():
-        outcomes = [ours] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(outcomes, ours)
+    outcomes = _gathered(ours)
     for error in errors[1:]:
         _LOG.error("a transfer of weights failed in another way, too", exc_info=error)
     if errors:

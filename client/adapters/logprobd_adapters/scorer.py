@@ -152,7 +152,8 @@ SERVER_OPTIONS = tuple(inspect.signature(connect).parameters)
 """Names of the arguments of connect."""
 
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""Types of heads by their names on the wire."""
 
 
 class RemoteScorer:
@@ -170,7 +171,7 @@ class RemoteScorer:
         self._head = head
         info = client.info(head)
         self._hidden_size, self._vocab_size = info.hidden_size, info.vocab_size
-        self.dtype = _DTYPES.get(info.dtype)
+        self.dtype = DTYPES.get(info.dtype)
         """Type of the head's weights; None if it is not known."""
 
     @property

@@ -25,7 +25,7 @@ from transformers.utils import is_peft_available
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer, SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
-from logprobd_adapters.head_check import check_model_head, check_size
+from logprobd_adapters.head_check import FLOAT_DTYPES, check_model_head, check_size
 from logprobd_adapters.model_body import without_cache
 from logprobd_adapters.scorer import Scorer
 
@@ -145,7 +145,7 @@ def _is_whole(weight: Tensor | None) -> bool:
         weight is not None
         and not isinstance(weight, DTensor)
         and not weight.is_meta
-        and weight.is_floating_point()
+        and weight.dtype in FLOAT_DTYPES
         and weight.dim() == 2  # FSDP's shards are flat
         and weight.numel() > 0
     )

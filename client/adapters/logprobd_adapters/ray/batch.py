@@ -7,7 +7,7 @@ import os
 import pyarrow as pa
 
 from logprobd_adapters.scorer import Scorer
-from logprobd_adapters.teacher import Prompt, Teacher
+from logprobd_adapters.teacher import BATCH_TOKENS, Prompt, Teacher
 
 
 class ScoreBatch:
@@ -46,7 +46,7 @@ class ScoreBatch:
         column: str = "input_ids",
         top_k: int = 0,
         device: str = "cpu",
-        batch_tokens: int = 8192,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         from transformers import AutoModelForCausalLM  # noqa: PLC0415  (actors of servers need none)
 

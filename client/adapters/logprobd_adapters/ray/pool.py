@@ -26,7 +26,7 @@ and is the first again for a server that ran for longer than the maximum."""
 
 _ASK_SECONDS = 5.0
 
-_log = logging.getLogger("logprobd")
+_LOG = logging.getLogger("logprobd")
 
 # A client waits for servers that load their heads again: 40 pauses, mostly of 2.5 s on average.
 _PATIENCE = RetryPolicy(attempts_max=40)
@@ -85,7 +85,7 @@ class _Supervisor:
                     raise server.wait()
             except Exception as error:  # without this thread no server would be started again
                 is_known = isinstance(error, (OSError, ImportError, RuntimeError))
-                _log.error("%s\nstarting it again", error, exc_info=not is_known)
+                _LOG.error("%s\nstarting it again", error, exc_info=not is_known)
                 self._note(error)
             if time.monotonic() - began > BACKOFF_MAX_SECONDS:
                 pause = BACKOFF_FIRST_SECONDS

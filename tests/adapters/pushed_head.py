@@ -1,0 +1,21 @@
+"""The small head of the tests that push one: a server of it, and digests of what is pushed."""
+
+import hashlib
+import pathlib
+
+import ml_dtypes
+import torch
+from server_process import ServerProcess
+
+VOCAB, HIDDEN = 1003, 64  # odd, so that two ranks have different numbers of rows
+
+
+def server_of(folder: pathlib.Path, binaries: pathlib.Path) -> ServerProcess:
+    """Returns a server, yet to be started, whose admin listener takes pushes."""
+    return ServerProcess(binaries, "--model", str(folder), "--admin", "auto")
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """Returns the sha256 of a version whose weight, and bias if it has one, are these, rounded to bf16."""
+    rounded = [each.float().numpy().astype(ml_dtypes.bfloat16).tobytes() for each in tensors]
+    return hashlib.sha256(b"".join(rounded)).hexdigest()
