@@ -290,14 +290,15 @@ class Teacher:
         results = []
         for prompt, begin, end, mask in zip(prompts, ends - counts, ends, masks, strict=True):
             logprobs, ranks, top_ids, top_logprobs = (values[begin:end] for values in by_row)
+            # Copies, since views would keep the scores of the whole batch in memory.
             candidate_logprobs = np.full(mask.shape, -np.inf, np.float32)
             candidate_logprobs[mask] = found[offsets[begin] : offsets[end]]
             results.append(
                 PromptScores(
-                    logprobs,
-                    ranks,
-                    top_ids[:, : prompt.top_k],
-                    top_logprobs[:, : prompt.top_k],
+                    logprobs.copy(),
+                    ranks.copy(),
+                    top_ids[:, : prompt.top_k].copy(),
+                    top_logprobs[:, : prompt.top_k].copy(),
                     candidate_logprobs,
                 )
             )
