@@ -175,9 +175,19 @@ def test_requests_that_are_not_for_this_gateway_get_json_errors(teacher) -> None
         assert (status, message) == (404, "no model 'gpt', this gateway serves 'teacher'")
         assert (await error("GET", completions))[0] == 405
         assert (await error("POST", "/v1/chat/completions"))[0] == 404
-        assert (await error("POST", completions, data=bytes(65 << 20)))[0] == 413
+        status, message = await error("POST", completions, data=bytes((1 << 20) + 1))
+        assert status == 413 and "has 1048577 bytes, expected at most 1048576" in message
 
-    run(teacher, scenario)
+        async def pieces():
+            yield b"{}"
+
+        status, message = await error("POST", completions, data=pieces())
+        assert status == 411 and "has no Content-Length" in message
+        headers = {"Content-Encoding": "gzip"}
+        status, message = await error("POST", completions, data=b"{}", headers=headers)
+        assert status == 415 and "send it uncompressed" in message
+
+    run(teacher, scenario, body_mib_max=1)
 
 
 def test_the_model_and_its_length_are_listed(teacher) -> None:

@@ -40,7 +40,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
-def parse_request(data: bytes, model: str) -> CompletionRequest:
+def parse_request(data: bytes | bytearray, model: str) -> CompletionRequest:
     """Reads the body of a request. Raises InvalidArgument or NotFound if it cannot be served."""
     try:
         body = orjson.loads(data)
