@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -84,5 +85,7 @@ async def entered(backbone: Backbone) -> None:
 
 async def queued(gateway: Gateway, tokens: int) -> None:
     """Waits until so many tokens are in progress."""
+    end = time.monotonic() + 60
     while gateway._batcher._tokens != tokens:
+        assert time.monotonic() < end, f"{gateway._batcher._tokens} tokens are in progress"
         await asyncio.sleep(0)

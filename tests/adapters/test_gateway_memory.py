@@ -140,7 +140,7 @@ def test_nothing_is_counted_after_a_client_has_left(
     async def scenario(client, gateway) -> None:
         await leave(client, gateway, backbone)
 
-        await asyncio.wait_for(queued(gateway, 0), 60)
+        await queued(gateway, 0)
 
         backbone.release.set()
         assert (await post(client, [1, 2]))[0] == 200
@@ -230,7 +230,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(teacher, caplo
         connection = await send_large(client)
         assert await asyncio.get_running_loop().sock_recv(connection, 1) == b"H"
 
-        await asyncio.wait_for(queued(gateway, 0), 60)
+        await queued(gateway, 0)
 
         data = await read_all(connection, b"\r\n0\r\n\r\n")
         assert not data.endswith(b"0\r\n\r\n")
