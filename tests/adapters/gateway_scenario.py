@@ -4,13 +4,13 @@ import asyncio
 import base64
 import io
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-import logprobd
 import numpy as np
 import torch
 from aiohttp import ClientSession
-from logprobd_adapters.batcher import QUEUE_TOKENS
 from logprobd_adapters.gateway import Gateway
 from logprobd_adapters.teacher import Teacher
 
@@ -41,13 +41,15 @@ class Backbone:
 def run(
     teacher: Teacher | None,
     scenario: Callable[[ClientSession, Gateway], Awaitable[None]],
-    queue_tokens: int = QUEUE_TOKENS,
-    server: logprobd.Client | None = None,
+    **options: Any,
 ) -> None:
-    """Runs a scenario against a gateway, which has not loaded its model if there is no teacher."""
+    """Runs a scenario against a gateway, which has not loaded its model if there is no teacher.
+
+    The options are those of Gateway.
+    """
 
     async def main() -> None:
-        gateway = Gateway("teacher", queue_tokens, server=server)
+        gateway = Gateway("teacher", **options)
         if teacher:
             gateway.start(teacher)
         runner, url = await gateway.listen("127.0.0.1", 0)
@@ -82,6 +84,8 @@ async def entered(backbone: Backbone) -> None:
 
 
 async def queued(gateway: Gateway, tokens: int) -> None:
-    """Waits until so many tokens wait or are being scored."""
+    """Waits until so many tokens are in progress."""
+    end = time.monotonic() + 60
     while gateway._batcher._tokens != tokens:
+        assert time.monotonic() < end, f"{gateway._batcher._tokens} tokens are in progress"
         await asyncio.sleep(0)

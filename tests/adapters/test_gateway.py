@@ -132,7 +132,6 @@ BAD = [
         {"prompt": [1] * 32, "prompt_logprob_token_ids": [1] * 600_000},
         "a product of at most 16777216",
     ),
-    ({"prompt_logprob_token_ids": [1] * ((1 << 20) + 1)}, "expected at most 1048576 for a row"),
     ({"prompt_logprob_token_ids": [1], "prompt_logprob_start": 3}, "prompt_logprob_start is 3"),
     ({"prompt_logprob_token_ids": [1], "prompt": [[1, 2], [3, 4]]}, "needs a single prompt"),
     ({"temperature": 0}, "the temperature is 0, expected 0.0001 to 10000"),
@@ -176,9 +175,19 @@ def test_requests_that_are_not_for_this_gateway_get_json_errors(teacher) -> None
         assert (status, message) == (404, "no model 'gpt', this gateway serves 'teacher'")
         assert (await error("GET", completions))[0] == 405
         assert (await error("POST", "/v1/chat/completions"))[0] == 404
-        assert (await error("POST", completions, data=bytes(65 << 20)))[0] == 413
+        status, message = await error("POST", completions, data=bytes((1 << 20) + 1))
+        assert status == 413 and "has 1048577 bytes, expected at most 1048576" in message
 
-    run(teacher, scenario)
+        async def pieces():
+            yield b"{}"
+
+        status, message = await error("POST", completions, data=pieces())
+        assert status == 411 and "has no Content-Length" in message
+        headers = {"Content-Encoding": "gzip"}
+        status, message = await error("POST", completions, data=b"{}", headers=headers)
+        assert status == 415 and "send it uncompressed" in message
+
+    run(teacher, scenario, body_mib_max=1)
 
 
 def test_the_model_and_its_length_are_listed(teacher) -> None:
@@ -388,6 +397,36 @@ def test_large_bodies_are_parsed_in_a_thread(teacher, monkeypatch, ids, is_small
 
     run(teacher, scenario)
     assert [thread is threading.main_thread() for thread in threads] == [is_small] * 2
+
+
+# Regression: such a request was 502, since the gateway knew only the server's defaults.
+def test_a_request_beyond_the_limits_of_the_server_is_400(backbone, binaries, model) -> None:
+    async def scenario(client, _) -> None:
+        async def post_ids(ids: list) -> tuple[int, dict]:
+            return await post(client, [1, 2, 3], prompt_logprob_token_ids=ids)
+
+        status, result = await post_ids([[7] * 9, [7]])
+        assert status == 400
+        message = (
+            "a row has 9 ids to score, expected at most 8, the logprobd server's --candidates-max"
+        )
+        assert message in result["error"]["message"]
+        assert (await post_ids([7] * 9))[0] == 400
+        assert (await post_ids([7] * 8))[0] == 200
+        assert (await post_ids([[7] * 8 + [-1] * 4, []]))[0] == 200
+
+        status, result = await post(client, [1, 2, 3], prompt_logprobs=3)
+        assert status == 400 and "expected 0 to 2: for more" in result["error"]["message"]
+        assert (await post(client, [1, 2, 3], prompt_logprobs=2))[0] == 200
+
+    limits = ("--candidates-max", "8", "--top-k-max", "2")
+    with (
+        ServerProcess(binaries, "--model", str(model.path), *limits) as server,
+        logprobd.Client(server.grpc) as client,
+    ):
+        scorer = RemoteScorer(client)
+        backbone.table = torch.randn(VOCAB, scorer.hidden_size)
+        run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario)
 
 
 def test_a_lost_server_is_503(backbone, binaries, model) -> None:

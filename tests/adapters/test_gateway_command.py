@@ -114,6 +114,7 @@ def test_verbose_logs_a_line_for_each_request(environment, folder, built_operato
         (("--local", "--model", "m", "--listen", "127.0.0.1:65536"), 2, "a port to 65535"),
         (("--local", "--model", "m", "--listen", "127.0.0.1:²"), 2, "'127.0.0.1:²' is not HOST"),
         (("--local", "--model", "m", "--batch-tokens", "0"), 2, "'0' is not a number above 0"),
+        (("--local", "--model", "m", "--max-body-mib", "0"), 2, "'0' is not a number above 0"),
         ((), 2, "--model"),
     ],
 )

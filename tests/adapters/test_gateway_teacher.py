@@ -102,6 +102,14 @@ def test_the_example_of_the_document_scores(model, built_operator) -> None:
     assert trainer.teacher_client is names["teacher"]
 
 
+# Regression: a response that was not read kept the scores of the other prompts of its batch in memory.
+def test_scores_keep_none_of_another_prompt(teacher) -> None:
+    short, long = teacher.score([Prompt(random_tokens(2)), Prompt(random_tokens(40), 128)])
+
+    for scores in (short, long):
+        assert all(array.base is None for array in vars(scores).values())
+
+
 def test_candidates_are_scored_and_absent_ones_are_minus_infinity(teacher, model) -> None:
     tokens = random_tokens(9)
     candidates = np.arange(5 * 4).reshape(5, 4) * 100

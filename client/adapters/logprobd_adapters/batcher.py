@@ -1,11 +1,12 @@
-"""Batches of the prompts of concurrent requests, and the bounded queue before them."""
+"""Batches of the prompts of concurrent requests, and the account that bounds their memory."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from logprobd.errors import InvalidArgument, LogprobdError, Overloaded
@@ -13,6 +14,12 @@ from logprobd.errors import InvalidArgument, LogprobdError, Overloaded
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
 
 QUEUE_TOKENS = 262_144
+"""Default of Batcher's queue_tokens. A token stands for at most 2 KiB of memory beside the batch
+that runs: its scores with TOP_K_MAX most likely tokens take 1.6 kB, CANDIDATES_PER_TOKEN ids with
+their scores 1 KiB, and the objects of a prompt of one token 1.3 kB."""
+
+BODY_BYTES_PER_TOKEN = 1024
+"""Bytes of a request's body that count as a token. A body may be in memory twice while it grows."""
 
 _RETRY_SECONDS_MAX = 60
 
@@ -36,9 +43,8 @@ class Batcher:
 
     Args:
         teacher: scores batches in a thread of the batcher.
-        queue_tokens: while so many tokens wait or are being scored, no request is accepted; ids to
-            score count as in a batch (Prompt.candidates_cost). Also the most tokens of a request,
-            without such ids, if that is not max_model_len.
+        queue_tokens: while so many tokens are reserved, no more are. Also the most tokens of a
+            request, without ids to score, if that is not max_model_len.
     """
 
     def __init__(self, teacher: Teacher, queue_tokens: int) -> None:
@@ -46,7 +52,7 @@ class Batcher:
         self._queue_tokens = queue_tokens
         self._tokens = 0
         self._seconds_per_token = 0.0
-        self._waiting: list[tuple[Prompt, asyncio.Future[PromptScores]]] = []
+        self._waiting: dict[asyncio.Future[PromptScores], Prompt] = {}
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "score")
         self._task = asyncio.create_task(self._run())
@@ -69,24 +75,33 @@ class Batcher:
                 "prompts in a request"
             )
 
-    def check_room(self) -> None:
-        """Raises Overloaded if the queue is full."""
+    @contextlib.contextmanager
+    def reserve(self, tokens: int) -> Iterator[None]:
+        """Counts tokens of a request, those of `cost_of` or of its body, until the context ends.
+
+        Raises Overloaded if queue_tokens are counted already, so that the account exceeds that by
+        less than one request.
+        """
         if self._tokens >= self._queue_tokens:
             seconds = math.ceil(self._tokens * self._seconds_per_token)
             raise Overloaded(
-                f"{self._tokens} tokens are waiting, of at most {self._queue_tokens}, ids to score "
-                "included: send the request again later",
+                f"{self._tokens} tokens are in progress, of at most {self._queue_tokens}, with ids "
+                "to score, bodies and responses that are not read yet: send the request again "
+                "later",
                 retry_after=min(max(seconds, 1), _RETRY_SECONDS_MAX),
             )
+        self._tokens += tokens
+        try:
+            yield
+        finally:
+            self._tokens -= tokens
 
     async def score(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
-        """Scores the prompts of a request that `check` has passed. Cancelling it takes those that
-        wait off the queue.
+        """Scores the prompts of a request that `check` has passed, and whose cost is reserved.
+        Cancelling it takes those that wait off the queue.
 
-        Raises Overloaded if the queue is full, before any prompt is queued, ScorerError, and what
-        the backbone raises.
+        Raises ScorerError, and what the backbone raises.
         """
-        self.check_room()
         futures = [self._submit(prompt) for prompt in prompts]
         self._wake.set()
         try:
@@ -97,13 +112,9 @@ class Batcher:
 
     def _submit(self, prompt: Prompt) -> asyncio.Future[PromptScores]:
         future: asyncio.Future[PromptScores] = asyncio.get_running_loop().create_future()
-        self._tokens += _cost(prompt)
-        future.add_done_callback(lambda _: self._leave(prompt))
-        self._waiting.append((prompt, future))
+        self._waiting[future] = prompt
+        future.add_done_callback(lambda done: self._waiting.pop(done, None))
         return future
-
-    def _leave(self, prompt: Prompt) -> None:
-        self._tokens -= _cost(prompt)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -112,10 +123,10 @@ class Batcher:
             self._wake.clear()
             while batch := self._take():
                 started = loop.time()
-                prompts = [prompt for prompt, _ in batch]
+                prompts = list(batch.values())
                 results = await loop.run_in_executor(self._thread, self._score, prompts)
-                self._seconds_per_token = (loop.time() - started) / sum(map(_cost, prompts))
-                for (_, future), result in zip(batch, results, strict=True):
+                self._seconds_per_token = (loop.time() - started) / cost_of(prompts)
+                for future, result in zip(batch, results, strict=True):
                     if future.done():
                         continue
                     if isinstance(result, Exception):
@@ -123,12 +134,13 @@ class Batcher:
                     else:
                         future.set_result(result)
 
-    def _take(self) -> list[tuple[Prompt, asyncio.Future[PromptScores]]]:
+    def _take(self) -> dict[asyncio.Future[PromptScores], Prompt]:
         """Takes the next batch off the queue; it is empty if nothing waits."""
-        waiting = [each for each in self._waiting if not each[1].done()]
-        count = self._teacher.batch_size(prompt for prompt, _ in waiting)
-        self._waiting = waiting[count:]
-        return waiting[:count]
+        count = self._teacher.batch_size(self._waiting.values())
+        return {
+            future: self._waiting.pop(future)
+            for future in list(itertools.islice(self._waiting, count))
+        }
 
     def _score(self, prompts: Sequence[Prompt]) -> list[PromptScores | Exception]:
         """Scores a batch. A prompt that fails, for lack of memory perhaps, fails alone."""
@@ -144,5 +156,7 @@ class Batcher:
         return list(itertools.chain.from_iterable(self._score([prompt]) for prompt in prompts))
 
 
-def _cost(prompt: Prompt) -> int:
-    return len(prompt.tokens) + prompt.candidates_cost
+def cost_of(prompts: Sequence[Prompt]) -> int:
+    """Returns the tokens to reserve for prompts, from their scores to the end of the response. Ids
+    to score count as in a batch (Prompt.candidates_cost)."""
+    return sum(len(prompt.tokens) + prompt.candidates_cost for prompt in prompts)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from logprobd_adapters.teacher import TOP_K_MAX, Prompt
 
 _CANDIDATES_MAX = 1 << 24  # The scores of a request have at most 64 MiB.
-_ROW_CANDIDATES_MAX = 1 << 20  # A server takes no more by default (its --candidates-max).
 # vLLM has these fields, which request something that a teacher does not do; and the values that
 # request nothing.
 _NOT_SERVED = {"stream": (False,), "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": ()}
@@ -41,7 +40,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
-def parse_request(data: bytes, model: str) -> CompletionRequest:
+def parse_request(data: bytes | bytearray, model: str) -> CompletionRequest:
     """Reads the body of a request. Raises InvalidArgument or NotFound if it cannot be served."""
     try:
         body = orjson.loads(data)
@@ -108,11 +107,10 @@ def _parse_candidates(ids: Any, rows: int) -> NDArray[np.int64]:
         )
     lists = [ids] if is_list else ids
     width = max(map(len, lists), default=0)
-    if rows * width > _CANDIDATES_MAX or width > _ROW_CANDIDATES_MAX:
+    if rows * width > _CANDIDATES_MAX:
         raise InvalidArgument(
-            f"prompt_logprob_token_ids has {width} ids for {rows} rows, expected at most "
-            f"{_ROW_CANDIDATES_MAX} for a row and a product of at most {_CANDIDATES_MAX}: send "
-            "fewer ids, or a shorter prompt"
+            f"prompt_logprob_token_ids has {width} ids for {rows} rows, expected a product of at "
+            f"most {_CANDIDATES_MAX}: send fewer ids, or a shorter prompt"
         )
     matrix = np.full((len(lists), width), -1, np.int64)
     try:

@@ -6,10 +6,11 @@ Tokens go in, and log-probabilities come out. No text is generated. gateway_comm
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
@@ -29,13 +30,25 @@ from logprobd.errors import (
     refuses_tls,
 )
 
-from logprobd_adapters.batcher import QUEUE_TOKENS, Batcher, ScorerError
+from logprobd_adapters.batcher import (
+    BODY_BYTES_PER_TOKEN,
+    QUEUE_TOKENS,
+    Batcher,
+    ScorerError,
+    cost_of,
+)
 from logprobd_adapters.completions import CompletionRequest, parse_request
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens
 from logprobd_adapters.responses import encode_response
-from logprobd_adapters.teacher import Teacher
+from logprobd_adapters.teacher import PromptScores, Teacher
 
-_BODY_BYTES_MAX = 64 << 20
+BODY_MIB_MAX = 8
+"""Default of Gateway's body_mib_max. Nothing else runs while orjson parses a body, some 10 ms for
+each MiB; this keeps /health below 100 ms."""
+
+STALL_SECONDS = 30.0
+"""Default of Gateway's stall_seconds."""
+
 _INLINE_BYTES = 1 << 16  # A larger body is parsed in a thread.
 _STOP_SECONDS = 60.0
 _READY_SECONDS = 0.5  # the probes of Kubernetes wait 1 s by default
@@ -123,18 +136,26 @@ class Gateway:
         tokens: callers need one of them, except for /health and /readyz. None: everybody may call.
         server: the client of the teacher's scorer, by which /readyz asks whether the server is
             ready. None: the teacher needs no server.
+        body_mib_max: largest body of a request, in MiB.
+        stall_seconds: a connection is closed when, for so long, nothing of a body arrives or a part
+            of a response, 64 KiB to 0.5 MiB, is not taken.
     """
 
     def __init__(
         self,
         model: str,
         queue_tokens: int = QUEUE_TOKENS,
+        *,
         tokens: Tokens | None = None,
         server: Client | None = None,
+        body_mib_max: int = BODY_MIB_MAX,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self._model = model
         self._queue_tokens = queue_tokens
         self._server = server
+        self._body_bytes_max = body_mib_max << 20
+        self._stall_seconds = stall_seconds
         self._batcher: Batcher | None = None
         # One thread, so that the numbers of large bodies are objects of Python one after another.
         self._parser = ThreadPoolExecutor(1, "parse")
@@ -142,7 +163,7 @@ class Gateway:
         middlewares = [web.middleware(_respond_to_errors)]
         if tokens:
             middlewares.append(_demand_token(tokens))
-        app = web.Application(middlewares=middlewares, client_max_size=_BODY_BYTES_MAX)
+        app = web.Application(middlewares=middlewares)
         app.router.add_get("/health", self._health)
         app.router.add_get("/readyz", self._readiness)
         app.router.add_get("/v1/models", self._list_models)
@@ -172,7 +193,11 @@ class Gateway:
         Raises OSError if the address cannot be used.
         """
         runner = web.AppRunner(
-            self._app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS
+            self._app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_STOP_SECONDS,
+            auto_decompress=False,  # A body has its Content-Length in memory.
         )
         await runner.setup()
         context = certificate.context if certificate else None
@@ -219,23 +244,65 @@ class Gateway:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         batcher = self._started()
-        batcher.check_room()  # before the body takes memory
-        data = await request.read()
-        if len(data) <= _INLINE_BYTES:
-            completion = self._parse(batcher, data)
-        else:
-            loop = asyncio.get_running_loop()
-            completion = await loop.run_in_executor(self._parser, self._parse, batcher, data)
+        completion = await self._receive(request, batcher)
         request[_TOKENS] = sum(len(prompt.tokens) for prompt in completion.prompts)
-        scores = await batcher.score(completion.prompts)
+        with batcher.reserve(cost_of(completion.prompts)):
+            scores = await batcher.score(completion.prompts)
+            return await self._send(request, completion, scores)
+
+    async def _receive(self, request: web.Request, batcher: Batcher) -> CompletionRequest:
+        """Reads and parses a body, which is counted before it takes memory."""
+        size = request.content_length
+        if size is None:
+            raise web.HTTPLengthRequired(
+                text="the request has no Content-Length: send its body in one piece"
+            )
+        if "Content-Encoding" in request.headers:
+            raise web.HTTPUnsupportedMediaType(
+                text="the body has a Content-Encoding: send it uncompressed"
+            )
+        if size > self._body_bytes_max:
+            raise web.HTTPRequestEntityTooLarge(
+                self._body_bytes_max,
+                size,
+                text=f"the body has {size} bytes, expected at most {self._body_bytes_max} "
+                "(--max-body-mib): send fewer ids or prompts in a request",
+            )
+        with batcher.reserve(math.ceil(size / BODY_BYTES_PER_TOKEN)):
+            body = bytearray()
+            try:
+                while not request.content.at_eof():
+                    with self._stall_limit(request):
+                        body += await request.content.readany()
+                if size <= _INLINE_BYTES:
+                    return self._parse(batcher, body)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._parser, self._parse, batcher, body)
+            finally:
+                body.clear()  # If the client has left, the parser's queue still refers to it.
+
+    def _parse(self, batcher: Batcher, body: bytearray) -> CompletionRequest:
+        completion = parse_request(body, self._model)
+        batcher.check(completion.prompts)
+        return completion
+
+    async def _send(
+        self, request: web.Request, completion: CompletionRequest, scores: Sequence[PromptScores]
+    ) -> web.StreamResponse:
+        """Returns a response once its last byte is written to the connection."""
         pieces = encode_response(self._model, completion, scores)
         piece: bytes | None = next(pieces)  # An error is not yet too late for a status.
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        if request.transport:
+            request.transport.set_write_buffer_limits(1)  # so that each write waits for its bytes
         try:
             await response.prepare(request)
             while piece:
-                await response.write(piece)
+                with self._stall_limit(request):
+                    await response.write(piece)
                 piece = next(pieces, None)
+            with self._stall_limit(request):
+                await response.write_eof()
         except ConnectionError:
             pass  # the client has left
         except Exception:
@@ -244,7 +311,20 @@ class Gateway:
                 request.transport.abort()
         return response
 
-    def _parse(self, batcher: Batcher, data: bytes) -> CompletionRequest:
-        completion = parse_request(data, self._model)
-        batcher.check(completion.prompts)
-        return completion
+    @contextlib.contextmanager
+    def _stall_limit(self, request: web.Request) -> Iterator[None]:
+        """Closes the connection if the context does not end in time, which cancels the handler."""
+
+        def abort() -> None:
+            LOG.warning(
+                "%s: %s sent nothing of its request, or took nothing of its response, for %g s",
+                *(request.path, request.remote, self._stall_seconds),
+            )
+            if request.transport:
+                request.transport.abort()
+
+        timer = asyncio.get_running_loop().call_later(self._stall_seconds, abort)
+        try:
+            yield
+        finally:
+            timer.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -22,7 +23,7 @@ from logprobd.errors import InvalidArgument, LogprobdError
 from transformers import AutoModelForCausalLM
 
 from logprobd_adapters.batcher import QUEUE_TOKENS
-from logprobd_adapters.gateway import LOG, Gateway
+from logprobd_adapters.gateway import BODY_MIB_MAX, LOG, Gateway
 from logprobd_adapters.http_access import Certificate, Tokens, check_reachable
 from logprobd_adapters.scorer import SERVER_OPTIONS, RemoteScorer, Scorer, connect
 from logprobd_adapters.teacher import BATCH_TOKENS, Prompt, Teacher
@@ -100,7 +101,13 @@ async def _serve(
     if not options.local:
         server = connect(**{name: getattr(options, name) for name in SERVER_OPTIONS})
     name = options.served_model_name or options.model
-    gateway = Gateway(name, options.queue_tokens, tokens, server)
+    gateway = Gateway(
+        name,
+        options.queue_tokens,
+        tokens=tokens,
+        server=server,
+        body_mib_max=options.max_body_mib,
+    )
     host, port = options.listen
     async with contextlib.AsyncExitStack() as stack:
         if server:
@@ -109,6 +116,10 @@ async def _serve(
         stack.push_async_callback(runner.cleanup)
         LOG.info("listening on %s; requests get 503 until the model is loaded", url)
         gateway.start(await loop.run_in_executor(None, _load, options, server))
+        # Large bodies cause full collections, each of which would stop the process for 0.2 s to
+        # walk the objects of Torch and of the model.
+        gc.collect()
+        gc.freeze()
         LOG.info("ready: %s", url)
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -158,9 +169,11 @@ requests:
     temperature               divisor of the logits, from 1e-4 to 1e4. Default: 1
     model, max_tokens         optional; max_tokens is 1
 
-errors are JSON: 400 for a request to change, 404 for another model, 429 with Retry-After while too
-many tokens wait, 503 with Retry-After while the logprobd server cannot be reached, 502 when it
-refuses the gateway (its token, certificate or head), which a retry does not mend.
+errors are JSON: 400 for a request to change, 404 for another model, 411 without Content-Length, 413
+for a body beyond --max-body-mib, 429 with Retry-After while too many tokens are in progress, 503
+with Retry-After while the logprobd server cannot be reached, 502 when it refuses the gateway (its
+token, certificate or head), which a retry does not mend. A connection that makes no progress for
+30 s is closed.
 
 On another address than loopback, --listen needs --https-cert, --https-key and --tokens, or
 --insecure. A request is sent with "Authorization: Bearer TOKEN", or with the token as the password
@@ -294,7 +307,18 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=QUEUE_TOKENS,
         metavar="TOKENS",
-        help=f"while so many tokens wait or are scored, requests get 429. Default: {QUEUE_TOKENS}",
+        help="while so many tokens are in progress, from the first byte of a request to the last "
+        "of its response, requests get 429; 64 ids to score, and 1 KiB of a body that is being "
+        "read, count as a token. Bounds memory, to 2 KiB for each and the last request that was "
+        f"accepted. Default: {QUEUE_TOKENS}",
+    )
+    http.add_argument(
+        "--max-body-mib",
+        type=_positive,
+        default=BODY_MIB_MAX,
+        metavar="MIB",
+        help="largest body of a request. Everything else waits, /health too, while its numbers "
+        f"are read, some 10 ms for each MiB. Default: {BODY_MIB_MAX}",
     )
     http.add_argument("--verbose", action="store_true", help="log a line for each request")
     return parser

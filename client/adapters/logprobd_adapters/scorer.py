@@ -173,6 +173,8 @@ class RemoteScorer:
         self._hidden_size, self._vocab_size = info.hidden_size, info.vocab_size
         self.dtype = DTYPES.get(info.dtype)
         """Type of the head's weights; None if it is not known."""
+        self.limits = info.limits
+        """Limits of the server when this was made, the lowest of several servers; 0: not known."""
 
     @property
     def hidden_size(self) -> int:

@@ -22,7 +22,7 @@ from logprobd_adapters.model_body import body_of, hidden_states
 from logprobd_adapters.scorer import LocalScorer, Scorer
 
 TOP_K_MAX = 128
-"""Largest Prompt.top_k, that of a server and of the operator."""
+"""Largest Prompt.top_k, that of a server by default and of the operator."""
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-4, 1e4
 """Bounds of Prompt.temperature, those of a server. Within them float32 logits stay finite."""
@@ -46,14 +46,16 @@ class Prompt:
     tokens: Sequence[int]
     """[length], in [0, vocab_size). The length is from 1 to max_model_len."""
     top_k: int = 0
-    """Number of most likely tokens to list for each row, from 0 to TOP_K_MAX and vocab_size."""
+    """Number of most likely tokens to list for each row, from 0 to TOP_K_MAX, vocab_size and the
+    --top-k-max of the scorer's server."""
     temperature: float = 1.0
     """Divisor of the logits, from TEMPERATURE_MIN to TEMPERATURE_MAX."""
     start: int = 0
     """First row that is scored, from 0 to length - 1."""
     candidates: NDArray[np.int64] | None = None
     """[length - 1 - candidates_start, n], ids to score in each row from candidates_start on. -1
-    stands for none. A list for all rows may be broadcast, as by numpy.broadcast_to."""
+    stands for none. A row may have as many ids as the --candidates-max of the scorer's server. A
+    list for all rows may be broadcast, as by numpy.broadcast_to."""
     candidates_start: int | None = None
     """First row of the candidates, from start to length - 1. None: start."""
 
@@ -163,7 +165,7 @@ class Teacher:
                 f"token {place} of the prompt is {prompt.tokens[place]}, expected an id below "
                 f"{vocab_size}"
             )
-        top_k_max = min(TOP_K_MAX, vocab_size)
+        top_k_max = min(TOP_K_MAX, vocab_size, self._limit("top_k_max") or TOP_K_MAX)
         if not 0 <= prompt.top_k <= top_k_max:
             raise InvalidArgument(
                 f"{prompt.top_k} most likely tokens were asked for, expected 0 to {top_k_max}: for "
@@ -203,6 +205,19 @@ class Teacher:
             raise InvalidArgument(
                 f"an id to score is {wrong}, expected one below {vocab_size}, or -1 for none"
             )
+        row_max = self._limit("candidates_max")
+        if row_max and rows and candidates.shape[1] > row_max:
+            longest = (candidates >= 0).sum(1).max()
+            if longest > row_max:
+                raise InvalidArgument(
+                    f"a row has {longest} ids to score, expected at most {row_max}, the logprobd "
+                    "server's --candidates-max: send fewer ids"
+                )
+
+    def _limit(self, name: str) -> int:
+        """Returns a limit of the scorer's server, or 0 if there is none, as in this process."""
+        limit: int = getattr(getattr(self._scorer, "limits", None), name, 0)
+        return limit
 
     def score(self, prompts: Sequence[Prompt]) -> list[PromptScores]:
         """Scores prompts in batches of consecutive ones.
@@ -275,14 +290,15 @@ class Teacher:
         results = []
         for prompt, begin, end, mask in zip(prompts, ends - counts, ends, masks, strict=True):
             logprobs, ranks, top_ids, top_logprobs = (values[begin:end] for values in by_row)
+            # Copies, since views would keep the scores of the whole batch in memory.
             candidate_logprobs = np.full(mask.shape, -np.inf, np.float32)
             candidate_logprobs[mask] = found[offsets[begin] : offsets[end]]
             results.append(
                 PromptScores(
-                    logprobs,
-                    ranks,
-                    top_ids[:, : prompt.top_k],
-                    top_logprobs[:, : prompt.top_k],
+                    logprobs.copy(),
+                    ranks.copy(),
+                    top_ids[:, : prompt.top_k].copy(),
+                    top_logprobs[:, : prompt.top_k].copy(),
                     candidate_logprobs,
                 )
             )
