@@ -231,8 +231,9 @@ class HeadVersionsTest : public ::testing::Test {
     if (options.progress) {
       options.progress(weights.info().weight_bytes / 2, weights.info().weight_bytes);
     }
-    std::vector<std::byte> row(kHidden * 2);
-    LOGPROBD_RETURN_IF_ERROR(weights.ReadRows(0, 1, row.data(), kHidden * 2));
+    const int64_t row_bytes = kHidden * DtypeBytes(weights.info().dtype);
+    std::vector<std::byte> row(static_cast<size_t>(row_bytes));
+    LOGPROBD_RETURN_IF_ERROR(weights.ReadRows(0, 1, row.data(), row_bytes));
     std::vector<std::unique_ptr<ScoringEngine>> engines;
     engines.push_back(MakeEngine(weights.info().weights_version, weights.info().dtype));
     return engines;
