@@ -5,10 +5,11 @@
     soak.py --device cuda --minutes 6 --control-minutes 1.5 ...     on a GPU
 
 While the clients of client_mix.py call the two heads of a server, some clients are killed with SIGKILL, /metrics is
-read, weights of each head are swapped and rolled back, and SIGHUP makes the server read its settings again. RSS, GPU memory, open files and threads are sampled each second. After a warm-up of a third of the run
-their slopes must be zero within noise (slope.py). A control run then uses a server that leaks on purpose, which the
-same check must detect. This server preloads leak.so from --bin-dir, or else a library that the C compiler $CC or cc
-builds from leak.c.
+read, weights of each head are swapped and rolled back, and SIGHUP makes the server read its settings again. RSS, GPU
+memory, open files and threads are sampled each second. After a warm-up of a third of the run their slopes must be
+zero within noise (slope.py). A control run then uses a server that leaks on purpose, which the same check must
+detect. This server preloads leak.so from --bin-dir, or else a library that the C compiler $CC or cc builds from
+leak.c.
 
 Prints its progress twice a minute. Results are written after the run and again after the control run. SIGTERM ends
 the run early, and the results up to then are evaluated.
