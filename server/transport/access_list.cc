@@ -62,11 +62,12 @@ absl::string_view ScopeName(Scope scope) {
 AccessRefusals::AccessRefusals(Metrics& metrics)
     : metrics_(metrics), lines_(kRefusalLinesMax, kRefusalLinesWindow, Clock::Steady()) {}
 
-void AccessRefusals::Record(absl::string_view what, const Caller& caller,
+void AccessRefusals::Record(absl::string_view what, absl::FunctionRef<Caller()> caller_of,
                             const absl::Status& reason) {
   metrics_.RecordRejection(absl::IsPermissionDenied(reason) ? Rejection::kPermissionDenied
                                                             : Rejection::kUnauthenticated);
   if (const std::optional<int64_t> suppressed = lines_.Admit(); suppressed.has_value()) {
+    const Caller caller = caller_of();
     std::vector<LogField> fields = {
         {"method", what}, {"token", caller.token}, {"certificate", caller.certificate}};
     if (!caller.peer.empty()) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -83,9 +84,10 @@ class AccessRefusals {
   /// `metrics` must outlive the object.
   explicit AccessRefusals(Metrics& metrics);
 
-  /// `what` is what the caller wanted: a method or a path. `reason` is an error of
-  /// AccessList::Check.
-  void Record(absl::string_view what, const Caller& caller, const absl::Status& reason);
+  /// `what` is what the caller wanted: a method or a path. `caller_of` is called only for
+  /// lines that are logged, since it hashes a token. `reason` is an error of AccessList::Check.
+  void Record(absl::string_view what, absl::FunctionRef<Caller()> caller_of,
+              const absl::Status& reason);
 
  private:
   Metrics& metrics_;

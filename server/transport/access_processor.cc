@@ -61,7 +61,8 @@ grpc::Status AccessProcessor::Process(const InputMetadata& metadata, grpc::AuthC
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  refusals_.Record(path, CallerOf(caller, access_.get(), /*peer=*/""), status);
+  refusals_.Record(
+      path, [&] { return CallerOf(caller, access_.get(), /*peer=*/""); }, status);
   return ToGrpcStatus(status);
 }
 

@@ -37,7 +37,8 @@ absl::Status HttpAccess::Check(absl::string_view path, absl::string_view authori
   }
   absl::Status status = access_->Check(caller, Scope::kMetrics).status();
   if (!status.ok()) {
-    refusals_.Record(path, CallerOf(caller, access_.get(), std::string(peer)), status);
+    refusals_.Record(
+        path, [&] { return CallerOf(caller, access_.get(), std::string(peer)); }, status);
   }
   return status;
 }

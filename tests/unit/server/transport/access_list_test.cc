@@ -185,17 +185,21 @@ TEST_F(AccessListTest, NamesACallerWhateverItMayDo) {
 TEST(AccessRefusalsTest, CountsEveryRefusalAndLogsTwentyLines) {
   Metrics metrics{Metrics::Options()};
   AccessRefusals refusals(metrics);
+  int num_callers = 0;
+  const auto caller_of = [&]() -> Caller {
+    ++num_callers;
+    return {.token = "t", .certificate = "c.example", .peer = "ipv4:1.2.3.4:5"};
+  };
 
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < 21; ++i) {
-    refusals.Record("/metrics",
-                    {.token = "t", .certificate = "c.example", .peer = "ipv4:1.2.3.4:5"},
-                    absl::UnauthenticatedError("no token"));
+    refusals.Record("/metrics", caller_of, absl::UnauthenticatedError("no token"));
   }
-  refusals.Record("/metrics", {}, absl::PermissionDeniedError("no scope"));
+  refusals.Record("/metrics", caller_of, absl::PermissionDeniedError("no scope"));
   const std::string log = ::testing::internal::GetCapturedStderr();
 
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 20);
+  EXPECT_EQ(num_callers, 20);  // a flood of refused calls does not have its tokens hashed twice
   EXPECT_THAT(log, HasSubstr("a call was refused method=/metrics token=t certificate=c.example "
                              "peer=ipv4:1.2.3.4:5 reason=\"no token\" lines_suppressed=0\n"));
   const std::string text = metrics.Serialize();
