@@ -216,11 +216,13 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
     const auto flow = is_start ? std::exchange(starter, turns.flows.end()) : turns.flows.begin();
     if (!is_start) {
       const bool owed_turn = std::exchange(flow->owes_turn, false);
-      if (flow->deficit <= 0 && owed_turn) {
-        turns.flows.splice(turns.flows.end(), turns.flows, flow);
-        continue;
+      if (flow->deficit <= 0) {
+        if (owed_turn) {
+          turns.flows.splice(turns.flows.end(), turns.flows, flow);
+          continue;
+        }
+        flow->deficit = cutting.turn_rows;
       }
-      flow->deficit = flow->deficit <= 0 ? cutting.turn_rows : flow->deficit;
     }
     const int64_t flow_taken = TakeFromFlow(*flow, std::min(flow->deficit, rows_max), cutting);
     taken += flow_taken;

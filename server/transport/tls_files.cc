@@ -326,12 +326,12 @@ bool TlsFiles::ReloadIfChanged() {
   next_look_ = now + kLookInterval;
   const std::string stamp = Stamp();
   const bool is_settled = stamp == std::exchange(seen_stamp_, stamp);
-  if (!is_settled || (stamp == tried_stamp_ && !is_short_)) {
+  const bool was_tried = stamp == tried_stamp_;
+  if (!is_settled || (was_tried && !is_short_)) {
     return false;
   }
-  const bool is_again = is_short_ && stamp == tried_stamp_;
   const absl::Status status = Install();
-  return !(is_again && absl::IsResourceExhausted(status)) && Report(status);
+  return !(was_tried && absl::IsResourceExhausted(status)) && Report(status);
 }
 
 /// Returns a text that changes whenever a file does.

@@ -54,6 +54,15 @@ class HeadVersionsHangTest : public HeadVersionsTest {
     engines_[1]->WaitUntilInFlight(1);
   }
 
+  /// Waits until a call waits for the last batch of a version, which keeps the turn to load, and
+  /// lets so much time pass that the call gives the turn up.
+  void LetTheBatchTakeLong() {
+    clock_.WaitForWaiter(clock_.Now() + InProcessHead::kRetireTimeMax);
+    EXPECT_FALSE(IsTurnFree());  // a load of another head would make the requests wait longer
+    clock_.Advance(InProcessHead::kRetireTimeMax);
+    EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
+  }
+
   bool IsTurnFree() { return load_turn_.Take(absl::ZeroDuration()).has_value(); }
 
   FakeClock clock_;
@@ -89,10 +98,7 @@ TEST_F(HeadVersionsHangTest, AReplacementInPlaceThatWaitsLongForABatchLeavesTheT
   HoldABatch(answered);
 
   std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .in_place = true});
-  clock_.WaitForWaiter(clock_.Now() + InProcessHead::kRetireTimeMax);
-  EXPECT_FALSE(IsTurnFree());  // a load of another head would make the requests wait longer
-  clock_.Advance(InProcessHead::kRetireTimeMax);
-  EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
+  LetTheBatchTakeLong();
 
   EXPECT_FALSE(answered.HasBeenNotified());
   EXPECT_EQ(num_created_, 0);
@@ -115,9 +121,7 @@ TEST_F(HeadVersionsHangTest, AReplacementInPlaceKeepsTheOldVersionIfOthersTookTh
   };
 
   std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .in_place = true});
-  clock_.WaitForWaiter(clock_.Now() + InProcessHead::kRetireTimeMax);
-  clock_.Advance(InProcessHead::kRetireTimeMax);
-  EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
+  LetTheBatchTakeLong();
   engines_[1]->Release();
   const absl::Status status = loaded.get();
 
