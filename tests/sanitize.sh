@@ -42,7 +42,7 @@ for preset in "${presets[@]}"; do
     # Tests preload libraries in front of the sanitizer's, and ask for more memory than there is.
     asan) run asan verify_asan_link_order=0:allocator_may_return_null=1:quarantine_size_mb=16; run_integration asan ;;
     # Debian's gRPC is not built for the thread sanitizer, so neither is what uses it.
-    tsan) run tsan history_size=4 ;;
+    tsan) run tsan history_size=4:suppressions="$PWD/tests/sanitizers/tsan_suppressions.txt" ;;
   esac
 done
 python3 tests/sanitizers/result.py "$results" "${presets[@]}"

@@ -143,6 +143,8 @@ def test_a18_connections_beyond_the_open_files_do_not_stop_the_listener(
         with contextlib.ExitStack() as open_connections:
             for _ in range(400):  # connections that are not accepted wait in the kernel
                 open_connections.enter_context(connect(server.grpc))
+    with Scoring(server.grpc) as scoring:  # waits until the server notices that they are closed
+        assert scoring.score(request(), timeout=20, wait_for_ready=True).rows == 2
     assert_unharmed(server)
 
 

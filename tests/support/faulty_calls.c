@@ -1,7 +1,8 @@
 // Preloaded into a process by tests: while the byte in the file FAULTY_SWITCH is not zero, the calls of the
 // function FAULTY_CALL on the thread FAULTY_THREAD (on all threads, if it is not set) set errno to
 // FAULTY_ERRNO and fail, or, if that is not set, never return and keep the locks of their thread, as calls of
-// a driver that hangs do. FAULTY_CALL is clock_gettime, preadv, fallocate or cuEventQuery.
+// a driver that hangs do. FAULTY_CALL is clock_gettime, preadv, fallocate or, unless this is built with
+// NO_DRIVER_CALLS, cuEventQuery.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -58,6 +59,7 @@ int fallocate(int file, int mode, off_t offset, off_t bytes) {
   return IsFaulty("fallocate") ? -1 : (int)syscall(SYS_fallocate, file, mode, offset, bytes);
 }
 
+#ifndef NO_DRIVER_CALLS
 // CUDA's runtime is linked into the server. It takes the driver's functions from dlsym, and from
 // cuGetProcAddress, which it takes from dlsym and then, in the version that it prefers, from itself.
 static int (*real_event_query)(void* event);
@@ -101,3 +103,4 @@ void* dlsym(void* restrict library, const char* restrict symbol) {
   }
   return Replaced(symbol, real_dlsym(library, symbol));
 }
+#endif

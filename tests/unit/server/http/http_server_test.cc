@@ -474,10 +474,11 @@ TEST_F(HttpServerTest, EndsWhileClientsWaitForPages) {
 }
 
 TEST_F(HttpServerTest, AnswersWhenFilesAreFreeAgain) {
+  const int server_port = port();  // UBSan opens files to check the call of a member
   int fd = -1;
   {
     const FewFiles few(1);
-    fd = Connect(port());  // takes the last file
+    fd = Connect(server_port);  // takes the last file
     Send(fd, kBegunRequest);
     pollfd answer{.fd = fd, .events = POLLIN, .revents = 0};
     EXPECT_EQ(poll(&answer, 1, 100), 0);
