@@ -38,6 +38,11 @@ struct RowQueue::Cutting {
     return !has_row || candidates_left >= NextCandidates(pending);
   }
 
+  /// Returns whether rows wait of which the next one cannot be in the batch, however large it is.
+  bool HasUnfit(const Requests& requests) const {
+    return !requests.empty() && !(Fits(*requests.front()) && FitsNextRow(*requests.front()));
+  }
+
   static int64_t NextCandidates(const PendingRequest& pending) {
     const std::vector<uint32_t>& offsets = pending.request.candidate_offsets;
     const auto row = static_cast<size_t>(pending.next_row);
@@ -92,8 +97,8 @@ std::list<RowQueue::Flow>::iterator RowQueue::Turns::TakeStarter(int64_t turn_ro
   SetStarter(flow, false);
   if (flow->deficit <= 0) {
     flow->deficit = turn_rows;
-    flow->owes_turn = true;
   }
+  flow->owes_turn = true;
   return flow;
 }
 
@@ -224,7 +229,10 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
         flow->deficit = cutting.turn_rows;
       }
     }
-    const int64_t flow_taken = TakeFromFlow(*flow, std::min(flow->deficit, rows_max), cutting);
+    const int64_t flow_rows_max = std::min(flow->deficit, rows_max);
+    const int64_t flow_taken = flow->sub_clients.by_id.empty()
+                                   ? TakeFromRequests(*flow, is_start, flow_rows_max, cutting)
+                                   : TakeInTurns(flow->sub_clients, flow_rows_max, cutting);
     taken += flow_taken;
     // The first row determines the dtype, and with it the budget.
     rows_max = std::min(rows_max - flow_taken, cutting.rows_left);
@@ -234,12 +242,13 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
       continue;
     }
     const bool is_blocked = flow->deficit > 0 && rows_max > 0;
-    const bool has_blocked = !flow->sub_clients.blocked.empty();
-    turns.SetStarter(flow, is_blocked || (has_blocked && !flow->owes_turn));
+    const bool has_unfit = flow->has_unfit || !flow->sub_clients.starters.empty();
+    turns.SetStarter(flow, is_blocked || (has_unfit && !flow->owes_turn));
+    if (flow->owes_turn) {
+      continue;  // It keeps its place, where it has what is left of this turn.
+    }
     if (flow->deficit == 0) {
-      if (!flow->owes_turn) {  // otherwise it has its place until the turn that it owes
-        turns.flows.splice(turns.flows.end(), turns.flows, flow);
-      }
+      turns.flows.splice(turns.flows.end(), turns.flows, flow);
     } else if (is_blocked) {
       if (turns.blocked.empty()) {
         cutting.with_blocked.push_back(&turns);
@@ -250,23 +259,39 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
   return taken;
 }
 
-int64_t RowQueue::TakeFromFlow(Flow& flow, int64_t rows_max, Cutting& cutting) {
-  if (!flow.sub_clients.by_id.empty()) {
-    return TakeInTurns(flow.sub_clients, rows_max, cutting);
+int64_t RowQueue::TakeFromRequests(Flow& flow, bool is_start, int64_t rows_max, Cutting& cutting) {
+  int64_t taken = 0;
+  const auto take = [&](Requests& requests, int64_t requests_rows_max) {
+    if (&requests == &flow.small) {
+      taken += TakeFromKind(flow, requests, requests_rows_max, cutting);
+    } else {
+      const int64_t bulk_rows_max = std::min(requests_rows_max, cutting.bulk_rows_left);
+      const int64_t bulk_taken = TakeFromKind(flow, requests, bulk_rows_max, cutting);
+      cutting.bulk_rows_left -= bulk_taken;
+      taken += bulk_taken;
+    }
+  };
+  const bool begins_with_bulk = is_start && flow.starts_with_bulk;
+  Requests& first = begins_with_bulk ? flow.bulk : flow.small;
+  Requests& second = begins_with_bulk ? flow.small : flow.bulk;
+  // Each kind gets half of a turn when both wait, and what the other leaves.
+  take(first, second.empty() ? rows_max : (rows_max + 1) / 2);
+  take(second, rows_max - taken);
+  take(first, rows_max - taken);
+
+  const bool small_unfit = cutting.HasUnfit(flow.small);
+  const bool bulk_unfit =
+      cutting.HasUnfit(flow.bulk) || (!flow.bulk.empty() && cutting.bulk_rows_left <= 0);
+  flow.has_unfit = small_unfit || bulk_unfit;
+  if (small_unfit != bulk_unfit) {
+    flow.starts_with_bulk = bulk_unfit;
+  } else if (is_start) {
+    flow.starts_with_bulk = !flow.starts_with_bulk;
   }
-  // Small requests get half of a turn when large ones wait too; each kind gets what the other
-  // leaves.
-  const int64_t small_share = flow.bulk.empty() ? rows_max : (rows_max + 1) / 2;
-  int64_t taken = TakeFromRequests(flow, flow.small, small_share, cutting);
-  const int64_t bulk_max = std::min(rows_max - taken, cutting.bulk_rows_left);
-  const int64_t bulk_taken = TakeFromRequests(flow, flow.bulk, bulk_max, cutting);
-  cutting.bulk_rows_left -= bulk_taken;
-  taken += bulk_taken;
-  return taken + TakeFromRequests(flow, flow.small, rows_max - taken, cutting);
+  return taken;
 }
 
-int64_t RowQueue::TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_max,
-                                   Cutting& cutting) {
+int64_t RowQueue::TakeFromKind(Flow& flow, Requests& requests, int64_t rows_max, Cutting& cutting) {
   int64_t taken = 0;
   while (taken < rows_max && !requests.empty() && cutting.Fits(*requests.front())) {
     PendingRequest& pending = *requests.front();

@@ -42,8 +42,9 @@ struct BatchBudget {
 /// served first in, first out. A lower priority that waits behind a higher one earns 1/16 of each
 /// batch; once it has earned a whole batch, it starts the next one. A batch has one dtype, that of
 /// its first row; a client whose next request has another dtype keeps its turn for the next batch.
-/// Clients of which something did not fit a batch start one of the next batches, one after another.
-/// If the rest of such a client has used its turn up, the start replaces the client's next turn.
+/// Clients of which something did not fit a batch start one of the next batches, one after another,
+/// with what did not fit. If the rest of such a client has used its turn up, the start replaces the
+/// client's next turn.
 class RowQueue {
  public:
   RowQueue() = default;
@@ -98,8 +99,9 @@ class RowQueue {
     std::list<Flow> flows;  ///< In the order of their turns; no flow is empty.
     /// Flows that cannot add rows to the batch that is being cut. They are first in the next one.
     std::list<Flow> blocked;
-    /// Flows that have blocked rows since their last turn, longest first. Each batch begins with
-    /// one, so that a flow whose turns never come first gets a batch that its rows fit.
+    /// Flows of which something did not fit the batch of their last turn, longest first, unless
+    /// they owe a turn. If the first row of a batch is taken from these turns, one of them gives
+    /// it, so that a flow whose turns never come first gets a batch that its rows fit.
     std::list<std::list<Flow>::iterator> starters;
     absl::flat_hash_map<std::string, std::list<Flow>::iterator> by_id;
   };
@@ -116,8 +118,11 @@ class RowQueue {
     Requests bulk;
     int64_t small_rows = 0;
     int64_t bulk_rows = 0;
-    int64_t deficit = 0;      ///< Rows left in the current turn.
-    bool owes_turn = false;   ///< Whether a start replaces the next turn, which is left out.
+    int64_t deficit = 0;     ///< Rows left in the current turn.
+    bool has_unfit = false;  ///< Whether its last turn left a kind of requests that did not fit.
+    bool starts_with_bulk = false;  ///< Whether a start takes rows of large requests first.
+    /// Whether a start was part of the next turn, which has only the rows that the start left.
+    bool owes_turn = false;
     bool is_starter = false;  ///< Whether the flow is in `starters`, at `starter_position`.
     std::list<std::list<Flow>::iterator>::iterator starter_position;
   };
@@ -135,8 +140,8 @@ class RowQueue {
   void EarnCredit(int64_t batch_rows, int64_t rows_max);
   void TakeFromLevel(Level& level, int64_t rows_max, Cutting& cutting);
   int64_t TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting);
-  int64_t TakeFromFlow(Flow& flow, int64_t rows_max, Cutting& cutting);
-  int64_t TakeFromRequests(Flow& flow, Requests& requests, int64_t rows_max, Cutting& cutting);
+  int64_t TakeFromRequests(Flow& flow, bool is_start, int64_t rows_max, Cutting& cutting);
+  int64_t TakeFromKind(Flow& flow, Requests& requests, int64_t rows_max, Cutting& cutting);
   void CountRows(Flow& flow, const PendingRequest& pending, int64_t rows);
   void Unlink(Requests& requests, PendingRequest& pending);
 

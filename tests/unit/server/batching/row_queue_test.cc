@@ -331,62 +331,127 @@ TEST_F(RowQueueTest, EveryClientThatWaitsForAnotherDtypeGetsABatch) {
   EXPECT_GE(rows["bf16"], 32);
 }
 
-// Each flow has rows of one dtype and number of candidates, and never runs dry. Requests are
-// cancelled now and then.
-TEST_F(RowQueueTest, NoFlowStarvesHoweverDtypesAndCandidatesAreMixed) {
+// A client has many small requests and a large one of another dtype, and nobody else waits.
+TEST_F(RowQueueTest, ALargeRequestDoesNotStarveBehindSmallOnesOfAnotherDtype) {
+  const auto large = Push({.rows = 300, .dtype = Dtype::kF32, .client_id = "a"});
+  int64_t small_rows = 0;
+  for (int i = 0; i < 20; ++i) {
+    while (queue_.rows() < 1'000) Push({.rows = 100, .client_id = "a"});
+    for (const BatchPart& part : queue_.Cut(Budget(64))) {
+      small_rows += part.pending == large ? 0 : part.num_rows;
+    }
+  }
+
+  EXPECT_FALSE(large->is_queued);  // It needs 5 batches.
+  EXPECT_GE(small_rows, 14 * 64);
+}
+
+// Large requests use up their part of each batch before the turn of the client with a small one.
+TEST_F(RowQueueTest, ASmallRequestOfAnotherDtypeDoesNotStarveBehindLargeOnes) {
+  Push({.rows = 100'000, .client_id = "a"});
+  Push({.rows = 100'000, .client_id = "b"});
+  const auto small = Push({.rows = 5, .dtype = Dtype::kF32, .client_id = "b"});
+
+  queue_.Cut({.rows_max = 1'024, .rows_max_f32 = 1'024, .bulk_rows_max = 256});
+  queue_.Cut({.rows_max = 1'024, .rows_max_f32 = 1'024, .bulk_rows_max = 256});
+
+  EXPECT_FALSE(small->is_queued);
+}
+
+// The large requests of all clients do not fit into their part of a batch, and its turns end where
+// they began.
+TEST_F(RowQueueTest, ALargeRequestDoesNotStarveWhereSmallOnesUseTheTurnsOfItsClient) {
+  std::vector<std::shared_ptr<PendingRequest>> large;
+  for (int i = 0; i < 16; ++i) {
+    large.push_back(Push({.rows = 100'000, .client_id = std::to_string(i)}));
+    for (int j = 0; j < 100; ++j) Push({.rows = 200, .client_id = std::to_string(i)});
+  }
+
+  for (int i = 0; i < 32; ++i) {
+    queue_.Cut({.rows_max = 1'024, .rows_max_f32 = 1'024, .bulk_rows_max = 256});
+  }
+
+  for (const auto& request : large) EXPECT_GT(request->next_row, 0);
+}
+
+// Each flow has small requests, large ones or both, each with a dtype and a number of candidates of
+// its own, and never runs dry. Requests are cancelled now and then.
+TEST_F(RowQueueTest, NoRequestStarvesHoweverDtypesSizesAndCandidatesAreMixed) {
   constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
   constexpr int64_t kCandidates[] = {0, 1, 400};
   std::mt19937 random(7);
   const auto draw = [&](int64_t min, int64_t max) {
     return std::uniform_int_distribution<int64_t>(min, max)(random);
   };
-  for (int trial = 0; trial < 20; ++trial) {
+  /// Requests of one size of one flow, one after another.
+  struct Source {
+    std::string client_id;
+    std::string sub_client_id;
+    bool is_small = true;
+    std::shared_ptr<PendingRequest> request = nullptr;
+    int64_t candidates = 0;  ///< Of each row.
+    int last_served = 0;
+  };
+  for (int trial = 0; trial < 40; ++trial) {
     SCOPED_TRACE(trial);
-    std::vector<RequestSpec> specs;
-    const int64_t num_clients = draw(2, 6);
+    std::vector<Source> sources;
+    const int64_t num_clients = draw(1, 6);
     for (int64_t client = 0; client < num_clients; ++client) {
       const int64_t num_sub_clients = draw(0, 3);
       for (int64_t sub = num_sub_clients == 0 ? 0 : 1; sub <= num_sub_clients; ++sub) {
-        RequestSpec spec = {.rows = draw(1, 40), .dtype = kDtypes[draw(0, 2)]};
-        spec.client_id = std::to_string(client);
-        spec.sub_client_id = sub == 0 ? "" : std::to_string(sub);
-        spec.candidate_counts.assign(static_cast<size_t>(spec.rows), kCandidates[draw(0, 2)]);
-        specs.push_back(spec);
+        const int64_t sizes = draw(0, 2);
+        for (const bool is_small : {true, false}) {
+          if (sizes != (is_small ? 0 : 1)) {
+            sources.push_back({.client_id = std::to_string(client),
+                               .sub_client_id = sub == 0 ? "" : std::to_string(sub),
+                               .is_small = is_small});
+          }
+        }
       }
     }
+    const auto push = [&](Source& source) {
+      RequestSpec spec = {.rows = source.is_small ? draw(1, 40) : draw(257, 300),
+                          .dtype = kDtypes[draw(0, 2)]};
+      spec.client_id = source.client_id;
+      spec.sub_client_id = source.sub_client_id;
+      source.candidates = kCandidates[draw(0, 2)];
+      spec.candidate_counts.assign(static_cast<size_t>(spec.rows), source.candidates);
+      source.request = Push(spec);
+    };
     BatchBudget budget = Budget(draw(8, 128));
+    budget.bulk_rows_max = budget.rows_max / draw(1, 4);
     budget.candidates_max = 1'000;
-    const auto num_flows = static_cast<int>(specs.size());
-    std::vector<std::shared_ptr<PendingRequest>> requests(specs.size());
-    std::vector<int> last_served(specs.size(), 0);
+    const auto num_sources = static_cast<int>(sources.size());
     for (int cut = 1; cut <= 300; ++cut) {
-      for (size_t i = 0; i < specs.size(); ++i) {
-        if (requests[i] != nullptr && requests[i]->is_queued && draw(0, 99) == 0) {
-          queue_.Remove(*requests[i]);
+      for (Source& source : sources) {
+        if (source.request != nullptr && source.request->is_queued && draw(0, 99) == 0) {
+          queue_.Remove(*source.request);
         }
-        if (requests[i] == nullptr || !requests[i]->is_queued) {
-          requests[i] = Push(specs[i]);
-        }
+        if (source.request == nullptr || !source.request->is_queued) push(source);
       }
       int64_t rows = 0;
+      int64_t bulk_rows = 0;
       int64_t candidates = 0;
       for (const BatchPart& part : queue_.Cut(budget)) {
-        const auto found = std::find(requests.begin(), requests.end(), part.pending);
-        ASSERT_NE(found, requests.end());
-        const auto flow = static_cast<size_t>(found - requests.begin());
-        last_served[flow] = cut;
+        const auto source = std::find_if(sources.begin(), sources.end(), [&](const Source& each) {
+          return each.request == part.pending;
+        });
+        ASSERT_NE(source, sources.end());
+        source->last_served = cut;
         rows += part.num_rows;
-        candidates += part.num_rows * specs[flow].candidate_counts[0];
+        bulk_rows += source->is_small ? 0 : part.num_rows;
+        candidates += part.num_rows * source->candidates;
       }
       ASSERT_GT(rows, 0);
       ASSERT_LE(rows, budget.rows_max);
+      ASSERT_LE(bulk_rows, budget.bulk_rows_max);
       ASSERT_LE(candidates, budget.candidates_max);
-      for (size_t i = 0; i < specs.size(); ++i) {
-        ASSERT_LE(cut - last_served[i], 3 * num_flows) << i << " of " << num_flows;
+      for (const Source& source : sources) {
+        ASSERT_LE(cut - source.last_served, 6 * num_sources) << "of " << num_sources;
       }
     }
-    for (const auto& request : requests) {
-      if (request->is_queued) queue_.Remove(*request);
+    for (const Source& source : sources) {
+      if (source.request->is_queued) queue_.Remove(*source.request);
     }
     ASSERT_TRUE(queue_.empty());
   }
@@ -412,6 +477,34 @@ TEST_F(RowQueueTest, AClientWhoseSubClientsAreBlockedInEachBatchGetsNoLargerShar
 
   EXPECT_NEAR(static_cast<double>(rows["team"]), 6'400.0 / (kOthers + 1), 8);
   EXPECT_NEAR(static_cast<double>(rows["7"]), 6'400.0 / (kOthers + 1), 8);
+}
+
+// The sub-client that does not fit has no more than a few rows each time it starts a batch, so that
+// the rest of the turn is left over.
+TEST_F(RowQueueTest, AClientWhoseStartsUseAPartOfItsTurnGetsNoLargerShare) {
+  constexpr int kOthers = 40;
+  for (int i = 0; i < kOthers; ++i) {
+    Push({.rows = 20'000, .client_id = std::to_string(i)});
+  }
+  Push({.rows = 20'000, .client_id = "team", .sub_client_id = "x"});
+  const auto push_y = [&] {
+    return Push({.rows = 1, .dtype = Dtype::kF32, .client_id = "team", .sub_client_id = "y"});
+  };
+  auto y = push_y();
+
+  std::map<std::string, int64_t> rows;
+  int64_t total = 0;
+  for (int i = 0; i < 1'000; ++i) {
+    if (!y->is_queued) y = push_y();
+    for (const auto& [client, taken] : RowsByClient(queue_.Cut(Budget(64)))) {
+      rows[client] += taken;
+      total += taken;
+    }
+  }
+
+  const double share = static_cast<double>(total) / (kOthers + 1);
+  EXPECT_NEAR(static_cast<double>(rows["team"]), share, share / 100);
+  EXPECT_NEAR(static_cast<double>(rows["7"]), share, share / 100);
 }
 
 TEST_F(RowQueueTest, ASmallRequestPassesTheLargeOnesOfOtherSubClients) {
