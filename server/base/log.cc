@@ -120,10 +120,14 @@ absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name) {
 }
 
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields) {
+  LogAlways(LogLevel::kInfo, message, absl::Span<const LogField>(fields));
+}
+
+void LogAlways(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
   LogState& state = State();
-  const std::string line = LineOf(state.format, LogLevel::kInfo, message, fields);
+  const std::string line = LineOf(state.format, level, message, fields);
   // The logger drops a line below its level, but the sinks write every line.
-  const spdlog::details::log_msg record(state.logger->name(), spdlog::level::info, line);
+  const spdlog::details::log_msg record(state.logger->name(), ToSpdlog(level), line);
   for (const spdlog::sink_ptr& sink : state.logger->sinks()) {
     sink->log(record);
     sink->flush();
@@ -144,7 +148,7 @@ void Log(LogLevel level, absl::string_view message, absl::Span<const LogField> f
                     spdlog::string_view_t(LineOf(state.format, level, message, fields)));
 }
 
-LogLimiter::LogLimiter(int64_t lines_max, absl::Duration window, const Clock& clock)
+LogLimiter::LogLimiter(const Clock& clock, int64_t lines_max, absl::Duration window)
     : lines_max_(lines_max), window_(window), clock_(clock) {}
 
 std::optional<int64_t> LogLimiter::Admit() {

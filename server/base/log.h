@@ -55,6 +55,9 @@ void Log(LogLevel level, absl::string_view message, absl::Span<const LogField> f
 /// Writes an info line at every log level, for lines that programs wait for.
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields = {});
 
+/// Writes a line of `level` at every log level.
+void LogAlways(LogLevel level, absl::string_view message, absl::Span<const LogField> fields);
+
 inline void LogDebug(absl::string_view message, std::initializer_list<LogField> fields = {}) {
   Log(LogLevel::kDebug, message, fields);
 }
@@ -72,7 +75,8 @@ inline void LogError(absl::string_view message, std::initializer_list<LogField> 
 class LogLimiter {
  public:
   /// Admits at most `lines_max` lines in each period of `window`. `clock` must outlive the limiter.
-  LogLimiter(int64_t lines_max, absl::Duration window, const Clock& clock);
+  explicit LogLimiter(const Clock& clock, int64_t lines_max = 20,
+                      absl::Duration window = absl::Seconds(10));
 
   /// Returns nullopt if the line must be suppressed, otherwise the number of lines suppressed since
   /// the last admitted line.

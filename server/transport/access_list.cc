@@ -16,8 +16,6 @@ namespace {
 constexpr size_t kTokenBytesMax = 512;
 /// Longer names of certificates are cut in messages.
 constexpr size_t kNameBytesMax = 255;
-constexpr int64_t kRefusalLinesMax = 20;
-constexpr absl::Duration kRefusalLinesWindow = absl::Seconds(10);
 
 constexpr absl::string_view kNeedsToken =
     "authorization: missing; this server needs a token (\"authorization: Bearer TOKEN\" in the "
@@ -59,8 +57,7 @@ absl::string_view ScopeName(Scope scope) {
   return "any";
 }
 
-AccessRefusals::AccessRefusals(Metrics& metrics)
-    : metrics_(metrics), lines_(kRefusalLinesMax, kRefusalLinesWindow, Clock::Steady()) {}
+AccessRefusals::AccessRefusals(Metrics& metrics) : metrics_(metrics), lines_(Clock::Steady()) {}
 
 void AccessRefusals::Record(absl::string_view what, absl::FunctionRef<Caller()> caller_of,
                             const absl::Status& reason) {
@@ -75,14 +72,15 @@ void AccessRefusals::Record(absl::string_view what, absl::FunctionRef<Caller()> 
     }
     fields.emplace_back("reason", reason.message());
     fields.emplace_back("lines_suppressed", *suppressed);
-    Log(LogLevel::kWarning, "a call was refused", fields);
+    LogAlways(LogLevel::kWarning, "a call was refused", fields);
   }
 }
 
 Caller CallerOf(const Credentials& credentials, const AccessList* access, std::string peer) {
   Caller caller{.peer = std::move(peer)};
   if (!credentials.certificate_names.empty()) {
-    caller.certificate = std::string(credentials.certificate_names.front());
+    caller.certificate =
+        std::string(credentials.certificate_names.front().substr(0, kNameBytesMax));
   }
   if (access != nullptr) {
     const absl::StatusOr<std::shared_ptr<const AccessEntry>> entry = access->Identify(credentials);

@@ -77,8 +77,8 @@ struct Caller {
 /// if callers need no entry.
 Caller CallerOf(const Credentials& credentials, const AccessList* access, std::string peer);
 
-/// Counts callers that were refused because they are not in the list or lack a scope, and logs at
-/// most 20 of them in 10 s. Thread-safe.
+/// Counts callers that were refused because they are not in the list or lack a scope, and writes a
+/// line for at most 20 of them in 10 s, at every log level. Thread-safe.
 class AccessRefusals {
  public:
   /// `metrics` must outlive the object.

@@ -19,6 +19,16 @@ void AuditConnection(absl::string_view flag, const SocketPeer& process) {
                       {"process", static_cast<int64_t>(process.process)}});
 }
 
+void AuditRefusedConnection(absl::string_view flag, const SocketPeer& process,
+                            int64_t lines_suppressed) {
+  LogAlways(LogLevel::kWarning, "audit",
+            {{"connection", flag},
+             {"user", static_cast<int64_t>(process.user)},
+             {"process", static_cast<int64_t>(process.process)},
+             {"outcome", absl::StatusCodeToString(absl::StatusCode::kPermissionDenied)},
+             {"lines_suppressed", lines_suppressed}});
+}
+
 void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome) {
   LogAlways("audit", {{"method", change.method},
                       {"token", caller.token},

@@ -19,6 +19,10 @@ Caller CallerOf(const grpc::CallbackServerContext& context, const AccessList* ac
 /// `flag`, at every log level.
 void AuditConnection(absl::string_view flag, const SocketPeer& process);
 
+/// Writes such a line for a connection that was refused since its process belongs to another user.
+void AuditRefusedConnection(absl::string_view flag, const SocketPeer& process,
+                            int64_t lines_suppressed);
+
 /// A change of weights that a caller has asked for; a member that does not apply is empty or 0.
 struct AuditedChange {
   absl::string_view method;

@@ -39,6 +39,12 @@ int OpenFilesMax() {
 
 }  // namespace
 
+ConnectionAcceptor::ConnectionAcceptor(const Options& options, FileDescriptor wake)
+    : options_(options),
+      address_(options.address),
+      refusals_(Clock::Steady()),
+      wake_(std::move(wake)) {}
+
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const Options& options) {
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -146,6 +152,9 @@ absl::string_view ConnectionAcceptor::ReasonToRefuse(int socket, const sockaddr_
   }
   const std::optional<SocketPeer> process = PeerOf(socket);
   if (!process.has_value() || !process->IsOwnOrRoot()) {
+    if (const std::optional<int64_t> suppressed = refusals_.Admit(); suppressed.has_value()) {
+      AuditRefusedConnection(options_.flag, process.value_or(SocketPeer()), *suppressed);
+    }
     return "its process belongs to another user";
   }
   AuditConnection(options_.flag, *process);

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "server/base/file_descriptor.h"
 #include "server/base/listen_address.h"
+#include "server/base/log.h"
 #include "server/transport/peer_connections.h"
 #include "server/transport/sockets.h"
 
@@ -23,7 +24,8 @@ namespace logprobd {
 /// file descriptor left. This class closes a connection that would use one of the last descriptors,
 /// and one of a peer that already has its part of them. A connection that it cannot accept stays in
 /// the kernel's queue until descriptors are free again. On a Unix socket it closes connections of
-/// other users than the server's own and root, and writes an audit line for each other one.
+/// other users than the server's own and root, of which it writes audit lines for at most 20 in
+/// 10 s, and writes an audit line for each other one.
 class ConnectionAcceptor {
  public:
   /// Receives a connected, non-blocking socket and owns it. It is called on the acceptor's thread.
@@ -59,8 +61,7 @@ class ConnectionAcceptor {
   void Stop();
 
  private:
-  ConnectionAcceptor(const Options& options, FileDescriptor wake)
-      : options_(options), address_(options.address), wake_(std::move(wake)) {}
+  ConnectionAcceptor(const Options& options, FileDescriptor wake);
 
   absl::Status Open();
 
@@ -77,6 +78,7 @@ class ConnectionAcceptor {
   std::unique_ptr<UnixListener> unix_listener_;  ///< Null for TCP.
   std::vector<FileDescriptor> tcp_listeners_;
   PeerConnections peers_;      ///< Used by the acceptor's thread.
+  LogLimiter refusals_;        ///< Of other users at the Unix socket.
   const FileDescriptor wake_;  ///< An eventfd that becomes readable when the thread must stop.
   Handler handler_;
   std::thread thread_;

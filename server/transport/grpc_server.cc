@@ -47,10 +47,6 @@ constexpr int kKeepaliveMs = 60'000;
 constexpr int kClientPingIntervalMinMs = 20'000;
 /// Time for a connection to send the HTTP/2 preface before the server closes it.
 constexpr int kHandshakeMs = 10'000;
-/// Time without calls after which the server closes a connection, and the age at which it does once
-/// its calls have ended. Clients reconnect without an error.
-constexpr int kIdleMs = 10 * 60'000;
-constexpr int kAgeMs = 60 * 60'000;
 /// Number of file descriptors that connections to --listen may not use, and those to --admin. The
 /// difference is left to operators, whatever the clients do.
 constexpr int kFilesReservedFromData = 96;
@@ -185,8 +181,8 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kClientPingIntervalMinMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kAgeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, options.connection_idle_ms_max);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, options.connection_age_ms_max);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
   // Decompression does not count against the quota, and a small message could inflate to gigabytes.

@@ -50,6 +50,10 @@ class GrpcServer {
     int64_t receive_bytes_max = int64_t{2} << 30;
     /// Maximum number of concurrent calls of a connection.
     int32_t streams_max = 256;
+    /// Time without calls after which a connection is closed, in milliseconds, and the age at which
+    /// it is closed once its calls have ended. Clients reconnect without an error.
+    int32_t connection_idle_ms_max = 10 * 60'000;
+    int32_t connection_age_ms_max = 60 * 60'000;
     /// Limits of the responses that clients have not received yet.
     AnswerBudget::Options answers;
     std::string version;

@@ -45,7 +45,7 @@ class ScoreHandler {
         answers_(answers),
         same_host_(same_host),
         access_(access),
-        error_lines_(kErrorLinesMax, kErrorLinesWindow, clock),
+        error_lines_(clock),
         unread_(clock) {}
 
   /// Handles a serialised ScoreRequest without waiting. `done` is called exactly once: before Start
@@ -76,10 +76,6 @@ class ScoreHandler {
   UnreadAnswers& unread() { return unread_; }
 
  private:
-  /// Limit of log lines about internal errors, because a lost GPU makes thousands of requests fail.
-  static constexpr int64_t kErrorLinesMax = 20;
-  static constexpr absl::Duration kErrorLinesWindow = absl::Seconds(10);
-
   struct Pending;
 
   absl::Status FindPayload(ScoreRequest& request) const;
@@ -93,7 +89,7 @@ class ScoreHandler {
   AnswerBudget answers_;
   const SameHostAccess* const same_host_;
   const AccessList* const access_;
-  LogLimiter error_lines_;
+  LogLimiter error_lines_;  ///< A lost GPU makes thousands of requests fail.
   WorkCount work_;
   UnreadAnswers unread_;
   std::atomic<bool> refuses_new_ = false;

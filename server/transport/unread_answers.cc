@@ -5,15 +5,8 @@
 #include "absl/algorithm/container.h"
 
 namespace logprobd {
-namespace {
 
-constexpr int64_t kLinesMax = 20;
-constexpr absl::Duration kLinesWindow = absl::Seconds(10);
-
-}  // namespace
-
-UnreadAnswers::UnreadAnswers(const Clock& clock)
-    : clock_(clock), lines_(kLinesMax, kLinesWindow, clock) {}
+UnreadAnswers::UnreadAnswers(const Clock& clock) : clock_(clock), lines_(clock) {}
 
 uint64_t UnreadAnswers::Begin(int64_t bytes, std::function<void()> cancel) {
   const absl::Time until =

@@ -265,8 +265,14 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned& planned,
     if (turn.has_value()) {
       return absl::OkStatus();
     }
-    LOGPROBD_ASSIGN_OR_RETURN(LoadTurn::Holder next_turn, AwaitTurn(ticker));
-    turn.emplace(std::move(next_turn));
+    // No version is live, so that requests would wait for the load of another head.
+    std::optional<LoadTurn::Holder> next_turn = options_.load_turn->Take(absl::ZeroDuration());
+    if (!next_turn.has_value()) {
+      return absl::AbortedError(
+          "another head has begun to load weights, since the batches of the old version took long "
+          "to end: the old version is live again; try again when that load has ended");
+    }
+    turn.emplace(*std::move(next_turn));
     // Other heads may have taken memory during the wait.
     LOGPROBD_ASSIGN_OR_RETURN(planned.plan,
                               Plan(planned.candidate.weights->info(), /*in_place=*/true, freed));

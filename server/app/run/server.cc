@@ -350,7 +350,8 @@ ServerStatus Server::Impl::Status() {
   status.commit = Build().commit;
   std::tie(status.state, status.state_text) = StateNow();
   status.memory = now.memory();
-  for (const std::string& flag : InsecureListeners(options)) {
+  // This runs on a thread of the HTTP server, and no reload changes the listeners.
+  for (const std::string& flag : InsecureListeners(start_options)) {
     status.warnings.push_back(InsecureText(flag));
   }
   for (size_t i = 0; i < heads.size(); ++i) {

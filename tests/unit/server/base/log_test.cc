@@ -113,7 +113,7 @@ TEST_F(LogTest, ParsesLevelsAndFormats) {
 
 TEST(LogLimiterTest, AdmitsABoundedNumberOfLinesPerWindow) {
   FakeClock clock;
-  LogLimiter limiter(2, absl::Seconds(1), clock);
+  LogLimiter limiter(clock, 2, absl::Seconds(1));
 
   EXPECT_EQ(limiter.Admit(), 0);
   EXPECT_EQ(limiter.Admit(), 0);
@@ -123,7 +123,7 @@ TEST(LogLimiterTest, AdmitsABoundedNumberOfLinesPerWindow) {
 
 TEST(LogLimiterTest, ReportsHowManyLinesItSuppressed) {
   FakeClock clock;
-  LogLimiter limiter(1, absl::Seconds(1), clock);
+  LogLimiter limiter(clock, 1, absl::Seconds(1));
   EXPECT_EQ(limiter.Admit(), 0);
   EXPECT_FALSE(limiter.Admit().has_value());
   EXPECT_FALSE(limiter.Admit().has_value());

@@ -182,7 +182,7 @@ TEST_F(AccessListTest, NamesACallerWhateverItMayDo) {
   EXPECT_EQ(text_of({.certificate_names = {"x", "y.example"}}, &access_), "none y.example");
 }
 
-TEST(AccessRefusalsTest, CountsEveryRefusalAndLogsTwentyLines) {
+TEST(AccessRefusalsTest, CountsEveryRefusalAndWritesTwentyLinesAtEveryLogLevel) {
   Metrics metrics{Metrics::Options()};
   AccessRefusals refusals(metrics);
   int num_callers = 0;
@@ -191,12 +191,14 @@ TEST(AccessRefusalsTest, CountsEveryRefusalAndLogsTwentyLines) {
     return {.token = "t", .certificate = "c.example", .peer = "ipv4:1.2.3.4:5"};
   };
 
+  SetLogLevel(LogLevel::kError);
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < 21; ++i) {
     refusals.Record("/metrics", caller_of, absl::UnauthenticatedError("no token"));
   }
   refusals.Record("/metrics", caller_of, absl::PermissionDeniedError("no scope"));
   const std::string log = ::testing::internal::GetCapturedStderr();
+  SetLogLevel(LogLevel::kInfo);
 
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 20);
   EXPECT_EQ(num_callers, 20);  // a flood of refused calls does not have its tokens hashed twice

@@ -45,6 +45,10 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
   return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
 }
 
+std::chrono::system_clock::time_point WaitLimit() {
+  return std::chrono::system_clock::now() + std::chrono::seconds(20);
+}
+
 absl::Status CreateStatus(const GrpcServer::Options& options) {
   FakeRegistry registry;
   Metrics metrics({.heads = {"fake"}});
@@ -309,6 +313,30 @@ TEST(GrpcServerTest, ShutdownCancelsWorkThatOutlastsTheGrace) {
   done.WaitForNotification();
   EXPECT_FALSE(status.ok());
   EXPECT_EQ(server.head->num_waiting(), 0);
+}
+
+TEST(GrpcServerTest, ClosesAnIdleConnection) {
+  GrpcServer::Options options = TestServerOptions();
+  options.connection_idle_ms_max = 200;
+  const TransportServer server(options);
+
+  EXPECT_TRUE(server.channel->WaitForConnected(WaitLimit()));
+  EXPECT_TRUE(server.channel->WaitForStateChange(GRPC_CHANNEL_READY, WaitLimit()));
+}
+
+TEST(GrpcServerTest, ClosesAnOldConnectionWhenItsCallsHaveEnded) {
+  GrpcServer::Options options = TestServerOptions();
+  options.connection_age_ms_max = 200;
+  TransportServer server(options);
+  TestStream stream(server.channel);
+
+  EXPECT_TRUE(server.channel->WaitForConnected(WaitLimit()));
+  // The server asks for no more calls, but the stream goes on.
+  EXPECT_TRUE(server.channel->WaitForStateChange(GRPC_CHANNEL_READY, WaitLimit()));
+  stream.Send(ValidRequest());
+  EXPECT_EQ(stream.Read().status_code(), 0U);
+  stream.CloseWrites();
+  EXPECT_TRUE(stream.Finish().ok());
 }
 
 }  // namespace

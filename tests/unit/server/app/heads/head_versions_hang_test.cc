@@ -55,12 +55,14 @@ class HeadVersionsHangTest : public HeadVersionsTest {
   }
 
   /// Waits until a call waits for the last batch of a version, which keeps the turn to load, and
-  /// lets so much time pass that the call gives the turn up.
-  void LetTheBatchTakeLong() {
+  /// lets so much time pass that the call gives the turn up. Returns the turn.
+  std::optional<LoadTurn::Holder> LetTheBatchTakeLong() {
     clock_.WaitForWaiter(clock_.Now() + InProcessHead::kRetireTimeMax);
     EXPECT_FALSE(IsTurnFree());  // a load of another head would make the requests wait longer
     clock_.Advance(InProcessHead::kRetireTimeMax);
-    EXPECT_TRUE(load_turn_.Take(absl::Seconds(20)).has_value());
+    std::optional<LoadTurn::Holder> turn = load_turn_.Take(absl::Seconds(20));
+    EXPECT_TRUE(turn.has_value());
+    return turn;
   }
 
   bool IsTurnFree() { return load_turn_.Take(absl::ZeroDuration()).has_value(); }
@@ -105,6 +107,25 @@ TEST_F(HeadVersionsHangTest, AReplacementInPlaceThatWaitsLongForABatchLeavesTheT
   engines_[1]->Release();
   EXPECT_TRUE(loaded.get().ok());
   EXPECT_EQ(ScoredBy(), 2U);
+}
+
+// Regression: no version was live until the load of the other head had ended.
+TEST_F(HeadVersionsHangTest, AReplacementInPlaceKeepsTheOldVersionIfOthersLoadMeanwhile) {
+  Make();
+  absl::Notification answered;
+  HoldABatch(answered);
+
+  std::future<absl::Status> loaded = LoadSoon({.path = "/m/2", .in_place = true});
+  std::optional<LoadTurn::Holder> turn_of_another = LetTheBatchTakeLong();
+  engines_[1]->Release();
+  const absl::Status status = loaded.get();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the old version is live again"));
+  EXPECT_EQ(num_created_, 0);
+  ExpectUnharmed();
+  turn_of_another.reset();
+  EXPECT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
 }
 
 TEST_F(HeadVersionsHangTest, AReplacementInPlaceKeepsTheOldVersionIfOthersTookTheMemoryMeanwhile) {
