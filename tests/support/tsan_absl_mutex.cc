@@ -37,6 +37,8 @@ const bool kIgnoresCycles = [] {
 
 void RealLock(Mutex* mutex) LOGPROBD_MUTEX("real", "4LockEv");
 void RealUnlock(Mutex* mutex) LOGPROBD_MUTEX("real", "6UnlockEv");
+void RealReaderLock(Mutex* mutex) LOGPROBD_MUTEX("real", "10ReaderLockEv");
+void RealReaderUnlock(Mutex* mutex) LOGPROBD_MUTEX("real", "12ReaderUnlockEv");
 bool RealTryLock(Mutex* mutex) LOGPROBD_MUTEX("real", "7TryLockEv");
 void RealAwait(Mutex* mutex, const Condition& condition)
     LOGPROBD_MUTEX("real", "5AwaitERKNS0_9ConditionE");
@@ -53,6 +55,8 @@ struct IgnoreReads {
 
 void WrapLock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "4LockEv");
 void WrapUnlock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "6UnlockEv");
+void WrapReaderLock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "10ReaderLockEv");
+void WrapReaderUnlock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "12ReaderUnlockEv");
 bool WrapTryLock(Mutex* mutex) LOGPROBD_MUTEX("wrap", "7TryLockEv");
 void WrapAwait(Mutex* mutex, const Condition& condition)
     LOGPROBD_MUTEX("wrap", "5AwaitERKNS0_9ConditionE");
@@ -70,6 +74,17 @@ void WrapUnlock(Mutex* mutex) {
   __tsan_release(mutex);
   const IgnoreReads ignore;
   RealUnlock(mutex);
+}
+
+void WrapReaderLock(Mutex* mutex) {
+  RealReaderLock(mutex);
+  __tsan_acquire(mutex);
+}
+
+void WrapReaderUnlock(Mutex* mutex) {
+  __tsan_release(mutex);
+  const IgnoreReads ignore;
+  RealReaderUnlock(mutex);
 }
 
 bool WrapTryLock(Mutex* mutex) {
@@ -112,10 +127,17 @@ void RealNotify(absl::Notification* notification) asm("__real__ZN4absl" LOGPROBD
                                                       "12Notification6NotifyEv");
 void RealWait(const absl::Notification* notification) asm("__real__ZNK4absl" LOGPROBD_ABSL_NAMESPACE
                                                           "12Notification19WaitForNotificationEv");
+bool RealWaitWithTimeout(const absl::Notification* notification, Duration timeout) asm(
+    "__real__ZNK4absl" LOGPROBD_ABSL_NAMESPACE
+    "12Notification30WaitForNotificationWithTimeoutENS0_8DurationE");
 void WrapNotify(absl::Notification* notification) asm("__wrap__ZN4absl" LOGPROBD_ABSL_NAMESPACE
                                                       "12Notification6NotifyEv");
 void WrapWait(const absl::Notification* notification) asm("__wrap__ZNK4absl" LOGPROBD_ABSL_NAMESPACE
                                                           "12Notification19WaitForNotificationEv");
+
+bool WrapWaitWithTimeout(const absl::Notification* notification, Duration timeout) asm(
+    "__wrap__ZNK4absl" LOGPROBD_ABSL_NAMESPACE
+    "12Notification30WaitForNotificationWithTimeoutENS0_8DurationE");
 
 void WrapNotify(absl::Notification* notification) {
   __tsan_release(notification);
@@ -125,6 +147,14 @@ void WrapNotify(absl::Notification* notification) {
 void WrapWait(const absl::Notification* notification) {
   RealWait(notification);
   __tsan_acquire(const_cast<absl::Notification*>(notification));
+}
+
+bool WrapWaitWithTimeout(const absl::Notification* notification, Duration timeout) {
+  const bool is_notified = RealWaitWithTimeout(notification, timeout);
+  if (is_notified) {
+    __tsan_acquire(const_cast<absl::Notification*>(notification));
+  }
+  return is_notified;
 }
 
 }  // namespace logprobd::testing
