@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "client" / "python"))
 
 from built_packages import build_operator_packages, build_packages  # noqa: E402
 from model_folder import ModelFolder  # noqa: E402
+from network_security import NetworkSecurity  # noqa: E402
 from server_process import ServerProcess  # noqa: E402
 
 
@@ -57,6 +58,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """Writes a head so large that a full batch takes a large part of a second on two cores."""
     return ModelFolder.write(tmp_path_factory.mktemp("slow"), vocab=40_000, hidden=256)
+
+
+@pytest.fixture(scope="session")
+def security(tmp_path_factory: pytest.TempPathFactory) -> NetworkSecurity:
+    """Returns certificates and tokens, shared by tests that do not change them."""
+    return NetworkSecurity(tmp_path_factory.mktemp("security"))
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,16 @@ def server(tmp_path: pathlib.Path, binaries: pathlib.Path):
         yield server
 
 
+@pytest.fixture
+def secure_server(tmp_path: pathlib.Path, binaries: pathlib.Path, security: NetworkSecurity):
+    """Yields such a server whose admin listener is on TCP and demands a certificate and a token."""
+    import pushed_head
+
+    ModelFolder.write(tmp_path, vocab=pushed_head.VOCAB, hidden=pushed_head.HIDDEN)
+    with pushed_head.server_of(tmp_path, binaries, security) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Runs RANKS ranks of a gloo group, as the test's module says. They answer within its ANSWERS_WITHIN_S, if it has
@@ -115,11 +125,6 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
         "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
     }
-
-
-@pytest.fixture(scope="session")
-def security(tmp_path_factory: pytest.TempPathFactory) -> NetworkSecurity:
-    return NetworkSecurity(tmp_path_factory.mktemp("security"))
 
 
 @pytest.fixture(scope="session")

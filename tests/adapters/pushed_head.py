@@ -5,14 +5,21 @@ import pathlib
 
 import ml_dtypes
 import torch
+from network_security import NetworkSecurity
 from server_process import ServerProcess
 
 VOCAB, HIDDEN = 1003, 64  # odd, so that two ranks have different numbers of rows
 
 
-def server_of(folder: pathlib.Path, binaries: pathlib.Path) -> ServerProcess:
-    """Returns a server, yet to be started, whose admin listener takes pushes."""
-    return ServerProcess(binaries, "--model", str(folder), "--admin", "auto")
+def server_of(
+    folder: pathlib.Path, binaries: pathlib.Path, security: NetworkSecurity | None = None
+) -> ServerProcess:
+    """Returns a server, yet to be started, whose admin listener takes pushes: on a Unix socket, or with `security` on
+    TCP from clients with its certificate and a token."""
+    admin = ["--admin", "auto"]
+    if security is not None:
+        admin = ["--admin", "127.0.0.1:0", *security.server_flags()]
+    return ServerProcess(binaries, "--model", str(folder), *admin)
 
 
 def digest(*tensors: torch.Tensor) -> str:

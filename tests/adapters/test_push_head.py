@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from document_examples import run_example
-from logprobd import InvalidArgument, WeightsClient, WeightsConflict
+from logprobd import InvalidArgument, Tls, WeightsClient, WeightsConflict
 from logprobd_adapters.push import (
     begin_version,
     move_head,
@@ -101,6 +101,17 @@ def move_copies(
             return move_head(client, weight, bias=bias, dtype="bf16"), len(weight)
         except Exception as error:
             return f"{type(error).__name__}: {error}", len(weight)
+
+
+def move_shard(rank: int, size: int, address: str, tls: Tls, token: str) -> int | str:
+    """Moves a head of which each rank has a tensor-parallel shard. Returns the version or the error."""
+    shards = head()[0].chunk(size)
+    begin = sum(len(each) for each in shards[:rank])
+    with WeightsClient(address, timeout=60, load_timeout=60, tls=tls, token=token) as client:
+        try:
+            return move_head(client, shards[rank], row_begin=begin, vocab_rows=VOCAB, dtype="bf16")
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
 
 def move_from(rank: int, _: int, address: str, firsts: tuple[int, ...]) -> tuple[int | str, int]:
@@ -198,6 +209,20 @@ def test_a_version_that_not_exactly_one_rank_begins_is_an_error(
     text = f"the ranks that begin the version are {list(firsts)}, expected one"
     assert all(error.startswith(text) and calls == 0 for error, calls in moved)
     assert client.list()[0].live.version == 1
+
+
+def test_ranks_move_a_head_over_tls_with_a_token_of_the_scope_admin(
+    ranks, secure_server, security
+) -> None:
+    address, tls = secure_server.admin, Tls(**security.client_tls())
+    with WeightsClient(address, timeout=60, tls=tls, token=security.admin_token) as client:
+        refused = ranks.results(move_shard, address, tls, security.token)
+        assert all(re.search("PERMISSION_DENIED: .*scope admin", error) for error in refused)
+        assert client.list()[0].highest_version == 1
+
+        assert ranks.results(move_shard, address, tls, security.admin_token) == [2, 2]
+
+        assert client.list()[0].live.sha256 == digest(head()[0])
 
 
 def test_one_process_moves_a_head_alone(client) -> None:

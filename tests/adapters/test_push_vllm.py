@@ -13,7 +13,7 @@ import fake_vllm_transfer as vllm
 import pytest
 import torch
 from document_examples import ADAPTERS, run_example
-from logprobd import InvalidArgument, Tls, WeightsClient
+from logprobd import InvalidArgument, LogprobdError, Tls, WeightsClient
 from model_folder import write_biased_head
 from pushed_head import HIDDEN, VOCAB, digest, server_of
 
@@ -97,8 +97,8 @@ def start(adapter, address, source, rank=0, client=None, **options):
     return factory.trainer_init(info, client=client or Client(), source=source)
 
 
-def live(server):
-    with WeightsClient(server.admin) as client:
+def live(server, **options):
+    with WeightsClient(server.admin, **options) as client:
         return client.list()[0].live
 
 
@@ -191,6 +191,24 @@ def test_settings_of_the_client_are_passed_on(adapter, monkeypatch) -> None:
 
     made.assert_called_once_with("a:2", **settings)
     assert "secret" not in repr(adapter.LogprobdTrainerInitInfo("a:2", rank=0, token="secret"))
+
+
+def test_the_head_is_pushed_over_tls_with_a_token_of_the_scope_admin(
+    adapter, secure_server, security
+) -> None:
+    tls = Tls(**security.client_tls())
+    source = FullSource({"lm_head.weight": head()})
+
+    def step(token: str) -> None:
+        start(adapter, secure_server.admin, source, tls=tls, token=token).send_weights()
+
+    with pytest.raises(LogprobdError, match="PERMISSION_DENIED: .*scope admin"):
+        step(security.token)
+    assert live(secure_server, tls=tls, token=security.admin_token).version == 1
+
+    step(security.admin_token)
+
+    assert live(secure_server, tls=tls, token=security.admin_token).sha256 == digest(head())
 
 
 def test_the_example_of_the_document_moves_the_head(server) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import pathlib
 import re
 import threading
 import unittest.mock
@@ -10,7 +11,7 @@ import pytest
 import torch
 from document_examples import ADAPTERS
 from hydra import compose, initialize_config_module
-from logprobd import InvalidArgument, Tls, WeightsClient
+from logprobd import InvalidArgument, LogprobdError, Tls, WeightsClient
 from model_folder import write_biased_head
 from omegaconf import OmegaConf
 from pushed_head import HIDDEN, VOCAB, digest, server_of
@@ -174,6 +175,25 @@ def test_settings_of_the_client_are_passed_on(monkeypatch, tmp_path) -> None:
         )
 
     made.assert_called_once_with("a:2", tls=Tls(server_name="scorer"), token="secret", **settings)
+
+
+def test_the_master_pushes_over_tls_with_a_token_of_the_scope_admin(
+    secure_server, security
+) -> None:
+    tls = OmegaConf.create(security.client_tls())
+
+    def step(token_file: pathlib.Path) -> dict:
+        engine = make(secure_server, tls=tls, token_file=str(token_file))
+        return asyncio.run(engine.send_weights(iter(weights().items())))
+
+    with WeightsClient(secure_server.admin, tls=Tls(**tls), token=security.admin_token) as client:
+        with pytest.raises(LogprobdError, match="PERMISSION_DENIED: .*scope admin"):
+            step(security.token_file)
+        assert client.list()[0].highest_version == 1
+
+        assert step(security.admin_token_file) == {"steps": None, "logprobd/weights_version": 2}
+
+        assert client.list()[0].live.sha256 == digest(weights()["lm_head.weight"])
 
 
 # Regression: verl prints its configuration, with the token in it.

@@ -12,9 +12,8 @@ from collections.abc import Callable
 import grpc
 import numpy as np
 import pytest
-import scoring_rpc
 from http2_frames import call_in_frames
-from scoring_rpc import Scoring, floats, request
+from scoring_rpc import Scoring, floats, messages, request
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NAN_ROW, INF_ROW = 1, 2
@@ -359,7 +358,40 @@ def test_is_refused_with_a_reason(server, scoring: Scoring, case: Case) -> None:
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda c: f"{c.id}: {c.what}")
 def test_is_scored(server, scoring: Scoring, case: Case) -> None:
-    scoring_rpc.messages().ScoreResponse.FromString(scoring.score_raw(case.data()))
+    messages().ScoreResponse.FromString(scoring.score_raw(case.data()))
+    assert_unharmed(server, scoring)
+
+
+def field_names(message) -> set[str]:
+    """Returns the names of the fields of a message type and of the messages in it."""
+    names = {each.name for each in message.fields}
+    return names.union(
+        *(field_names(each.message_type) for each in message.fields if each.message_type)
+    )
+
+
+def test_b43_no_request_has_a_field_for_a_soft_cap() -> None:
+    requests, responses = set(), set()
+    for message in (messages().ScoreRequest, messages("weights").PushWeightsRequest):
+        for service in message.DESCRIPTOR.file.services_by_name.values():
+            requests.update(*(field_names(each.input_type) for each in service.methods))
+            responses.update(*(field_names(each.output_type) for each in service.methods))
+
+    # ListHeads returns the soft cap of a head.
+    assert [name for name in responses if "cap" in name] == ["softcap"]
+    assert [name for name in requests if "cap" in name] == []
+
+
+def test_b43_unknown_fields_change_no_score(server, scoring: Scoring) -> None:
+    known = messages().ScoreRequest.DESCRIPTOR.fields_by_number
+    unknown = [number for number in range(1, 1000) if number not in known]
+    expected = scoring.score(request(outputs=511))
+
+    for value in (float("nan"), -1.0, 1e-3):
+        data = b"".join(field(number, 5, f32(value)) for number in unknown) + valid(outputs=511)
+        reply = messages().ScoreResponse.FromString(scoring.score_raw(data))
+        expected.timings.CopyFrom(reply.timings)
+        assert reply == expected
     assert_unharmed(server, scoring)
 
 
@@ -452,7 +484,7 @@ def test_b40_a_payload_in_many_small_frames_is_scored(server, scoring: Scoring) 
     data = call_in_frames(
         server.grpc, "/logprobd.v1.Scoring/Score", message.SerializeToString(), [1, 2, 3, 5, 7]
     )
-    reply = scoring_rpc.messages().ScoreResponse.FromString(data)
+    reply = messages().ScoreResponse.FromString(data)
     assert len(floats(reply.logprob)) == rows
     assert reply.logprob == scoring.score(message).logprob
     assert_unharmed(server, scoring)

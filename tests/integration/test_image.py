@@ -1,9 +1,12 @@
 """The container image is built from a Debian root and is small, and its server scores as a user without rights."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logprobd import Client
+from logprobd import Client, LogprobdError, Tls
+from model_folder import ModelFolder
+from network_security import NetworkSecurity
 
 IMAGE = "localhost/logprobd:test"
 BASE = "localhost/debian:test"
@@ -128,44 +133,110 @@ def test_the_image_contains_no_private_key(root):
     assert [path for path in keys if not contents[path].startswith(b"\x7fELF")] == []
 
 
-def test_the_server_of_the_image_is_ready_soon_and_scores(root, model):
-    (root / "model").mkdir()
+def in_image(root: Path, *command: str) -> list[str]:
+    """Returns a command that runs a program of the image as the image's user."""
+    program, *arguments = command
+    return [
+        "chroot",
+        f"--userspec={USER}:{USER}",
+        str(root),
+        f"/usr/local/bin/{program}",
+        *arguments,
+    ]
+
+
+@contextlib.contextmanager
+def serving(root: Path, model: ModelFolder, *options: str) -> Iterator[str]:
+    """Runs the server of the image with further options, and yields its address once it is ready."""
+    (root / "model").mkdir(exist_ok=True)
     for file in model.path.iterdir():
-        (root / "model" / file.name).write_bytes(file.read_bytes())
-    started = time.monotonic()
+        shutil.copyfile(file, root / "model" / file.name)
     server = subprocess.Popen(
-        ["chroot", f"--userspec={USER}:{USER}", root, "/usr/local/bin/logprobd", "--model", "/model",
-         "--device", "cpu", "--listen", "127.0.0.1:0", "--http", "none"],
+        in_image(root, "logprobd", "--model", "/model", "--device", "cpu", "--http", "none", *options),
         stderr=subprocess.PIPE,
         text=True,
         env={"PATH": os.environ["PATH"]},
     )  # fmt: skip
     try:
-        lines = iter(server.stderr)
-        found = (re.search(r" ready .*grpc=([\d.:]+)", line) for line in lines)
-        ready = next((match for match in found if match), None)
-        assert ready, "the server exited"
-        seconds = time.monotonic() - started
-        ping = subprocess.run(
-            [
-                "chroot",
-                f"--userspec={USER}:{USER}",
-                root,
-                "/usr/local/bin/logprobctl",
-                "ping",
-                "--address",
-                ready[1],
-            ],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        with Client(ready[1]) as client:
-            head = client.info()
+        log = ""
+        while not (ready := re.search(r" ready .*grpc=([\d.:]+)", log)):
+            line = server.stderr.readline()
+            assert line, f"the server exited:\n{log}"
+            log += line
+        yield ready[1]
     finally:
         server.terminate()
         server.wait(30)
 
-    assert ping.returncode == 0, ping.stderr
+
+def ping(root: Path, *options: str) -> subprocess.CompletedProcess:
+    command = in_image(root, "logprobctl", "ping", *options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def test_the_server_of_the_image_is_ready_soon_and_scores(root, model):
+    started = time.monotonic()
+    with serving(root, model, "--listen", "127.0.0.1:0") as address:
+        seconds = time.monotonic() - started
+        pinged = ping(root, "--address", address)
+        with Client(address) as client:
+            head = client.info()
+
+    assert pinged.returncode == 0, pinged.stderr
     assert head.vocab_size == 1003
     assert seconds < READY_SECONDS_MAX
+
+
+@pytest.fixture
+def mounted(builder, root, tmp_path) -> Iterator[NetworkSecurity]:
+    """Mounts certificates and tokens in the container, read-only, under the names of the README. The server's
+    certificate has the name NAME."""
+    security = NetworkSecurity(tmp_path, hosts="DNS:NAME")
+    files = {
+        "tls/ca.crt": security.ca,
+        "tls/tls.crt": security.server_cert,
+        "tls/tls.key": security.server_key,
+        "tokens/tokens.toml": security.tokens.path,
+        "tokens/health": security.token_file,
+    }
+    etc = tmp_path / "etc"
+    for name, source in files.items():
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, etc / name)
+        os.chown(etc / name, USER, USER)
+        (etc / name).chmod(0o400)
+    target = root / "etc" / "logprobd"
+    target.mkdir(exist_ok=True)
+    builder.run("mount", "--bind", "-o", "ro", etc, target)
+    yield security
+    builder.run("umount", target)
+
+
+def test_the_image_serves_tls_with_mounted_keys_and_tokens_as_the_readme_says(
+    root, model, mounted, repository
+):
+    text = (repository / "deploy" / "image" / "README.md").read_text()
+    (block,) = (
+        each for each in re.findall(r"```text\n(.*?)```", text, re.DOTALL) if "--tls" in each
+    )
+    podman = shlex.split(block.replace("\\\n", " "))
+    health = shlex.split(podman[podman.index("--health-cmd") + 1])
+    flags = podman[podman.index("--tls-cert") :]
+    assert health[:2] == ["logprobctl", "ping"] and "--tokens" in flags
+
+    with serving(root, model, "--listen", "0.0.0.0:0", *flags) as listening:
+        address = f"127.0.0.1:{listening.rpartition(':')[2]}"
+        healthy = ping(root, *health[2:], "--address", address)
+        without_tls = ping(root, "--address", address)
+        tls = Tls(ca=mounted.ca, server_name="NAME")
+        with Client(address, tls=tls, token=mounted.token) as client:
+            head = client.info()
+        with (
+            Client(address, tls=tls) as client,
+            pytest.raises(LogprobdError, match="needs a token"),
+        ):
+            client.info()
+
+    assert healthy.returncode == 0, healthy.stderr
+    assert without_tls.returncode == 1
+    assert head.vocab_size == 1003

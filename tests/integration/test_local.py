@@ -12,7 +12,7 @@ import time
 
 import grpc
 import pytest
-from control_socket import ControlSocket
+from control_socket import ControlSocket, Region
 from scoring_rpc import Scoring, messages, request
 
 
@@ -124,6 +124,31 @@ def test_the_client_cannot_change_the_size_of_a_region(local_server) -> None:
             with pytest.raises(PermissionError):
                 os.ftruncate(region.file, size)
         region.close()
+
+
+def test_f88_a_client_cannot_name_its_region(local_server) -> None:
+    create = messages("local").CreateRegion
+    assert list(create.DESCRIPTOR.fields_by_name) == ["bytes"]
+    with (
+        ControlSocket(local_server.control_path) as other,
+        ControlSocket(local_server.control_path) as control,
+    ):
+        for each in (other, control):
+            assert each.hello().status_code == 0
+        taken = other.create_region(4096)
+        named = create(bytes=4096).SerializeToString()
+        for number in range(2, 16):
+            named += bytes([number << 3 | 2, len(taken.id)]) + taken.id
+
+        reply, files = control.call(create_region=create.FromString(named))
+
+        assert reply.status_code == 0, reply.status_message
+        assert len(reply.region.id) == 16 and reply.region.id != taken.id
+        region = Region(reply.region, files[0])
+        region.memory[:5] = b"hello"
+        assert taken.memory[:5] == bytes(5)
+        for each in (region, taken):
+            each.close()
 
 
 def test_a_client_that_overwrites_its_rows_spoils_only_its_own_scores(local_server) -> None:

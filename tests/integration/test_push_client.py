@@ -18,6 +18,7 @@ from logprobd import (
     LogprobdError,
     NotFound,
     Overloaded,
+    Tls,
     Unavailable,
     WeightsClient,
     WeightsConflict,
@@ -116,6 +117,37 @@ def test_pushed_rows_score_like_those_of_a_folder(
         result = scores.score(hidden, np.arange(7))
     assert result.weights_version == 2
     assert np.array_equal(result.logprob, expected.logprob)
+
+
+def test_a_head_is_pushed_over_tls_with_a_token_of_the_scope_admin(
+    start_server, models, connect, security
+) -> None:
+    admin = ["--admin", "127.0.0.1:0", *security.server_flags()]
+    server = start_server("--model", str(models[0].path), *admin)
+    tls = Tls(**security.client_tls())
+    hidden = np.random.default_rng(0).standard_normal((7, HIDDEN)).astype(np.float32)
+
+    def scores() -> np.ndarray:
+        with Client(server.grpc, tls=tls, token=security.token, transport="tcp") as client:
+            return client.score(hidden, np.arange(7)).logprob
+
+    def push(token: str) -> None:
+        client = connect(server, tls=tls, token=token)
+        client.push(models[1].weight, version=2)
+        client.commit(version=2)
+
+    before = scores()
+    with pytest.raises(LogprobdError, match="PERMISSION_DENIED: .*scope admin"):
+        push(security.token)
+    (state,) = connect(server, tls=tls, token=security.admin_token).list()
+    assert (state.highest_version, state.pushed) == (1, None)
+    assert np.array_equal(scores(), before)
+
+    push(security.admin_token)
+
+    with Client(start_server("--model", str(models[1].path)).grpc) as client:
+        expected = client.score(hidden, np.arange(7)).logprob
+    assert np.array_equal(scores(), expected) and not np.array_equal(expected, before)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])

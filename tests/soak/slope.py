@@ -8,7 +8,8 @@ do not affect. Its interval comes from a bootstrap of runs of neighbouring resid
 A process that has only settled can end a little above its start, by an arena or two of the allocator, and slow
 noise can look like a slope: the nominal 99 % interval contains the true slope in 91 to 97 of 100 simulated runs of
 800 s whose noise lasts for 10 to 30 s. A series therefore grows if the interval of its slope lies above zero and its
-growth over the measured time exceeds a given resolution. Leaks below the resolution are not detected.
+growth over the measured time exceeds a given resolution. Leaks below the resolution are not detected, unless a run is
+so long that the upper end of the interval can be held below a maximum.
 """
 
 import dataclasses
@@ -33,6 +34,10 @@ class Slope:
     def growth(self) -> float:
         """Growth of the series over the measured time."""
         return self.per_second * self.seconds
+
+    def may_exceed(self, per_second: float) -> bool:
+        """Returns whether the interval contains larger slopes: the series grows faster, or noise may hide that."""
+        return self.high > per_second
 
 
 def blocks_of(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Loads a server with all kinds of calls for a long time and checks that its memory does not grow.
 
-    soak.py --minutes 20 --out soak_cpu.json                        on the CPU engine
+    soak.py --minutes 120 --slope-max 1 --out soak_cpu.json         on the CPU engine
     soak.py --device cuda --minutes 6 --control-minutes 1.5 ...     on a GPU
 
 While the clients of client_mix.py call the two heads of a server, some clients are killed with SIGKILL, /metrics is
 read, weights of each head are swapped and rolled back, and SIGHUP makes the server read its settings again. RSS, GPU
 memory, open files and threads are sampled each second. After a warm-up of a third of the run their slopes must be
-zero within noise (slope.py). A control run then uses a server that leaks on purpose, which the same check must
-detect. This server preloads leak.so from --bin-dir, or else a library that the C compiler $CC or cc builds from
-leak.c.
+zero within noise (slope.py). With --slope-max the interval of the memory's slopes must also end at a maximum. A
+control run then uses a server that leaks on purpose, which the same check must detect. This server preloads leak.so
+from --bin-dir, or else a library that the C compiler $CC or cc builds from leak.c.
 
 Prints its progress twice a minute. Results are written after the run and again after the control run. SIGTERM ends
 the run early, and the results up to then are evaluated.
 
-Exits with 1 if something grows, a call ended with a status that is not allowed, or the leak was not detected.
+Exits with 1 if something grows or may grow faster than --slope-max, a call ended with a status that is not allowed,
+or the leak was not detected.
 """
 
 import argparse
@@ -58,6 +59,7 @@ RESOLUTIONS = {
     "threads": ("threads", 2.0),
 }
 LEAK_SHOWS_IN = "anonymous memory"
+BOUNDED = ("RSS", "anonymous memory")  # by --slope-max
 KILL_EVERY_S = 8.0
 SWAP_EVERY_S = 5.0
 ROLLBACK_EVERY = 3  # swaps of a head
@@ -281,8 +283,15 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def per_hour(outcome: Outcome, name: str, title: str, *, expects_growth: bool) -> dict:
-    """Returns a record of one slope."""
+def per_hour(
+    outcome: Outcome,
+    name: str,
+    title: str,
+    *,
+    expects_growth: bool,
+    slope_max: float | None = None,
+) -> dict:
+    """Returns a record of one slope. `slope_max` bounds the upper end of its interval, per hour."""
     fitted, unit = outcome.slopes[name], RESOLUTIONS[name][0]
     verdict = "grows" if fitted.grows else "zero within noise"
     if fitted.high < 0 and fitted.growth < -fitted.resolution:
@@ -295,7 +304,11 @@ def per_hour(outcome: Outcome, name: str, title: str, *, expects_growth: bool) -
         note=f"{verdict}; {fitted.growth:+.3g} {unit} of {outcome.medians[name]:.4g} in the time "
         f"measured, growth below {fitted.resolution:g} is not detectable; {outcome.note}",
     )
-    if fitted.grows != expects_growth:
+    exceeds = slope_max is not None and fitted.may_exceed(slope_max / 3600)
+    if slope_max is not None:
+        bound = "may be above" if exceeds else "is at most"
+        entry["note"] += f"; the slope {bound} {slope_max:g} {unit}/h"
+    if exceeds or fitted.grows != expects_growth:
         entry["missed"] = True
     return entry
 
@@ -342,6 +355,13 @@ def arguments() -> argparse.Namespace:
         type=float,
         default=1,
         help="factor of the undetectable growth, for runs that are too short for a server to settle; default: 1",
+    )
+    parser.add_argument(
+        "--slope-max",
+        type=float,
+        metavar="MIB_PER_HOUR",
+        help="maximum of the upper end of the interval of the slopes of RSS and anonymous memory, for runs that are "
+        "long enough for a narrow interval; default: none",
     )
     parser.add_argument(
         "--kill-every-s",
@@ -397,7 +417,13 @@ def soak(args: argparse.Namespace, work: pathlib.Path, stop: threading.Event) ->
     where = f"Soak, {args.device}, H={args.hidden}, V={args.vocab}"
     outcome = run(options, args.minutes * 60, "mixed load")
     records = [
-        per_hour(outcome, name, f"{where}, mixed load", expects_growth=False)
+        per_hour(
+            outcome,
+            name,
+            f"{where}, mixed load",
+            expects_growth=False,
+            slope_max=args.slope_max if name in BOUNDED else None,
+        )
         for name in outcome.slopes
     ]
     has_misses = bench_records.report_misses(records)

@@ -7,8 +7,8 @@ from token_file import TokenFile
 
 
 class NetworkSecurity:
-    """A certificate authority, the certificates of a server and of a client, and tokens: one with the scope score, and
-    one with the scope metrics.
+    """A certificate authority, the certificates of a server and of a client, and tokens: one with the scope score, one
+    with the scope admin, and one with the scope metrics.
 
     Args:
         hosts: names in the server's certificate, as Authority.issue takes them.
@@ -23,9 +23,12 @@ class NetworkSecurity:
         self.client_cert, self.client_key = self.authority.issue("client")
         self.tokens = TokenFile(folder / "tokens.toml")
         self.token = self.tokens.add("scorer", "score")
+        self.admin_token = self.tokens.add("operator", "admin")
         self.metrics_token = self.tokens.add("monitor", "metrics")
         self.token_file = folder / "token"
         self.token_file.write_text(f"{self.token}\n")
+        self.admin_token_file = folder / "admin_token"
+        self.admin_token_file.write_text(f"{self.admin_token}\n")
 
     def server_flags(self) -> list[str]:
         """Returns flags of a server that demands the certificate and the token."""
@@ -34,20 +37,16 @@ class NetworkSecurity:
             *("--tls-client-ca", str(self.ca), "--tokens", str(self.tokens.path)),
         ]
 
+    def client_tls(self) -> dict[str, str]:
+        """Returns the arguments of a logprobd.Tls that presents the certificate."""
+        return {"ca": str(self.ca), "cert": str(self.client_cert), "key": str(self.client_key)}
+
     def client_options(self) -> dict[str, str]:
         """Returns the options of an adapter that presents them."""
-        return {
-            "tls_ca": str(self.ca),
-            "tls_cert": str(self.client_cert),
-            "tls_key": str(self.client_key),
-            "token_file": str(self.token_file),
-        }
+        files = {f"tls_{name}": path for name, path in self.client_tls().items()}
+        return files | {"token_file": str(self.token_file)}
 
     def client_variables(self) -> dict[str, str]:
         """Returns the environment variables that say the same to any client."""
-        return {
-            "LOGPROBD_TLS_CA": str(self.ca),
-            "LOGPROBD_TLS_CERT": str(self.client_cert),
-            "LOGPROBD_TLS_KEY": str(self.client_key),
-            "LOGPROBD_TOKEN": self.token,
-        }
+        files = {f"LOGPROBD_TLS_{name.upper()}": path for name, path in self.client_tls().items()}
+        return files | {"LOGPROBD_TOKEN": self.token}

@@ -79,6 +79,27 @@ def test_a_shrinking_series_does_not_grow() -> None:
     assert not judged(200 - np.linspace(0, 10, SECONDS)).grows
 
 
+SLOPE_MAX = 1 / 3600  # 1 MiB/h
+
+
+def test_a_quiet_series_is_below_a_maximum_of_its_slope() -> None:
+    assert not judged(200 + noise(0.01)).may_exceed(SLOPE_MAX)
+
+
+def test_a_leak_below_the_resolution_exceeds_a_maximum_of_its_slope() -> None:
+    fitted = judged(200 + noise(0.01) + np.arange(SECONDS) * 2 * SLOPE_MAX)
+
+    assert not fitted.grows
+    assert fitted.may_exceed(SLOPE_MAX)
+
+
+def test_noise_in_which_a_leak_could_hide_exceeds_a_maximum_of_its_slope() -> None:
+    fitted = judged(200 + noise(0.5) - np.arange(SECONDS) * SLOPE_MAX)
+
+    assert fitted.per_second < SLOPE_MAX
+    assert fitted.may_exceed(SLOPE_MAX)
+
+
 def test_too_few_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="8 samples"):
         slope.fit([0, 1, 2], [1, 1, 1], resolution=1)

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -130,6 +131,46 @@ def test_growth_is_a_miss_and_so_is_an_undetected_leak(
     assert entry.get("missed", False) is is_missed
     assert entry["figure"] == pytest.approx(36)
     assert entry["note"].startswith("grows" if grows else "zero within noise")
+
+
+@pytest.mark.parametrize(
+    "slope_max, is_missed, remark",
+    [
+        (None, False, "9 calls"),
+        (1.0, False, "9 calls; the slope is at most 1 MiB/h"),
+        (0.7, True, "9 calls; the slope may be above 0.7 MiB/h"),
+    ],
+)
+def test_a_slope_that_may_be_above_its_maximum_is_a_miss(
+    slope_max: float | None, is_missed: bool, remark: str
+) -> None:
+    fitted = slope.Slope(0.0, -0.5 / 3600, 0.8 / 3600, 4800, False, 2.0)
+    outcome = soak.Outcome({"RSS": fitted}, {"RSS": 200.0}, [], "9 calls")
+
+    entry = soak.per_hour(outcome, "RSS", "Soak", expects_growth=False, slope_max=slope_max)
+
+    assert entry.get("missed", False) is is_missed
+    assert entry["note"].endswith(remark)
+
+
+@pytest.mark.parametrize("slope_max, has_passed", [("1", True), ("0.7", False)])
+def test_a_run_fails_if_memory_but_not_if_another_series_may_exceed_the_maximum(
+    binaries: pathlib.Path, tmp_path: pathlib.Path, monkeypatch, slope_max: str, has_passed: bool
+) -> None:
+    highs = {"RSS": 0.5, "anonymous memory": 0.8, "threads": 1.5}
+    slopes = {
+        name: slope.Slope(0.0, -high / 3600, high / 3600, 4800, False, 2.0)
+        for name, high in highs.items()
+    }
+    outcome = soak.Outcome(slopes, dict.fromkeys(highs, 1.0), [], "9 calls")
+    monkeypatch.setattr(soak, "run", lambda *_: outcome)
+    out = ["--out", str(tmp_path / "soak.json"), "--bin-dir", str(binaries)]
+    length = ["--control-minutes", "0", "--hidden", "8", "--vocab", "16"]
+    monkeypatch.setattr(sys, "argv", ["soak.py", *out, *length, "--slope-max", slope_max])
+
+    passed = soak.soak(soak.arguments(), tmp_path, threading.Event())
+
+    assert passed is has_passed
 
 
 class FakeWeights:
