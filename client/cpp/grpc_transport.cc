@@ -1,6 +1,6 @@
 #include "client/cpp/grpc_transport.h"
 
-#include <grpc/impl/codegen/grpc_types.h>
+#include <grpc/grpc.h>
 #include <grpcpp/alarm.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>

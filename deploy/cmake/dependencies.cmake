@@ -11,7 +11,11 @@ endmacro()
 
 find_package(Threads REQUIRED)
 logprobd_require(absl libabsl-dev)
-logprobd_require(Protobuf "libprotobuf-dev and protobuf-compiler" 3.21)
+# Only the package file of a newer Protobuf names the libraries that it needs. Debian's Protobuf has no such file.
+find_package(Protobuf CONFIG QUIET)
+if(NOT Protobuf_FOUND)
+  logprobd_require(Protobuf "libprotobuf-dev and protobuf-compiler" 3.21)
+endif()
 logprobd_require(gRPC "libgrpc++-dev and protobuf-compiler-grpc" 1.51 CONFIG)
 # Computes the sha256 of weights. gRPC depends on it, too.
 logprobd_require(OpenSSL libssl-dev 3.0 COMPONENTS Crypto)

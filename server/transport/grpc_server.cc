@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "grpc/compression.h"
 #include "grpc/grpc.h"
-#include "grpc/support/log.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -30,6 +29,7 @@
 #include "server/base/log.h"
 #include "server/transport/access_processor.h"
 #include "server/transport/connection_acceptor.h"
+#include "server/transport/grpc_versions.h"
 #include "server/transport/same_host_access.h"
 #include "server/transport/scoring_service.h"
 #include "server/transport/sockets.h"
@@ -83,9 +83,7 @@ void PrepareGrpc() {
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    gpr_set_log_function([](gpr_log_func_args* line) {
-      LogDebug("grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
-    });
+    LogGrpcAtDebugLevel();
   });
 }
 
@@ -138,16 +136,17 @@ constexpr unsigned kTlsWatchSeconds = 1;
 /// gRPC's lowest version is TLS 1.2, and it prefers 1.3.
 std::shared_ptr<grpc::ServerCredentials> TlsCredentialsOf(const TlsFiles& tls) {
   const bool needs_client = tls.options().needs_client_certificates();
-  grpc::experimental::TlsServerCredentialsOptions options(
-      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-          tls.pair_path(), tls.pair_path(), needs_client ? tls.client_ca_path() : "",
-          kTlsWatchSeconds));
-  options.watch_identity_key_cert_pairs();
+  grpc::experimental::TlsServerCredentialsOptions options =
+      TlsOptionsOf(std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+                       tls.pair_path(), tls.pair_path(), needs_client ? tls.client_ca_path() : "",
+                       kTlsWatchSeconds),
+                   needs_client);
   if (needs_client) {
-    options.watch_root_certs();
     options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
   if (!tls.options().crl_dir.empty()) {
+    // Newer versions deprecate this function for a provider that reads the folder every minute at
+    // most. With it a list takes effect together with the other files.
     options.set_crl_directory(tls.options().crl_dir);
   }
   return grpc::experimental::TlsServerCredentials(options);
