@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "server/base/errors.h"
 
 namespace logprobd::testing {
+namespace {
+
+/// A test that waits longer, in real time, waits for something that does not happen.
+constexpr absl::Duration kWaitMax = absl::Minutes(1);
+
+}  // namespace
 
 FakeClock::FakeClock() : now_nanos_(absl::ToInt64Nanoseconds(absl::Hours(1000))) {}
 
@@ -67,11 +74,14 @@ void FakeClock::WaitForWaiter(absl::Time until) const {
     return std::any_of(waiters_.begin(), waiters_.end(),
                        [&](const Waiter& waiter) { return waiter.until == until; });
   };
-  absl::MutexLock lock(&mutex_, absl::Condition(&waiting));
+  absl::MutexLock lock(&mutex_);
+  LOGPROBD_CHECK(mutex_.AwaitWithTimeout(absl::Condition(&waiting), kWaitMax), "no such waiter");
 }
 
 void FakeClock::WaitUntilAsleep(int count) const {
+  const absl::Time begin = absl::Now();
   while (!AreAsleep(count)) {
+    LOGPROBD_CHECK(absl::Now() < begin + kWaitMax, "fewer threads sleep");
     std::this_thread::yield();
   }
 }

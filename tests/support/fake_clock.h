@@ -28,6 +28,7 @@ class FakeClock final : public Clock {
   /// hold a mutex that a waiting thread passed to AwaitUntil.
   void Advance(absl::Duration step);
 
+  // These two abort after a minute of real time.
   /// Blocks until a thread waits in AwaitUntil for exactly `until`, which may be
   /// absl::InfiniteFuture(). The test then knows that the code under test sleeps.
   void WaitForWaiter(absl::Time until) const;

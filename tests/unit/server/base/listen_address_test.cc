@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
+
 namespace logprobd {
 namespace {
 
@@ -54,6 +56,23 @@ TEST(ListenAddressTest, AnHttpAddressMayHaveTls) {
     EXPECT_FALSE(ParseHttpAddress("--http", text).ok()) << text;
   }
   EXPECT_FALSE(ParseListenAddress("--listen", "https://a:1").ok());
+}
+
+TEST(ListenAddressTest, TheLargestPortIs65535) {
+  EXPECT_EQ(ParseListenAddress("--listen", "127.0.0.1:65535")->port, 65'535);
+}
+
+// All clients of IPv4 would count as one network of IPv6.
+TEST(ListenOnTest, AnIpv6AddressLeavesItsPortToIpv4) {
+  const auto six = ListenOn("--listen", *ParseListenAddress("--listen", "[::]:0"));
+  if (!six.ok()) {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+
+  const auto four =
+      ListenOn("--listen", *ParseListenAddress("--listen", absl::StrCat("0.0.0.0:", six->port)));
+
+  EXPECT_TRUE(four.ok()) << four.status();
 }
 
 TEST(CheckReachableTest, OtherHostsNeedHttpsAndTokensForHttp) {
@@ -117,6 +136,7 @@ TEST(CheckReachableTest, AListenerThatChangesWeightsNeedsAuthenticationOnLoopbac
   EXPECT_TRUE(CheckReachable("--admin", loopback, security, /*insecure=*/true).ok());
   security.has_tokens = true;  // another user could listen on the port and read the token
   EXPECT_FALSE(CheckReachable("--admin", loopback, security, /*insecure=*/false).ok());
+  EXPECT_TRUE(CheckReachable("--admin", loopback, security, /*insecure=*/true).ok());
   security.has_tls = true;
   EXPECT_TRUE(CheckReachable("--admin", loopback, security, /*insecure=*/false).ok());
 

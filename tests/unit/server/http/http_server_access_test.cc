@@ -92,7 +92,7 @@ TEST_F(HttpServerAccessTest, HealthIsOpenToEverybody) {
 TEST_F(HttpServerAccessTest, EveryOtherPathNeedsAccess) {
   Create();
 
-  for (const char* path : {"/metrics", "/", "/nothing"}) {
+  for (const char* path : {"/metrics", "/", "/nothing", "/readyz/"}) {
     EXPECT_THAT(Get(path),
                 AllOf(StartsWith(kRefused), HasSubstr("\r\nWWW-Authenticate: Bearer\r\n"),
                       HasSubstr("\r\nWWW-Authenticate: Basic realm=\"logprobd\"\r\n"),
@@ -101,8 +101,8 @@ TEST_F(HttpServerAccessTest, EveryOtherPathNeedsAccess) {
   }
   EXPECT_THAT(Get("/metrics", "HEAD"), AllOf(StartsWith(kRefused), Not(HasSubstr("missing"))));
 
-  EXPECT_THAT(checked(),
-              ElementsAre("/metrics secret", "/ secret", "/nothing secret", "/metrics secret"));
+  EXPECT_THAT(checked(), ElementsAre("/metrics secret", "/ secret", "/nothing secret",
+                                     "/readyz/ secret", "/metrics secret"));
 }
 
 TEST_F(HttpServerAccessTest, TheCheckGetsTheAddressOfTheCaller) {

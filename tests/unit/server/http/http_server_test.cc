@@ -85,6 +85,7 @@ class HttpServerTest : public ::testing::Test {
     options.listen = "127.0.0.1:0";
     options.not_ready_reason = [this] { return loading_ ? "loading weights" : ""; };
     options.status_text = [this] {
+      ++num_pages_;
       if (blocks_pages_) {
         release_pages_.WaitForNotification();
       }
@@ -106,6 +107,7 @@ class HttpServerTest : public ::testing::Test {
   Metrics metrics_{{.heads = {"default"}}};
   std::atomic<bool> loading_ = false;
   std::atomic<bool> blocks_pages_ = false;  ///< Whether / waits for release_pages_.
+  std::atomic<int> num_pages_ = 0;          ///< How many times / was computed or begun.
   absl::Notification release_pages_;
   FakeClock clock_;
   std::unique_ptr<HttpServer> server_;
@@ -374,6 +376,27 @@ TEST_F(HttpServerTest, DropsAClientWhosePageIsNotReadyInTime) {
 
   EXPECT_EQ(ReadToEnd(fd), "");
   release_pages_.Notify();
+}
+
+TEST_F(HttpServerTest, ComputesNoPageForAClientThatWasDropped) {
+  constexpr int kPageThreads = 4;
+  blocks_pages_ = true;
+  std::vector<int> waiting;
+  for (int i = 0; i < 20; ++i) {
+    waiting.push_back(Connect(port()));
+    Send(waiting.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  }
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  clock_.Advance(HttpServer::kExchangeTimeout);
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));  // makes the server look
+  for (const int fd : waiting) {
+    EXPECT_EQ(ReadToEnd(fd), "");
+  }
+
+  release_pages_.Notify();
+  EXPECT_THAT(Get(port(), "/"), HasSubstr("logprobd, a test"));
+
+  EXPECT_LE(num_pages_, kPageThreads + 1);
 }
 
 TEST_F(HttpServerTest, AnswersHealthWhileNoPageCanBeComputed) {

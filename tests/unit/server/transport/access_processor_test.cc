@@ -127,6 +127,58 @@ TEST_F(AccessProcessorTest, TheLineAboutARefusalHasTheMethodAndTheKnownToken) {
   EXPECT_THAT(log, HasSubstr(absl::StrCat(kBegin, "none certificate=none reason=")));
 }
 
+/// Calls of any method, without a server.
+class AccessProcessorMethodTest : public ::testing::Test {
+ protected:
+  /// Returns the code of a call with the token "t", or with none if `scope` is empty.
+  grpc::StatusCode CodeOf(const std::string& path, std::optional<Scope> scope) {
+    AccessEntry token = Token("t", "secret-t");
+    token.scopes = {};
+    if (scope.has_value()) {
+      token.scopes[static_cast<size_t>(*scope)] = true;
+    }
+    access_->Set({token});
+    std::multimap<grpc::string_ref, grpc::string_ref> metadata = {{":path", path}};
+    if (scope.has_value()) {
+      metadata.emplace("authorization", "Bearer secret-t");
+    }
+    return processor_.Process(metadata, nullptr, nullptr, nullptr).error_code();
+  }
+
+  Metrics metrics_{Metrics::Options()};
+  const std::shared_ptr<AccessList> access_ =
+      std::make_shared<AccessList>(std::vector<AccessEntry>());
+  AccessProcessor processor_{access_, metrics_};
+};
+
+TEST_F(AccessProcessorMethodTest, EachMethodNeedsItsOwnScope) {
+  for (const auto& [path, needed] : std::vector<std::pair<std::string, Scope>>{
+           {"/logprobd.v1.Scoring/Score", Scope::kScore},
+           {"/logprobd.v1.Scoring/ScoreStream", Scope::kScore},
+           {"/logprobd.v1.Scoring/ListHeads", Scope::kScore},
+           {"/logprobd.v1.Scoring/Verify", Scope::kVerify},
+           {"/logprobd.v1.Weights/List", Scope::kAdmin},
+           {"/logprobd.v1.Weights/Load", Scope::kAdmin},
+           {"/logprobd.v1.Weights/Push", Scope::kAdmin}}) {
+    for (const Scope scope : {Scope::kScore, Scope::kVerify, Scope::kAdmin, Scope::kMetrics}) {
+      EXPECT_EQ(CodeOf(path, scope),
+                scope == needed ? grpc::StatusCode::OK : grpc::StatusCode::PERMISSION_DENIED)
+          << path << " " << ScopeName(scope);
+    }
+    EXPECT_EQ(CodeOf(path, std::nullopt), grpc::StatusCode::UNAUTHENTICATED) << path;
+  }
+}
+
+TEST_F(AccessProcessorMethodTest, OnlyHealthNeedsNoToken) {
+  EXPECT_EQ(CodeOf("/grpc.health.v1.Health/Check", std::nullopt), grpc::StatusCode::OK);
+  EXPECT_EQ(CodeOf("/grpc.health.v1.Health/Watch", std::nullopt), grpc::StatusCode::OK);
+  for (const char* const path : {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+                                 "/grpc.health.v1.HealthOfAnother/Check", "/unknown", ""}) {
+    EXPECT_EQ(CodeOf(path, std::nullopt), grpc::StatusCode::UNAUTHENTICATED) << path;
+    EXPECT_EQ(CodeOf(path, Scope::kMetrics), grpc::StatusCode::OK) << path;
+  }
+}
+
 /// The context of a connection with these properties.
 class FakeAuthContext final : public grpc::AuthContext {
  public:

@@ -3,17 +3,22 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <ctime>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -321,24 +326,112 @@ TEST(ConnectionAcceptorTest, ClosesTheConnectionsThatOneAddressHasTooMany) {
   taken.WaitFor(1);
 }
 
-TEST(ConnectionAcceptorTest, PassesConnectionsOfAUnixSocketAndLeavesNoFile) {
+TEST(ConnectionAcceptorTest, LeavesHalfOfTheFilesToOtherAddresses) {
+  constexpr size_t kReserved = 8;
   Taken taken;
-  const std::string path = absl::StrCat(::testing::TempDir(), "/acceptor_", getpid(), ".sock");
-  ConnectionAcceptor::Options options;
-  options.address.unix_path = path;
-  {
+  ConnectionAcceptor::Options options = On(kTwoAddresses);
+  options.files_reserved = kReserved;
+  auto acceptor = ConnectionAcceptor::Listen(options);
+  ASSERT_TRUE(acceptor.ok());
+  auto keep_and_answer = [keep = taken.Handler()](int socket) mutable {
+    keep(socket);
+    send(socket, "x", 1, MSG_NOSIGNAL);
+  };
+  ASSERT_TRUE((*acceptor)->Start(std::move(keep_and_answer)).ok());
+  const int port = (*acceptor)->port();
+  const FewFiles few(100);
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  const size_t half = (files.rlim_cur - kReserved) / 2;
+
+  // The server keeps its sides of the connections open.
+  size_t count = 0;
+  while (count <= half && !TestClient(AF_INET, port, kFirstAddress).SeesTheEnd()) {
+    ++count;
+  }
+
+  EXPECT_EQ(count, half);
+  EXPECT_FALSE(TestClient(AF_INET, port, kSecondAddress).SeesTheEnd());
+}
+
+/// An acceptor on a Unix socket that sends every connection a byte.
+class ConnectionAcceptorUnixTest : public ::testing::Test {
+ protected:
+  ConnectionAcceptorUnixTest() {
+    ConnectionAcceptor::Options options;
+    options.address.unix_path = path_;
+    options.flag = "--admin";
     auto acceptor = ConnectionAcceptor::Listen(options);
-    ASSERT_TRUE(acceptor.ok()) << acceptor.status();
-    ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+    EXPECT_TRUE(acceptor.ok()) << acceptor.status();
+    acceptor_ = *std::move(acceptor);
+    const auto answer = [](int socket) {
+      send(socket, "x", 1, MSG_NOSIGNAL);
+      close(socket);
+    };
+    EXPECT_TRUE(acceptor_->Start(answer).ok());
+  }
+
+  /// What a client gets.
+  enum Outcome : int { kServed, kClosed, kNoAccess, kNeither };
+
+  /// Connects and returns the outcome within 30 s. Safe in a process that is forked of threads.
+  Outcome Connect() const {
     const int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const timeval limit = {.tv_sec = 30, .tv_usec = 0};
+    setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-    ASSERT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-    taken.WaitFor(1);
+    path_.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    if (connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+      return errno == EACCES ? kNoAccess : kNeither;
+    }
+    char byte = 0;
+    const ssize_t received = recv(client, &byte, 1, 0);
+    const bool is_closed = received == 0 || (received < 0 && errno == ECONNRESET);
     close(client);
+    return received == 1 ? kServed : is_closed ? kClosed : kNeither;
   }
-  EXPECT_NE(access(path.c_str(), F_OK), 0);
+
+  /// Returns the outcome of Connect in a process of another user, who has no groups of this one.
+  Outcome ConnectAsAnotherUser() const {
+    constexpr id_t kNobody = 65'534;
+    const pid_t child = fork();
+    if (child == 0) {
+      const bool is_another = setgroups(0, nullptr) == 0 && setgid(kNobody) == 0 &&
+                              setuid(kNobody) == 0 && geteuid() == kNobody;
+      _exit(is_another ? Connect() : kNeither);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? static_cast<Outcome>(WEXITSTATUS(status)) : kNeither;
+  }
+
+  const std::string path_ = absl::StrCat(::testing::TempDir(), "/acceptor_", getpid(), ".sock");
+  std::unique_ptr<ConnectionAcceptor> acceptor_;
+};
+
+TEST_F(ConnectionAcceptorUnixTest, PassesConnectionsOfItsUserAndLeavesNoFile) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(Connect(), kServed);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr(absl::StrCat("audit connection=--admin user=", geteuid(),
+                                     " process=", getpid(), "\n")));
+
+  acceptor_ = nullptr;
+  EXPECT_NE(access(path_.c_str(), F_OK), 0);
+}
+
+// The mode of the file is the first defence, and the check of the process the second one.
+TEST_F(ConnectionAcceptorUnixTest, RefusesAProcessOfAnotherUserWhateverTheMode) {
+  if (geteuid() != 0) {
+    GTEST_SKIP() << "only root can run as another user";
+  }
+  EXPECT_EQ(ConnectAsAnotherUser(), kNoAccess);
+
+  ASSERT_EQ(chmod(path_.c_str(), 0666), 0);
+  EXPECT_EQ(ConnectAsAnotherUser(), kClosed);
+
+  EXPECT_EQ(Connect(), kServed);
 }
 
 constexpr absl::Duration kPeriod = absl::Milliseconds(500);

@@ -86,5 +86,24 @@ TEST_F(PeerConnectionsTest, AClosedDescriptorThatIsNowAFileDoesNotCount) {
   EXPECT_TRUE(Add(Four("10.0.0.1"), 1));
 }
 
+TEST_F(PeerConnectionsTest, AClosedDescriptorThatIsNowAnotherSocketDoesNotCount) {
+  ASSERT_TRUE(Add(Four("10.0.0.1"), 1));
+  open_.clear();
+  const FileDescriptor other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));  // the free number
+
+  EXPECT_TRUE(Add(Four("10.0.0.1"), 1));
+}
+
+TEST_F(PeerConnectionsTest, ForgetsAClosedConnectionOnce) {
+  ASSERT_TRUE(Add(Four("10.0.0.1")));
+  ASSERT_TRUE(Add(Four("10.0.0.1")));
+  open_.clear();
+  const FileDescriptor files[] = {FileDescriptor(dup(0)), FileDescriptor(dup(0))};
+  ASSERT_TRUE(Add(Four("10.0.0.1")));  // forgets both
+  ASSERT_TRUE(Add(Four("10.0.0.1")));
+
+  EXPECT_FALSE(Add(Four("10.0.0.1")));
+}
+
 }  // namespace
 }  // namespace logprobd

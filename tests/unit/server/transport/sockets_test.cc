@@ -1,6 +1,7 @@
 #include "server/transport/sockets.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -89,6 +90,9 @@ TEST(UnixListenerTest, ReplacesALeftoverAndRemovesItsOwnFileOnly) {
   }
   auto listener = UnixListener::Open("--local", path, SOCK_STREAM);
   ASSERT_TRUE(listener.ok()) << listener.status();
+  struct stat info {};
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0600U);
   EXPECT_EQ(UnixListener::Open("--local", path, SOCK_STREAM).status().code(),
             absl::StatusCode::kUnavailable);
   const FileDescriptor client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -133,6 +134,25 @@ TEST_F(TlsFilesTest, ExportsWhenTheFirstCertificateExpires) {
                                      absl::ToUnixSeconds(kEnd))));
 }
 
+TEST_F(TlsFilesTest, TheFirstCertificateOfAChainToExpireCounts) {
+  const TestKey ca_key = NewKey();
+  const TestKey key = NewKey();
+  Write("key", KeyPem(key));
+  const absl::Time early = kEnd - absl::Hours(24);
+  for (const auto& [leaf_end, ca_end] : {std::pair{early, kEnd}, std::pair{kEnd, early}}) {
+    Write("cert", CertificatePem("server", key, "ca", ca_key, kBegin, leaf_end) +
+                      CertificatePem("ca", ca_key, "ca", ca_key, kBegin, ca_end));
+    now_ = kBegin;
+    const auto files = MustCreate();
+
+    EXPECT_THAT(metrics_.Serialize(),
+                HasSubstr(absl::StrCat("logprobd_tls_certificate_expiry_timestamp_seconds ",
+                                       absl::ToUnixSeconds(early), "\n")));
+    now_ = early;
+    EXPECT_THAT(Error(), HasSubstr("that expired at"));
+  }
+}
+
 TEST_F(TlsFilesTest, RefusesPathsThatBelongTogetherButAreNotAllGiven) {
   EXPECT_TRUE(TlsFiles::CheckPaths({}).ok());
   EXPECT_TRUE(TlsFiles::CheckPaths({"c", "k", "a", "d"}).ok());
@@ -164,6 +184,20 @@ TEST_F(TlsFilesTest, RefusesFilesThatAreNotPem) {
   EXPECT_THAT(Error(), HasSubstr("cert contains no PEM certificate"));
   Write("cert", cert + cert.substr(0, cert.size() / 2));
   EXPECT_THAT(Error(), HasSubstr("cert is damaged after certificate 1"));
+}
+
+TEST_F(TlsFilesTest, ReadsRegularFilesOfAtMost4MiBOnly) {
+  const std::string cert = ReadAll(Path("cert"));
+  constexpr size_t kBytesMax = size_t{4} << 20;
+  Write("cert", cert + std::string(kBytesMax - cert.size(), '\n'));
+  EXPECT_EQ(Error(), "no error");
+  Write("cert", cert + std::string(kBytesMax - cert.size() + 1, '\n'));
+  EXPECT_THAT(Error(), HasSubstr("cert is not a regular file of at most 4 MiB"));
+  Write("cert", cert);
+
+  std::filesystem::remove(Path("key"));
+  std::filesystem::create_directory(Path("key"));
+  EXPECT_THAT(Error(), HasSubstr("key is not a regular file of at most 4 MiB"));
 }
 
 TEST_F(TlsFilesTest, RefusesAKeyThatDoesNotFit) {
@@ -206,6 +240,33 @@ TEST_F(TlsFilesTest, ChecksTheClientCa) {
   EXPECT_THAT(Error(), HasSubstr("--tls-client-ca: "));
 }
 
+TEST_F(TlsFilesTest, NamesAFolderOfRevocationListsThatIsAbsent) {
+  options_.client_ca = Path("cert");
+  options_.crl_dir = Path("crl");
+  EXPECT_THAT(Error(), HasSubstr(absl::StrCat("--tls-crl-dir: ", Path("crl"), " cannot be read")));
+
+  std::filesystem::create_directory(Path("crl"));
+  EXPECT_EQ(Error(), "no error");
+}
+
+// gRPC reads revocation lists again only when it finds another client CA.
+TEST_F(TlsFilesTest, ANewClientCaAndNewRevocationListsGiveANewCopyOfTheCa) {
+  Write("client_ca", ReadAll(Path("cert")));
+  std::filesystem::create_directory(Path("crl"));
+  options_.client_ca = Path("client_ca");
+  options_.crl_dir = Path("crl");
+  const auto files = MustCreate();
+
+  for (const char* const changed : {"client_ca", "crl/00000000.r0"}) {
+    const std::string before = ReadAll(files->client_ca_path());
+    Write(changed, ReadAll(Path("client_ca")));
+    Look(*files);
+
+    EXPECT_TRUE(Look(*files)) << changed;
+    EXPECT_NE(ReadAll(files->client_ca_path()), before) << changed;
+  }
+}
+
 TEST_F(TlsFilesTest, TakesANewPairOnceItHasSettled) {
   const auto files = MustCreate();
   WritePair();
@@ -213,6 +274,7 @@ TEST_F(TlsFilesTest, TakesANewPairOnceItHasSettled) {
   EXPECT_FALSE(files->ReloadIfChanged());  // too early for a look
   EXPECT_FALSE(IsCopied(*files));
   EXPECT_FALSE(Look(*files));  // sees a change, which may not be complete
+  EXPECT_FALSE(files->ReloadIfChanged());
   EXPECT_FALSE(IsCopied(*files));
   EXPECT_TRUE(Look(*files));
   EXPECT_TRUE(IsCopied(*files));

@@ -1,5 +1,7 @@
 #include "server/transport/unread_answers.h"
 
+#include <chrono>
+#include <future>
 #include <thread>
 
 #include "absl/synchronization/notification.h"
@@ -81,6 +83,25 @@ TEST_F(UnreadAnswersTest, EndWaitsForTheCancellationOnAnotherThread) {
   EXPECT_TRUE(has_returned);
   canceller.join();
   releaser.join();
+}
+
+TEST_F(UnreadAnswersTest, EndDoesNotWaitForTheCancellationOfAnotherCall) {
+  absl::Notification is_cancelling;
+  absl::Notification may_go_on;
+  unread_.Begin(0, [&] {
+    is_cancelling.Notify();
+    may_go_on.WaitForNotification();
+  });
+  clock_.Advance(UnreadAnswers::kTimeMax);
+  const uint64_t other = Begin();
+  std::thread canceller([this] { unread_.CancelOld(); });
+  is_cancelling.WaitForNotification();
+
+  std::future<void> ended = std::async(std::launch::async, [&] { unread_.End(other); });
+  EXPECT_EQ(ended.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+
+  may_go_on.Notify();
+  canceller.join();
 }
 
 TEST_F(UnreadAnswersTest, EndOfNoAnswerReturnsAtOnce) {

@@ -69,6 +69,13 @@ TEST_F(AllowedRootsTest, OpensTheRootItself) {
   EXPECT_TRUE(roots->CheckPath(Path("inside/model")).ok());
 }
 
+TEST_F(AllowedRootsTest, OpensEverythingBelowTheRootOfTheFileSystem) {
+  const auto roots = AllowedRoots::Create({"/"});
+
+  EXPECT_TRUE(roots->CheckPath(Path("outside/model")).ok());
+  EXPECT_TRUE(roots->CheckPath("/").ok());
+}
+
 TEST_F(AllowedRootsTest, RefusesAPathOutsideTheRootsWithoutCheckingThatItExists) {
   for (const std::string& path : {Path("outside/model"), Path("outside/absent"), Path("inside-too"),
                                   std::string("/"), std::string("/dev/zero"), folder_.path()}) {

@@ -6,8 +6,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "logprobd/v1/weights.grpc.pb.h"
+#include "server/app/heads/version_releaser.h"
 #include "server/app/run/server.h"
+#include "tests/support/fake_clock.h"
 #include "tests/unit/server/app/run/server_fixture.h"
 
 // Tests of a server whose weights change while it serves.
@@ -149,6 +152,34 @@ TEST_F(ServerWeightsTest, IsNotReadyWhileItsWeightsAreLostAndReadyAgainAfterALoa
   EXPECT_TRUE(ScoreSoon(*server).get().ok());
   server->RequestStop();
   EXPECT_EQ(end.get(), Server::End::kStopped);
+}
+
+// The process then ends without destructors, which would wait for the device.
+TEST_F(ServerWeightsTest, MayHangWhileADroppedVersionIsNotDestroyed) {
+  FakeClock clock;
+  absl::Notification end;
+  parts_.clock = &clock;
+  options_.admin = kAutoPath;
+  options_.weights_root = "/";
+  const std::unique_ptr<Server> server = Create();
+  ASSERT_TRUE(server->Load().ok());
+  ASSERT_TRUE(LoadWeights(*server, /*in_place=*/false).ok());
+  engines_[0]->BlockDestructor(end);
+  EXPECT_FALSE(server->MayHang());
+
+  std::future<grpc::Status> discarded = std::async(std::launch::async, [&] {
+    v1::DiscardWeightsRequest request;
+    request.set_previous(true);
+    v1::WeightsResponse response;
+    grpc::ClientContext context;
+    return AdminOf(*server)->Discard(&context, request, &response);
+  });
+  clock.WaitForWaiter(clock.Now() + VersionReleaser::kWaitMax);
+  EXPECT_TRUE(server->MayHang());
+
+  end.Notify();
+  EXPECT_TRUE(discarded.get().ok());
+  EXPECT_FALSE(server->MayHang());
 }
 
 TEST_F(ServerWeightsTest, RefusesToStartWithAMissingWeightsRoot) {
