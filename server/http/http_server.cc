@@ -29,6 +29,7 @@
 #include "server/base/file_descriptor.h"
 #include "server/base/host.h"
 #include "server/base/listen_address.h"
+#include "server/base/peer_network.h"
 #include "server/http/http_reply.h"
 
 namespace logprobd {
@@ -61,7 +62,7 @@ struct Exchange {
   MHD_Daemon* daemon = nullptr;
   size_t tls_bytes = 0;  ///< Received; counted with TLS only.
   int socket = -1;       ///< The library's. Open for the lifetime of this object.
-  std::string address;   ///< As from AddressOf.
+  std::string address;   ///< As from PeerNetworkOf.
   absl::Time deadline;
   std::shared_ptr<Page> page = nullptr;  ///< Null until a page is requested.
 };
@@ -75,18 +76,6 @@ struct Daemon {
   }
   MHD_Daemon* handle = nullptr;
 };
-
-/// Returns the bytes of the client's address that a single client cannot choose: an IPv4 address or
-/// the network of an IPv6 address.
-std::string AddressOf(const sockaddr_storage& address) {
-  constexpr size_t kNetworkBytes = 8;
-  if (address.ss_family == AF_INET6) {
-    const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr;
-    return {reinterpret_cast<const char*>(&six), kNetworkBytes};
-  }
-  const in_addr& four = reinterpret_cast<const sockaddr_in*>(&address)->sin_addr;
-  return {reinterpret_cast<const char*>(&four), sizeof(four)};
-}
 
 /// Reads for GnuTLS what the client of an Exchange has sent, up to kTlsBytesMax, where it reports
 /// the end of the connection.
@@ -326,7 +315,7 @@ bool HttpServer::Impl::Accept(int listener) {
   if (const absl::MutexLock lock(&mutex); next_daemon != nullptr) {
     daemons.push_back(std::move(next_daemon));
   }
-  const auto is_of_address = [key = AddressOf(address)](const Exchange& exchange) {
+  const auto is_of_address = [key = PeerNetworkOf(address)](const Exchange& exchange) {
     return exchange.address == key;
   };
   const bool is_address_full = std::count_if(exchanges.begin(), exchanges.end(), is_of_address) >=
@@ -369,7 +358,7 @@ void HttpServer::Impl::Notify(MHD_Connection* connection, void** context,
       MHD_get_connection_info(connection, MHD_CONNECTION_INFO_DAEMON)->daemon;
   Exchange& exchange = exchanges.emplace_back(Exchange{.daemon = daemon,
                                                        .socket = socket,
-                                                       .address = AddressOf(address),
+                                                       .address = PeerNetworkOf(address),
                                                        .deadline = clock.Now() + kExchangeTimeout});
   *context = &exchange;
   if (is_https) {

@@ -1,10 +1,10 @@
 #include "server/transport/peer_connections.h"
 
-#include <netinet/in.h>
-
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
+#include <string>
+
+#include "server/base/peer_network.h"
 
 namespace logprobd {
 
@@ -14,34 +14,20 @@ bool PeerConnections::Add(int socket, const sockaddr_storage& peer, int count_ma
     by_fd_.resize(index + 1);
   }
   Forget(by_fd_[index]);
-  const Address address = AddressOf(peer);
+  const std::string network = PeerNetworkOf(peer);
   const auto has_too_many = [&] {
-    const auto found = counts_.find(address);
+    const auto found = counts_.find(network);
     return found != counts_.end() && found->second >= count_max;
   };
   if (has_too_many()) {
-    ForgetClosed(address);
+    ForgetClosed(network);
     if (has_too_many()) {
       return false;
     }
   }
-  by_fd_[index] = {.peer = address, .cookie = CookieOf(socket)};
-  ++counts_[address];
+  by_fd_[index] = {.network = network, .cookie = CookieOf(socket)};
+  ++counts_[network];
   return true;
-}
-
-PeerConnections::Address PeerConnections::AddressOf(const sockaddr_storage& peer) {
-  Address address = {};
-  if (peer.ss_family == AF_INET6) {
-    const auto& six = reinterpret_cast<const sockaddr_in6&>(peer);
-    constexpr size_t kNetworkBytes = 8;
-    std::memcpy(address.data(), &six.sin6_addr, kNetworkBytes);
-  } else if (peer.ss_family == AF_INET) {
-    const auto& four = reinterpret_cast<const sockaddr_in&>(peer);
-    std::memcpy(address.data() + address.size() - sizeof(four.sin_addr), &four.sin_addr,
-                sizeof(four.sin_addr));
-  }
-  return address;
 }
 
 uint64_t PeerConnections::CookieOf(int fd) {
@@ -54,16 +40,16 @@ void PeerConnections::Forget(Connection& connection) {
   if (connection.cookie == 0) {
     return;
   }
-  const auto found = counts_.find(connection.peer);
+  const auto found = counts_.find(connection.network);
   if (--found->second == 0) {
     counts_.erase(found);
   }
   connection = {};
 }
 
-void PeerConnections::ForgetClosed(const Address& peer) {
+void PeerConnections::ForgetClosed(const std::string& network) {
   for (size_t i = 0; i < by_fd_.size(); ++i) {
-    if (by_fd_[i].cookie != 0 && by_fd_[i].peer == peer &&
+    if (by_fd_[i].cookie != 0 && by_fd_[i].network == network &&
         CookieOf(static_cast<int>(i)) != by_fd_[i].cookie) {
       Forget(by_fd_[i]);
     }

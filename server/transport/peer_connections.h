@@ -2,17 +2,16 @@
 
 #include <sys/socket.h>
 
-#include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 
 namespace logprobd {
 
-/// Counts the open connections of each peer address (IPv6: of each /64 network, which a single host
-/// usually has to itself), so that one peer cannot use up the files of all. It does not need to be
-/// told when a connection is closed. Not thread-safe.
+/// Counts the open connections of each peer by PeerNetworkOf, so that one peer cannot use up the
+/// files of all. It does not need to be told when a connection is closed. Not thread-safe.
 class PeerConnections {
  public:
   /// Adds a connected TCP socket, unless its peer already has `count_max` open connections. Returns
@@ -21,21 +20,19 @@ class PeerConnections {
   bool Add(int socket, const sockaddr_storage& peer, int count_max);
 
  private:
-  using Address = std::array<uint8_t, 16>;
   struct Connection {
-    Address peer = {};
+    std::string network;
     uint64_t cookie = 0;  ///< The kernel's number of the socket; 0 if there is none.
   };
 
-  static Address AddressOf(const sockaddr_storage& peer);
   /// Returns the number that no other socket of this boot has, or 0 if `fd` is not a socket.
   static uint64_t CookieOf(int fd);
   void Forget(Connection& connection);
-  void ForgetClosed(const Address& peer);
+  void ForgetClosed(const std::string& network);
 
   std::vector<Connection>
       by_fd_;  ///< Also has closed connections; its size is at most that of fds.
-  absl::flat_hash_map<Address, int> counts_;  ///< Number of elements of by_fd_ of each peer.
+  absl::flat_hash_map<std::string, int> counts_;  ///< Number of elements of by_fd_ of each peer.
 };
 
 }  // namespace logprobd

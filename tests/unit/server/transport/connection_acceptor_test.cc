@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/log.h"
 #include "tests/support/few_files.h"
 
 namespace {
@@ -56,6 +57,7 @@ extern "C" int getaddrinfo(const char* name, const char* service, const addrinfo
 namespace logprobd::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 ConnectionAcceptor::Options On(const std::string& host, int port = 0) {
@@ -429,7 +431,13 @@ TEST_F(ConnectionAcceptorUnixTest, RefusesAProcessOfAnotherUserWhateverTheMode) 
   EXPECT_EQ(ConnectAsAnotherUser(), kNoAccess);
 
   ASSERT_EQ(chmod(path_.c_str(), 0666), 0);
+  SetLogLevel(LogLevel::kError);
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(ConnectAsAnotherUser(), kClosed);
+  const std::string lines = ::testing::internal::GetCapturedStderr();
+  SetLogLevel(LogLevel::kInfo);
+  EXPECT_THAT(lines, AllOf(HasSubstr("audit connection=--admin user=65534 process="),
+                           HasSubstr("outcome=PERMISSION_DENIED lines_suppressed=0\n")));
 
   EXPECT_EQ(Connect(), kServed);
 }
