@@ -100,8 +100,9 @@ class RowQueue {
     /// Flows that cannot add rows to the batch that is being cut. They are first in the next one.
     std::list<Flow> blocked;
     /// Flows of which something did not fit the batch of their last turn, longest first, unless
-    /// they owe a turn. If the first row of a batch is taken from these turns, one of them gives
-    /// it, so that a flow whose turns never come first gets a batch that its rows fit.
+    /// they have used up a turn that they owe. If the first row of a batch is taken from these
+    /// turns, one of them gives it, so that a flow whose turns never come first gets a batch that
+    /// its rows fit.
     std::list<std::list<Flow>::iterator> starters;
     absl::flat_hash_map<std::string, std::list<Flow>::iterator> by_id;
   };

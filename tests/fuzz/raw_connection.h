@@ -30,9 +30,12 @@ inline std::string ExchangeRaw(int port, absl::string_view bytes, int patience_m
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  LOGPROBD_CHECK(
-      connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0,
-      std::strerror(errno));
+  // libFuzzer's timer interrupts calls.
+  while (connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) !=
+             0 &&
+         errno != EISCONN) {
+    LOGPROBD_CHECK(errno == EINTR || errno == EALREADY, std::strerror(errno));
+  }
   while (!bytes.empty()) {
     const ssize_t sent = send(connection.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) {
@@ -49,7 +52,6 @@ inline std::string ExchangeRaw(int port, absl::string_view bytes, int patience_m
   std::string answer;
   std::array<char, 4'096> buffer = {};
   ssize_t received = 0;
-  // libFuzzer's timer interrupts calls.
   while ((received = recv(connection.get(), buffer.data(), buffer.size(), 0)) > 0 ||
          (received < 0 && errno == EINTR)) {
     answer.append(buffer.data(), static_cast<size_t>(std::max<ssize_t>(received, 0)));
