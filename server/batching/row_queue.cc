@@ -29,8 +29,10 @@ struct RowQueue::Cutting {
   std::vector<BatchPart> parts = {};
   std::vector<Turns*> with_blocked = {};  ///< The turns that have blocked flows.
 
+  /// Returns whether the dtype fits, and large requests have a part of the batch left.
   bool Fits(const PendingRequest& pending) const {
-    return !dtype.has_value() || *dtype == pending.request.dtype();
+    return (!dtype.has_value() || *dtype == pending.request.dtype()) &&
+           (pending.is_small() || bulk_rows_left > 0);
   }
 
   /// Returns whether the next row's candidates fit. The first row of a batch always fits.
@@ -260,28 +262,17 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
 }
 
 int64_t RowQueue::TakeFromRequests(Flow& flow, bool is_start, int64_t rows_max, Cutting& cutting) {
-  int64_t taken = 0;
-  const auto take = [&](Requests& requests, int64_t requests_rows_max) {
-    if (&requests == &flow.small) {
-      taken += TakeFromKind(flow, requests, requests_rows_max, cutting);
-    } else {
-      const int64_t bulk_rows_max = std::min(requests_rows_max, cutting.bulk_rows_left);
-      const int64_t bulk_taken = TakeFromKind(flow, requests, bulk_rows_max, cutting);
-      cutting.bulk_rows_left -= bulk_taken;
-      taken += bulk_taken;
-    }
-  };
   const bool begins_with_bulk = is_start && flow.starts_with_bulk;
   Requests& first = begins_with_bulk ? flow.bulk : flow.small;
   Requests& second = begins_with_bulk ? flow.small : flow.bulk;
   // Each kind gets half of a turn when both wait, and what the other leaves.
-  take(first, second.empty() ? rows_max : (rows_max + 1) / 2);
-  take(second, rows_max - taken);
-  take(first, rows_max - taken);
+  const int64_t first_share = second.empty() ? rows_max : (rows_max + 1) / 2;
+  int64_t taken = TakeFromKind(flow, first, first_share, cutting);
+  taken += TakeFromKind(flow, second, rows_max - taken, cutting);
+  taken += TakeFromKind(flow, first, rows_max - taken, cutting);
 
   const bool small_unfit = cutting.HasUnfit(flow.small);
-  const bool bulk_unfit =
-      cutting.HasUnfit(flow.bulk) || (!flow.bulk.empty() && cutting.bulk_rows_left <= 0);
+  const bool bulk_unfit = cutting.HasUnfit(flow.bulk);
   flow.has_unfit = small_unfit || bulk_unfit;
   if (small_unfit != bulk_unfit) {
     flow.starts_with_bulk = bulk_unfit;
@@ -296,7 +287,10 @@ int64_t RowQueue::TakeFromKind(Flow& flow, Requests& requests, int64_t rows_max,
   while (taken < rows_max && !requests.empty() && cutting.Fits(*requests.front())) {
     PendingRequest& pending = *requests.front();
     cutting.ChooseDtype(pending.request.dtype());
-    const int64_t part_rows_max = std::min(rows_max - taken, cutting.rows_left);
+    const bool is_small = pending.is_small();
+    const int64_t batch_rows_left =
+        is_small ? cutting.rows_left : std::min(cutting.rows_left, cutting.bulk_rows_left);
+    const int64_t part_rows_max = std::min(rows_max - taken, batch_rows_left);
     if (part_rows_max <= 0 || !cutting.FitsNextRow(pending)) {
       break;
     }
@@ -322,6 +316,7 @@ int64_t RowQueue::TakeFromKind(Flow& flow, Requests& requests, int64_t rows_max,
     part.num_rows += part_rows;
     taken += part_rows;
     cutting.rows_left -= part_rows;
+    cutting.bulk_rows_left -= is_small ? 0 : part_rows;
     if (pending.next_row == pending.request.rows) {
       Unlink(requests, pending);
     }

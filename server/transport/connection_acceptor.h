@@ -78,7 +78,7 @@ class ConnectionAcceptor {
   std::unique_ptr<UnixListener> unix_listener_;  ///< Null for TCP.
   std::vector<FileDescriptor> tcp_listeners_;
   PeerConnections peers_;      ///< Used by the acceptor's thread.
-  LogLimiter refusals_;        ///< Of other users at the Unix socket.
+  LogLimiter refusals_;        ///< Limits the lines about other users at the Unix socket.
   const FileDescriptor wake_;  ///< An eventfd that becomes readable when the thread must stop.
   Handler handler_;
   std::thread thread_;
