@@ -5,7 +5,9 @@ import re
 import grpc
 from scoring_rpc import ROOT
 
+# Without a valid token, and with one that lacks the scope.
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+HTTP_REFUSED = {401: REFUSED[0], 403: REFUSED[1]}
 
 
 def table() -> dict[str, dict[str, bool]]:
@@ -26,17 +28,17 @@ def table() -> dict[str, dict[str, bool]]:
     }
 
 
-def is_refused(channel, method: str, metadata) -> bool:
-    """Calls a method with an empty message and returns whether the caller may not do so."""
+def refusal_of(channel, method: str, metadata) -> grpc.StatusCode | None:
+    """Calls a method with an empty message, and returns the code if the caller may not do so."""
     call = channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=20)
     try:
         next(call, None)
     except grpc.RpcError as error:
         assert error.code() != grpc.StatusCode.DEADLINE_EXCEEDED, method
-        return error.code() in REFUSED
+        return error.code() if error.code() in REFUSED else None
     finally:
         call.cancel()
-    return False
+    return None
 
 
 def test_the_table_has_all_methods_of_both_services() -> None:
@@ -57,20 +59,23 @@ def test_every_caller_may_do_what_the_table_says(start_server, model, tokens) ->
     scopes = ("score", "verify", "admin", "metrics")
     for scope in scopes:
         tokens.add(scope, scope)
+    tokens.add("expired", *scopes, not_after="2020-01-01T00:00:00Z")
     server = start_server(
         *("--model", str(model.path), "--tokens", str(tokens.path)),
         *("--admin", "auto", "--reflection"),
     )
+    # An expired token is worth as much as none.
+    callers = [(None, "anyone"), ("expired", "anyone"), *((scope, scope) for scope in scopes)]
     with grpc.insecure_channel(server.grpc) as data, grpc.insecure_channel(server.admin) as admin:
         for name, may_call in table().items():
             assert set(may_call) == {"anyone", *scopes}
-            for caller, expected in may_call.items():
-                known = None if caller == "anyone" else caller
+            for token, column in callers:
                 if name.startswith("/"):
-                    server.http_token = tokens.tokens.get(known, "")
-                    refused = server.get(name)[0] in (401, 403)
+                    server.http_token = tokens.tokens.get(token, "")
+                    refusal = HTTP_REFUSED.get(server.get(name)[0])
                 else:
                     package = "" if name.startswith("grpc.") else "logprobd.v1."
                     channel = admin if name.startswith("Weights/") else data
-                    refused = is_refused(channel, f"/{package}{name}", tokens.metadata(known))
-                assert refused != expected, (name, caller)
+                    refusal = refusal_of(channel, f"/{package}{name}", tokens.metadata(token))
+                lacks = REFUSED[column != "anyone"]
+                assert refusal == (None if may_call[column] else lacks), (name, token)

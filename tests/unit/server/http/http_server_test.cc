@@ -104,6 +104,16 @@ class HttpServerTest : public ::testing::Test {
 
   int port() const { return server_->port(); }
 
+  /// Requests / over new connections, and returns them without waiting for answers.
+  std::vector<int> RequestPages(int count) const {
+    std::vector<int> connections;
+    for (int i = 0; i < count; ++i) {
+      connections.push_back(Connect(port()));
+      Send(connections.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    }
+    return connections;
+  }
+
   Metrics metrics_{{.heads = {"default"}}};
   std::atomic<bool> loading_ = false;
   std::atomic<bool> blocks_pages_ = false;  ///< Whether / waits for release_pages_.
@@ -381,11 +391,7 @@ TEST_F(HttpServerTest, DropsAClientWhosePageIsNotReadyInTime) {
 TEST_F(HttpServerTest, ComputesNoPageForAClientThatWasDropped) {
   constexpr int kPageThreads = 4;
   blocks_pages_ = true;
-  std::vector<int> waiting;
-  for (int i = 0; i < 20; ++i) {
-    waiting.push_back(Connect(port()));
-    Send(waiting.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-  }
+  const std::vector<int> waiting = RequestPages(20);
   EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
   clock_.Advance(HttpServer::kExchangeTimeout);
   EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));  // makes the server look
@@ -401,11 +407,7 @@ TEST_F(HttpServerTest, ComputesNoPageForAClientThatWasDropped) {
 
 TEST_F(HttpServerTest, AnswersHealthWhileNoPageCanBeComputed) {
   blocks_pages_ = true;
-  std::vector<int> waiting;
-  for (int i = 0; i < 20; ++i) {  // These are more clients than page threads.
-    waiting.push_back(Connect(port()));
-    Send(waiting.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-  }
+  const std::vector<int> waiting = RequestPages(20);  // These are more clients than page threads.
 
   const absl::Time begin = absl::Now();
   EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
@@ -481,11 +483,7 @@ TEST_F(HttpServerTest, ReplacesConnectionsThatWaitForAPage) {
 
 TEST_F(HttpServerTest, EndsWhileClientsWaitForPages) {
   blocks_pages_ = true;
-  std::vector<int> waiting;
-  for (int i = 0; i < 8; ++i) {
-    waiting.push_back(Connect(port()));
-    Send(waiting.back(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-  }
+  const std::vector<int> waiting = RequestPages(8);
   EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
 
   std::thread end([this] { server_.reset(); });
