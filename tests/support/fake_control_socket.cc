@@ -19,11 +19,6 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096;
 
-std::string MakeFolder() {
-  std::string name = "/tmp/logprobd-fake-XXXXXX";
-  return mkdtemp(name.data());
-}
-
 std::string BootIdOfThisHost() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -59,8 +54,7 @@ v1::LocalReply Refusal(grpc::StatusCode code, const std::string& message) {
 
 }  // namespace
 
-FakeControlSocket::FakeControlSocket(Options options)
-    : options_(std::move(options)), path_(MakeFolder() + "/control.sock") {
+FakeControlSocket::FakeControlSocket(Options options) : options_(std::move(options)) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path_.data(), path_.size());
@@ -76,8 +70,6 @@ FakeControlSocket::~FakeControlSocket() {
   DropLeases();
   for (std::thread& server : servers_) server.join();
   close(listener_);
-  unlink(path_.c_str());
-  rmdir(path_.substr(0, path_.rfind('/')).c_str());
 }
 
 v1::LocalAccess FakeControlSocket::access() const {

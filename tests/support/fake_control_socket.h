@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "logprobd/v1/local.pb.h"
 #include "logprobd/v1/scoring.pb.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd::testing {
 
@@ -72,7 +73,8 @@ class FakeControlSocket {
   void Forget(Lease* lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  std::string path_;
+  const TempFolder folder_;
+  const std::string path_ = folder_.path("control.sock");
   int listener_ = -1;
 
   mutable absl::Mutex mutex_;

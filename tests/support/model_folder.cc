@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -118,19 +117,8 @@ float ElementAt(const std::byte* bytes, Dtype dtype) {
                               : std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-ModelFolder::ModelFolder() {
-  std::string pattern = (fs::temp_directory_path() / "logprobd-model-XXXXXX").string();
-  LOGPROBD_CHECK(mkdtemp(pattern.data()) != nullptr, pattern);
-  path_ = pattern;
-}
-
-ModelFolder::~ModelFolder() {
-  std::error_code error;
-  fs::remove_all(path_, error);
-}
-
 std::string ModelFolder::PathOf(const std::string& file_name) const {
-  return (fs::path(path_) / file_name).string();
+  return folder_.path(file_name);
 }
 
 void ModelFolder::WriteFile(const std::string& file_name, absl::string_view content) const {

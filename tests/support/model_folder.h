@@ -8,6 +8,7 @@
 
 #include "absl/strings/string_view.h"
 #include "server/base/head_info.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd::testing {
 
@@ -44,12 +45,7 @@ float ElementAt(const std::byte* bytes, Dtype dtype);
 /// A temporary model folder, which the destructor removes.
 class ModelFolder {
  public:
-  ModelFolder();
-  ~ModelFolder();
-  ModelFolder(const ModelFolder&) = delete;
-  ModelFolder& operator=(const ModelFolder&) = delete;
-
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return folder_.path(); }
   std::string PathOf(const std::string& file_name) const;
 
   /// Writes any file and creates the folders in its name.
@@ -66,7 +62,7 @@ class ModelFolder {
   void WriteIndex(const std::map<std::string, std::string>& weight_map) const;
 
  private:
-  std::string path_;
+  const TempFolder folder_;
 };
 
 }  // namespace logprobd::testing

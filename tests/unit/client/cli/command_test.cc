@@ -14,7 +14,8 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/fake_scoring_service.h"
-#include "tests/unit/client/cli/temp_folder.h"
+#include "tests/support/temp_folder.h"
+#include "tests/unit/client/cli/file_bytes.h"
 
 namespace logprobd::client {
 namespace {
@@ -178,7 +179,7 @@ class CommandTest : public ::testing::Test {
   }
 
   testing::FakeScoringServer server_;
-  TempFolder folder_;
+  testing::TempFolder folder_;
 };
 
 TEST_F(CommandTest, PingReportsVersionAndRoundTrip) {

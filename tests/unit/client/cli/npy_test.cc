@@ -5,7 +5,8 @@
 #include "client/cli/tensor_files/tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/unit/client/cli/temp_folder.h"
+#include "tests/support/temp_folder.h"
+#include "tests/unit/client/cli/file_bytes.h"
 
 namespace logprobd::client {
 namespace {
@@ -14,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(NpyTest, ReadsFilesOfNumPy) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const std::string path = folder.Write(
       "a.npy", Npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }          \n",
                    BytesOf<float>({1, 2, 3, 4, 5, 6})));
@@ -28,7 +29,7 @@ TEST(NpyTest, ReadsFilesOfNumPy) {
 }
 
 TEST(NpyTest, ReadsEverySupportedType) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const std::vector<std::pair<std::string, ElementType>> types = {
       {"<f2", ElementType::kF16}, {"<f8", ElementType::kF64}, {"<i4", ElementType::kI32},
       {"<i8", ElementType::kI64}, {"|u1", ElementType::kU8},  {"<u2", ElementType::kU16},
@@ -44,7 +45,7 @@ TEST(NpyTest, ReadsEverySupportedType) {
 }
 
 TEST(NpyTest, ReadsBackAWrittenFile) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const std::vector<int32_t> ids = {7, -1, 3};
 
   ASSERT_TRUE(WriteNpy(folder.path("ids.npy"), "<i4", {3},
@@ -66,7 +67,7 @@ struct BadNpy {
 class BadNpyTest : public ::testing::TestWithParam<BadNpy> {};
 
 TEST_P(BadNpyTest, SaysWhatIsWrong) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
 
   const absl::Status status = ReadNpy(folder.Write("bad.npy", GetParam().bytes)).status();
 
@@ -123,7 +124,7 @@ TEST(NpyTest, NamesAMissingFile) {
 }
 
 TEST(NpyTest, RefusesAFolder) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
 
   EXPECT_THAT(std::string(ReadNpy(folder.path("")).status().message()),
               HasSubstr("is not a regular file"));

@@ -3,7 +3,8 @@
 #include "client/cli/tensor_files/tensor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/unit/client/cli/temp_folder.h"
+#include "tests/support/temp_folder.h"
+#include "tests/unit/client/cli/file_bytes.h"
 
 namespace logprobd::client {
 namespace {
@@ -12,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(SafetensorsTest, ReadsOneTensorOfSeveral) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const std::string path = folder.Write(
       "a.safetensors", Safetensors(R"({"__metadata__":{"format":"pt"},)"
                                    R"("x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
@@ -27,7 +28,7 @@ TEST(SafetensorsTest, ReadsOneTensorOfSeveral) {
 }
 
 TEST(SafetensorsTest, ListsTheNamesWhenOneIsMissing) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const std::string path = folder.Write(
       "a.safetensors", Safetensors(R"({"states":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
                                    BytesOf<float>({1})));
@@ -47,7 +48,7 @@ struct BadFile {
 class BadSafetensorsTest : public ::testing::TestWithParam<BadFile> {};
 
 TEST_P(BadSafetensorsTest, SaysWhatIsWrong) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
 
   const absl::Status status =
       ReadSafetensors(folder.Write("bad.safetensors", GetParam().bytes), "x").status();

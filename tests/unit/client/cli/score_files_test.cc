@@ -8,7 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/unit/client/cli/temp_folder.h"
+#include "tests/support/temp_folder.h"
+#include "tests/unit/client/cli/file_bytes.h"
 
 namespace logprobd::client {
 namespace {
@@ -34,7 +35,7 @@ class ScoreInputTest : public ::testing::Test {
     return std::string(ScoreInput::Load(files).status().message());
   }
 
-  TempFolder folder_;
+  testing::TempFolder folder_;
 };
 
 TEST_F(ScoreInputTest, ReadsNpyFiles) {
@@ -233,7 +234,7 @@ TEST(ScoreOutputTest, WritesALinePerTrace) {
 }
 
 TEST(ScoreOutputTest, WritesAnNpyFileForEachRequestedOutput) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const Case c;
 
   ASSERT_TRUE(WriteNpyFiles(c.args, c.result, folder.path("out/deep")).ok());
@@ -249,7 +250,7 @@ TEST(ScoreOutputTest, WritesAnNpyFileForEachRequestedOutput) {
 }
 
 TEST(ScoreOutputTest, NamesTheFolderThatCannotBeWritten) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   const Case c;
   const std::string file = folder.Write("file", "x");
 

@@ -1,17 +1,14 @@
-#include <unistd.h>
-
-#include <fstream>
 #include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "server/app/options/token_file.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd::client {
 namespace {
@@ -33,9 +30,8 @@ Outcome RunToken(const std::string& command, const std::vector<std::string>& opt
 
 /// Returns the tokens of a server whose file has this text.
 absl::StatusOr<std::vector<AccessEntry>> ReadAsFile(const std::string& text) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/new_tokens_", getpid(), ".toml");
-  std::ofstream(path) << text;
-  return ReadTokenFile(path);
+  const testing::TempFolder folder;
+  return ReadTokenFile(folder.Write("tokens.toml", text));
 }
 
 TEST(TokenCommandTest, TheServerAcceptsTheTokenThroughItsEntry) {

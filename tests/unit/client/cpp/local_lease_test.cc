@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_control_socket.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd::client {
 namespace {
@@ -133,11 +134,11 @@ TEST_F(LocalLeaseTest, SaysWhyTheServerCannotBeReached) {
 
 TEST_F(LocalLeaseTest, SaysThatNobodyListensAnyMore) {
   LocalAccess access = AccessTo(control_);
-  access.control_path = ::testing::TempDir() + "/dead.sock";
+  const testing::TempFolder folder;
+  access.control_path = folder.path("dead.sock");
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, access.control_path.data(), access.control_path.size());
-  unlink(access.control_path.c_str());
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
   ASSERT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   close(fd);

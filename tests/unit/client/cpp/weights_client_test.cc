@@ -1,10 +1,6 @@
 #include "client/cpp/weights_client.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/fake_scoring_service.h"
 #include "tests/support/fake_weights_service.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd::client {
 namespace {
@@ -158,13 +155,12 @@ TEST_F(WeightsClientTest, SaysWhereNobodyAnswered) {
 }
 
 TEST_F(WeightsClientTest, LooksForTheSocketOfItsOwnUserByDefault) {
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/weights_client_", getpid());
-  ASSERT_EQ(mkdir(folder.c_str(), S_IRWXU), 0);
-  const std::string path = absl::StrCat(folder, "/logprobd-8470.sock.admin");
-  std::ofstream(path) << "no socket, so that the error names it";
+  const testing::TempFolder folder;
+  const std::string path =
+      folder.Write("logprobd-8470.sock.admin", "no socket, so that the error names it");
   const char* const before = std::getenv("XDG_RUNTIME_DIR");
   const std::string saved = before == nullptr ? "" : before;
-  setenv("XDG_RUNTIME_DIR", folder.c_str(), 1);
+  setenv("XDG_RUNTIME_DIR", folder.path().c_str(), 1);
 
   const absl::Status status = (*WeightsClient::Create({}))->List().status();
 
@@ -172,8 +168,6 @@ TEST_F(WeightsClientTest, LooksForTheSocketOfItsOwnUserByDefault) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(status.message(),
               HasSubstr(absl::StrCat("check that logprobd runs with --admin unix:", path)));
-  unlink(path.c_str());
-  rmdir(folder.c_str());
 }
 
 TEST_F(WeightsClientTest, RefusesOptionsThatCannotWork) {

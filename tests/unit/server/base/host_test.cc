@@ -5,13 +5,11 @@
 #include <pthread.h>
 #include <sys/resource.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -22,21 +20,15 @@ constexpr int64_t kKib = 1024;
 class HostMemorySizeTest : public ::testing::Test {
  protected:
   HostMemorySizeTest() {
-    std::filesystem::remove_all(root_);
     Write("proc/meminfo",
           "MemTotal:        1000 kB\nMemFree:          100 kB\nMemAvailable:     700 kB\n"
           "HugePages_Total:    0\n");
   }
 
-  void Write(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = absl::StrCat(root_, "/", path);
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
+  void Write(const std::string& path, const std::string& text) const { folder_.Write(path, text); }
 
-  const std::string root_ =
-      absl::StrCat(::testing::TempDir(), "/host_test_",
-                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const testing::TempFolder folder_;
+  const std::string& root_ = folder_.path();
 };
 
 TEST_F(HostMemorySizeTest, IsThatOfTheMachineWithoutAControlGroup) {

@@ -6,14 +6,13 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -68,20 +67,9 @@ TEST(DescribeUnequalSumsTest, ComparesEachWayWithItsOwnReference) {
 /// A folder for the state and a check whose result tests choose.
 class CheckUnlessKnownTest : public ::testing::Test {
  protected:
-  CheckUnlessKnownTest() {
-    std::string name = ::testing::TempDir() + "/equal_sums.XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~CheckUnlessKnownTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string file() const { return folder_ + "/equal_sums"; }
-
-  std::string Content() const {
-    std::ifstream stream(file());
-    return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  }
-
-  void Write(const std::string& content) const { std::ofstream(file()) << content; }
+  std::string file() const { return folder_.path("equal_sums"); }
+  std::string Content() const { return folder_.Read("equal_sums"); }
+  void Write(const std::string& content) const { folder_.Write("equal_sums", content); }
 
   /// Runs a check with the result `difference`, and returns the result of CheckUnlessKnown.
   std::string Check(const std::string& state_dir, const std::string& environment,
@@ -95,7 +83,7 @@ class CheckUnlessKnownTest : public ::testing::Test {
     return result.value_or("failed");
   }
 
-  std::string folder_;
+  const testing::TempFolder folder_;
   int num_checks_ = 0;
 };
 
@@ -110,8 +98,8 @@ TEST_F(CheckUnlessKnownTest, ChecksAtEachStartWithoutAFolder) {
 }
 
 TEST_F(CheckUnlessKnownTest, ChecksAnEnvironmentOnce) {
-  EXPECT_EQ(Check(folder_, kH200), "");
-  EXPECT_EQ(Check(folder_, kH200), "");
+  EXPECT_EQ(Check(folder_.path(), kH200), "");
+  EXPECT_EQ(Check(folder_.path(), kH200), "");
 
   EXPECT_EQ(num_checks_, 1);
   EXPECT_EQ(Content(),
@@ -120,36 +108,36 @@ TEST_F(CheckUnlessKnownTest, ChecksAnEnvironmentOnce) {
 }
 
 TEST_F(CheckUnlessKnownTest, ChecksAgainWithAnotherDriverAndRemembersBoth) {
-  (void)Check(folder_, kH200);
-  (void)Check(folder_, kNewDriver);
+  (void)Check(folder_.path(), kH200);
+  (void)Check(folder_.path(), kNewDriver);
   EXPECT_EQ(num_checks_, 2);
 
-  (void)Check(folder_, kH200);
-  (void)Check(folder_, kNewDriver);
+  (void)Check(folder_.path(), kH200);
+  (void)Check(folder_.path(), kNewDriver);
 
   EXPECT_EQ(num_checks_, 2);
 }
 
 TEST_F(CheckUnlessKnownTest, ComparesWholeLines) {
-  (void)Check(folder_, "driver 580.159");
+  (void)Check(folder_.path(), "driver 580.159");
 
-  (void)Check(folder_, "driver 580.15");
+  (void)Check(folder_.path(), "driver 580.15");
 
   EXPECT_EQ(num_checks_, 2);
 }
 
 TEST_F(CheckUnlessKnownTest, RepeatsAFailedCheckAtEachStart) {
-  EXPECT_EQ(Check(folder_, kH200, "mma.sync differs"), "mma.sync differs");
-  EXPECT_EQ(Check(folder_, kH200, "mma.sync differs"), "mma.sync differs");
+  EXPECT_EQ(Check(folder_.path(), kH200, "mma.sync differs"), "mma.sync differs");
+  EXPECT_EQ(Check(folder_.path(), kH200, "mma.sync differs"), "mma.sync differs");
   EXPECT_FALSE(std::filesystem::exists(file()));
 
-  EXPECT_EQ(Check(folder_, kH200), "");
+  EXPECT_EQ(Check(folder_.path(), kH200), "");
 
   EXPECT_EQ(num_checks_, 3);
 }
 
 TEST_F(CheckUnlessKnownTest, ReturnsTheErrorOfTheCheckAndRemembersNothing) {
-  const auto result = CheckUnlessKnown(folder_, kH200, []() -> absl::StatusOr<std::string> {
+  const auto result = CheckUnlessKnown(folder_.path(), kH200, []() -> absl::StatusOr<std::string> {
     return absl::InternalError("the GPU is lost");
   });
 
@@ -169,9 +157,9 @@ TEST_F(CheckUnlessKnownTest, IgnoresAMalformedFileWithALogLineAndReplacesIt) {
     num_checks_ = 0;
 
     ::testing::internal::CaptureStderr();
-    EXPECT_EQ(Check(folder_, kH200), "");
+    EXPECT_EQ(Check(folder_.path(), kH200), "");
     const std::string log = ::testing::internal::GetCapturedStderr();
-    EXPECT_EQ(Check(folder_, kH200), "");
+    EXPECT_EQ(Check(folder_.path(), kH200), "");
 
     EXPECT_EQ(num_checks_, 1);
     EXPECT_THAT(log, AllOf(HasSubstr("is ignored"), HasSubstr(file())));
@@ -180,7 +168,7 @@ TEST_F(CheckUnlessKnownTest, IgnoresAMalformedFileWithALogLineAndReplacesIt) {
 }
 
 TEST_F(CheckUnlessKnownTest, AFolderThatCannotBeWrittenCostsALogLineAndTheCheck) {
-  for (const std::string& state_dir : {folder_ + "/absent", std::string("/proc/self/fd")}) {
+  for (const std::string& state_dir : {folder_.path("absent"), std::string("/proc/self/fd")}) {
     num_checks_ = 0;
 
     ::testing::internal::CaptureStderr();
@@ -196,17 +184,17 @@ TEST_F(CheckUnlessKnownTest, AFolderThatCannotBeWrittenCostsALogLineAndTheCheck)
 TEST_F(CheckUnlessKnownTest, DoesNotWaitOnAFileThatIsAFifo) {
   ASSERT_EQ(mkfifo(file().c_str(), 0600), 0);
 
-  EXPECT_EQ(Check(folder_, kH200), "");
+  EXPECT_EQ(Check(folder_.path(), kH200), "");
 
   EXPECT_EQ(num_checks_, 1);
 }
 
 TEST_F(CheckUnlessKnownTest, LeavesNoOtherFilesInTheFolder) {
-  (void)Check(folder_, kH200);
-  (void)Check(folder_, kNewDriver);
+  (void)Check(folder_.path(), kH200);
+  (void)Check(folder_.path(), kNewDriver);
 
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
     names.push_back(entry.path().filename());
   }
   EXPECT_THAT(names, ::testing::ElementsAre("equal_sums"));

@@ -25,6 +25,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "server/metrics/nvml.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -451,16 +452,15 @@ TEST(MetricsTest, PassesPromtool) {
   Metrics metrics(WithGpus({0, 1}));
   metrics.SetHead(Head("default", "qwen3", 1));
   metrics.RecordStage(Metrics::Stage::kQueue, 0.01);
-  const std::string path = absl::StrCat(::testing::TempDir(), "/metrics_test.prom");
-  const std::string report_path = absl::StrCat(path, ".report");
-  std::ofstream(path) << metrics.Serialize();
+  const testing::TempFolder folder;
+  const std::string path = folder.Write("metrics.prom", metrics.Serialize());
+  const std::string report_path = folder.path("report");
 
   const int status = std::system(
       absl::StrCat(LOGPROBD_PROMTOOL, " check metrics < ", path, " > ", report_path, " 2>&1")
           .c_str());
 
-  std::ifstream report(report_path);
-  EXPECT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(report), {});
+  EXPECT_EQ(status, 0) << folder.Read("report");
 #endif
 }
 

@@ -30,6 +30,7 @@
 #include "gtest/gtest.h"
 #include "server/base/log.h"
 #include "tests/support/few_files.h"
+#include "tests/support/temp_folder.h"
 
 namespace {
 
@@ -408,7 +409,8 @@ class ConnectionAcceptorUnixTest : public ::testing::Test {
     return WIFEXITED(status) ? static_cast<Outcome>(WEXITSTATUS(status)) : kNeither;
   }
 
-  const std::string path_ = absl::StrCat(::testing::TempDir(), "/acceptor_", getpid(), ".sock");
+  const TempFolder folder_;
+  const std::string path_ = folder_.path("socket");
   std::unique_ptr<ConnectionAcceptor> acceptor_;
 };
 
@@ -428,6 +430,7 @@ TEST_F(ConnectionAcceptorUnixTest, RefusesAProcessOfAnotherUserWhateverTheMode) 
   if (geteuid() != 0) {
     GTEST_SKIP() << "only root can run as another user";
   }
+  ASSERT_EQ(chmod(folder_.path().c_str(), 0755), 0);
   EXPECT_EQ(ConnectAsAnotherUser(), kNoAccess);
 
   ASSERT_EQ(chmod(path_.c_str(), 0666), 0);

@@ -12,13 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/control_client.h"
 #include "tests/support/fake_client_memory.h"
 #include "tests/support/few_files.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd::testing {
 namespace {
@@ -28,11 +27,6 @@ using ::testing::HasSubstr;
 constexpr int64_t kPage = 4'096;
 
 int32_t Code(absl::StatusCode code) { return static_cast<int32_t>(code); }
-
-std::string SocketPath(const std::string& name) {
-  return absl::StrCat(::testing::TempDir(), "/local_", getpid(), "_",
-                      absl::StrReplaceAll(name, {{"/", "_"}}), ".control");
-}
 
 class ControlSocketTest : public ::testing::Test {
  protected:
@@ -62,8 +56,8 @@ class ControlSocketTest : public ::testing::Test {
     EXPECT_TRUE(region.file.is_open());
   }
 
-  const std::string path_ =
-      SocketPath(::testing::UnitTest::GetInstance()->current_test_info()->name());
+  const TempFolder folder_;
+  const std::string path_ = folder_.path("control");
   FakePinning pinning_;
   Metrics metrics_{Metrics::Options{}};
   std::unique_ptr<SharedRegions> regions_;
@@ -236,12 +230,12 @@ TEST_F(ControlSocketTest, ReplacesALeftoverSocketButNotOneInUseNorAFile) {
   EXPECT_EQ(ControlSocket::Create({.path = path_}, *regions_).status().code(),
             absl::StatusCode::kUnavailable);
   ExpectServing();
-  const std::string left_over = SocketPath("left_over");
+  const std::string left_over = folder_.path("left_over");
   ASSERT_EQ(link(path_.c_str(), left_over.c_str()), 0);
   socket_ = nullptr;
 
   EXPECT_TRUE(ControlSocket::Create({.path = left_over}, *regions_).ok());
-  const std::string name = SocketPath("a_file");
+  const std::string name = folder_.path("a_file");
   ASSERT_EQ(symlink("/etc/passwd", name.c_str()), 0);
   EXPECT_EQ(ControlSocket::Create({.path = name}, *regions_).status().code(),
             absl::StatusCode::kInvalidArgument);

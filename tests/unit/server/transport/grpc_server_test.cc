@@ -15,6 +15,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/test_stream.h"
 #include "tests/support/transport_server.h"
 
@@ -117,7 +118,8 @@ TEST(GrpcServerTest, WatchersOfTheHealthSeeItChange) {
 
 TEST(GrpcServerTest, ServesTheUnixSocketToo) {
   GrpcServer::Options options = TestServerOptions();
-  options.unix_socket = ::testing::TempDir() + "/grpc_server_test.sock";
+  const TempFolder folder;
+  options.unix_socket = folder.path("socket");
   TransportServer server(options);
   auto stub = v1::Scoring::NewStub(ChannelTo("unix:" + options.unix_socket));
   grpc::ClientContext context;
@@ -131,7 +133,8 @@ TEST(GrpcServerTest, ServesTheUnixSocketToo) {
 
 TEST(GrpcServerTest, ReplacesALeftoverSocketButNotOneInUse) {
   GrpcServer::Options options = TestServerOptions();
-  options.unix_socket = ::testing::TempDir() + "/grpc_server_test_used.sock";
+  const TempFolder folder;
+  options.unix_socket = folder.path("socket");
   TransportServer server(options);
 
   const absl::Status in_use = CreateStatus(options);
@@ -146,7 +149,8 @@ TEST(GrpcServerTest, ReplacesALeftoverSocketButNotOneInUse) {
 
 TEST(GrpcServerTest, ServesWithoutAnOptionalUnixSocket) {
   GrpcServer::Options options = TestServerOptions();
-  options.unix_socket = ::testing::TempDir() + "/no_such_folder/grpc_server_test.sock";
+  const TempFolder folder;
+  options.unix_socket = folder.path("no_such_folder/socket");
   EXPECT_EQ(CreateStatus(options).code(), absl::StatusCode::kUnavailable);
   options.unix_socket_is_optional = true;
 

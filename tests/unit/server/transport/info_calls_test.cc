@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/transport_server.h"
 
 namespace logprobd::testing {
@@ -17,7 +18,8 @@ using ::testing::HasSubstr;
 
 TEST(ListHeadsTest, ReportsAllInfoOfAHead) {
   GrpcServer::Options options = TestServerOptions();
-  options.unix_socket = ::testing::TempDir() + "/info_calls_test.sock";
+  const TempFolder folder;
+  options.unix_socket = folder.path("socket");
   TransportServer server(options);
   grpc::ClientContext context;
   v1::ListHeadsResponse response;
@@ -65,7 +67,8 @@ TEST(ListHeadsTest, ReportsAllInfoOfAHead) {
 
 TEST(ListHeadsTest, ReportsWhatSameHostClientsMayNotUse) {
   GrpcServer::Options options = TestServerOptions();
-  options.unix_socket = ::testing::TempDir() + "/info_calls_test.sock";
+  const TempFolder folder;
+  options.unix_socket = folder.path("socket");
   options.shared_memory.bytes_max = 0;
   TransportServer without_memory(options);
   TransportServer without_socket;

@@ -1,7 +1,5 @@
 #include "server/transport/push_call.h"
 
-#include <unistd.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
@@ -20,6 +17,7 @@
 #include "tests/support/fake_client_memory.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_weight_store.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/transport_server.h"
 
 namespace logprobd::testing {
@@ -51,7 +49,7 @@ class PushCallTest : public ::testing::Test {
     server_ = nullptr;
     GrpcServer::Options options = TestServerOptions();
     options.admin = TestAdminAddress();
-    options.unix_socket = absl::StrCat(::testing::TempDir(), "/push_call_", getpid());
+    options.unix_socket = folder_.path("socket");
     options.message_bytes_max = int64_t{16} << 20;
     options.receive_bytes_max = int64_t{64} << 20;
     options.devices = &devices_;
@@ -107,6 +105,7 @@ class PushCallTest : public ::testing::Test {
     return writer->Finish();
   }
 
+  const TempFolder folder_;
   FakeWeightStore store_;
   FakeRegistry registry_;
   Metrics metrics_{{.heads = {"fake"}}};

@@ -1,7 +1,5 @@
 #include "server/transport/same_host_access.h"
 
-#include <unistd.h>
-
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -15,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/control_client.h"
 #include "tests/support/fake_client_memory.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/test_stream.h"
 #include "tests/support/transport_server.h"
 
@@ -40,7 +39,7 @@ class SameHostAccessTest : public ::testing::Test {
 
   GrpcServer::Options Options() {
     GrpcServer::Options options = TestServerOptions();
-    options.unix_socket = absl::StrCat(::testing::TempDir(), "/local_access_", getpid());
+    options.unix_socket = folder_.path("socket");
     options.pinning = &pinning_;
     options.devices = &devices_;
     options.shared_memory.bytes_max = kPage;
@@ -81,6 +80,7 @@ class SameHostAccessTest : public ::testing::Test {
     return begin == std::string::npos ? -1 : std::stod(text.substr(begin + series.size() + 2));
   }
 
+  const TempFolder folder_;
   FakePinning pinning_;
   FakeDeviceMemory devices_{kAllocationBytes};
   TransportServer server_;
@@ -257,7 +257,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(SameHostAccessOffTest, RefusesSlicesOfASwitchedOffKind) {
   GrpcServer::Options options = TestServerOptions();
   TransportServer without_socket(options);
-  options.unix_socket = absl::StrCat(::testing::TempDir(), "/local_access_off_", getpid());
+  const TempFolder folder;
+  options.unix_socket = folder.path("socket");
   options.shared_memory.bytes_max = 0;
   TransportServer without_memory(options);
   v1::ScoreRequest shared = ValidRequest();

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -25,8 +26,8 @@ sockaddr_un AddressOf(const std::string& path) {
 }
 
 TEST(CheckSocketPathTest, RefusesAPathThatIsNotASocket) {
-  const std::string path = ::testing::TempDir() + "/sockets_test.file";
-  std::ofstream(path) << "precious";
+  const testing::TempFolder folder;
+  const std::string path = folder.Write("file", "precious");
 
   const absl::Status status = CheckSocketPath("--local", path);
 
@@ -38,7 +39,8 @@ TEST(CheckSocketPathTest, RefusesAPathThatIsNotASocket) {
 
 // Regression: a server waited forever for another server that hung.
 TEST(CheckSocketPathTest, DoesNotWaitForAServerWhoseQueueIsFull) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/sockets_test_", getpid());
+  const testing::TempFolder folder;
+  const std::string path = folder.path("socket");
   const sockaddr_un address = AddressOf(path);
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
   const FileDescriptor server(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -53,12 +55,12 @@ TEST(CheckSocketPathTest, DoesNotWaitForAServerWhoseQueueIsFull) {
 
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(status.message(), absl::StrCat("--local: another server is listening on ", path));
-  unlink(path.c_str());
 }
 
 // Regression: two servers that started at a leftover socket removed each other's.
 TEST(SocketPathLockTest, OneServerHasAPathUntilItEnds) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/sockets_test_lock_", getpid());
+  const testing::TempFolder folder;
+  const std::string path = folder.path("socket");
   for (int round = 0; round < 2; ++round) {
     const auto first = SocketPathLock::Take("--local", path);
     ASSERT_TRUE(first.ok()) << first.status();
@@ -81,7 +83,8 @@ TEST(SocketPathLockTest, NamesTheFileThatItCannotCreate) {
 }
 
 TEST(UnixListenerTest, ReplacesALeftoverAndRemovesItsOwnFileOnly) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/sockets_test_unix_", getpid());
+  const testing::TempFolder folder;
+  const std::string path = folder.path("socket");
   const sockaddr_un address = AddressOf(path);
   {
     const FileDescriptor leftover(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -112,7 +115,6 @@ TEST(UnixListenerTest, ReplacesALeftoverAndRemovesItsOwnFileOnly) {
   std::ofstream(path) << "another's";
   listener->reset();
   EXPECT_EQ(access(path.c_str(), F_OK), 0);
-  unlink(path.c_str());
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -18,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/test_certificates.h"
 
 namespace logprobd::testing {
@@ -43,13 +43,9 @@ std::string ReadAll(const std::string& path) {
 
 class TlsFilesTest : public ::testing::Test {
  protected:
-  TlsFilesTest() : now_(kBegin + absl::Hours(1)) {
-    std::filesystem::create_directories(folder_);
-    WritePair();
-  }
-  ~TlsFilesTest() override { std::filesystem::remove_all(folder_); }
+  TlsFilesTest() : now_(kBegin + absl::Hours(1)) { WritePair(); }
 
-  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string Path(const std::string& name) const { return folder_.path(name); }
 
   /// Replaces a file, as certificate managers do: by a new file of the same name.
   void Write(const std::string& name, const std::string& content) const {
@@ -86,9 +82,7 @@ class TlsFilesTest : public ::testing::Test {
     return ReadAll(files.pair_path()) == ReadAll(Path("key")) + ReadAll(Path("cert"));
   }
 
-  const std::filesystem::path folder_ =
-      std::filesystem::path(::testing::TempDir()) /
-      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const TempFolder folder_;
   TlsFiles::Options options_{.cert = Path("cert"), .key = Path("key")};
   Metrics metrics_{Metrics::Options()};
   FakeClock clock_;

@@ -7,7 +7,8 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/unit/client/cli/temp_folder.h"
+#include "tests/support/temp_folder.h"
+#include "tests/unit/client/cli/file_bytes.h"
 
 namespace logprobd::client {
 namespace {
@@ -206,7 +207,7 @@ TEST(BenchReportTest, HasNoWarningForAStableLoad) {
 }
 
 TEST(BenchReportTest, ExportsJsonWithEverything) {
-  const TempFolder folder;
+  const testing::TempFolder folder;
   BenchReport report = SomeReport();
   report.loads = {SomeLoad(256, 4), SomeMix()};
   report.loads[0].server = SomeServer();

@@ -4,12 +4,11 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <fstream>
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -18,15 +17,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string PathOf(const std::string& suffix) {
-  return absl::StrCat(::testing::TempDir(), "/config_file_test_",
-                      ::testing::UnitTest::GetInstance()->current_test_info()->name(), suffix);
-}
-
 absl::StatusOr<std::vector<Setting>> Read(const std::string& text) {
-  const std::string path = PathOf(".toml");
-  std::ofstream(path, std::ios::binary) << text;
-  return ReadConfigFile(path);
+  const testing::TempFolder folder;
+  return ReadConfigFile(folder.Write("config.toml", text));
 }
 
 std::string ErrorOf(const std::string& text) {
@@ -123,11 +116,11 @@ TEST(ConfigFileTest, RefusesTextThatIsNotToml) {
 }
 
 TEST(ConfigFileTest, SaysThatAFileDoesNotExistOrIsNotRegular) {
-  EXPECT_EQ(ReadConfigFile(PathOf(".missing")).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(ReadConfigFile(::testing::TempDir()).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  const testing::TempFolder folder;
+  EXPECT_EQ(ReadConfigFile(folder.path("missing")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ReadConfigFile(folder.path()).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadConfigFile("/dev/zero").status().code(), absl::StatusCode::kInvalidArgument);
-  const std::string fifo = PathOf(".fifo");
+  const std::string fifo = folder.path("fifo");
   mkfifo(fifo.c_str(), 0600);
   EXPECT_EQ(ReadConfigFile(fifo).status().code(), absl::StatusCode::kInvalidArgument);
 }

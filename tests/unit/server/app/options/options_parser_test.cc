@@ -14,6 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "server/app/options/flags.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -42,11 +43,8 @@ std::string Error(const Arguments& arguments, const Arguments& environment = {})
 
 /// Writes a configuration file with this text and returns its path.
 std::string FileWith(const std::string& text) {
-  const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  const std::string path = absl::StrCat(::testing::TempDir(), "/options_parser_test_",
-                                        absl::StrReplaceAll(name, {{"/", "_"}}), ".toml");
-  std::ofstream(path) << text;
-  return path;
+  static const testing::TempFolder folder;
+  return folder.Write("config.toml", text);
 }
 
 TEST(OptionsParserTest, StartsFromTheDefaults) {

@@ -1,8 +1,5 @@
 #include "server/app/options/token_file.h"
 
-#include <unistd.h>
-
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -26,8 +24,7 @@ const std::string kCertificate = "[[certificate]]\nname = \"c.example\"\nscopes 
 class TokenFileTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::vector<AccessEntry>> Read(const std::string& text) {
-    std::ofstream(path_) << text;
-    return ReadTokenFile(path_);
+    return ReadTokenFile(folder_.Write("tokens.toml", text));
   }
 
   void ExpectRefused(const std::string& text, const std::string& problem) {
@@ -36,7 +33,7 @@ class TokenFileTest : public ::testing::Test {
     EXPECT_THAT(tokens.status().message(), HasSubstr(problem)) << text;
   }
 
-  const std::string path_ = absl::StrCat(::testing::TempDir(), "/tokens_", getpid(), ".toml");
+  const testing::TempFolder folder_;
 };
 
 TEST_F(TokenFileTest, ReadsAllKeys) {
@@ -197,8 +194,7 @@ TEST_F(TokenFileTest, ACertificateCannotHaveTheScopeOfHttp) {
 
 TEST_F(TokenFileTest, CertificatesNeedAClientCa) {
   ServerOptions options;
-  options.tokens = path_;
-  ASSERT_TRUE(Read(kCertificate).ok());
+  options.tokens = folder_.Write("tokens.toml", kCertificate);
   const auto refused = AccessEntriesOf(options);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(refused.status().message(), HasSubstr("needs --tls-client-ca"));

@@ -13,12 +13,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/transport/sockets.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::TempDir;
 
 /// Sets $NOTIFY_SOCKET until the end of the test.
 class NotifyTest : public ::testing::Test {
@@ -57,7 +57,8 @@ class NotifyTest : public ::testing::Test {
 };
 
 TEST_F(NotifyTest, SendsEachMessageAsOneDatagramToThePathOrAbstractName) {
-  const std::string path = absl::StrCat(TempDir(), "/notify-", getpid());
+  const testing::TempFolder folder;
+  const std::string path = folder.path("notify");
   const std::string abstract = absl::StrCat("@logprobd-notify-test-", getpid());
   for (const std::string& name : {path, abstract}) {
     const FileDescriptor manager = Listen(name);
@@ -70,7 +71,6 @@ TEST_F(NotifyTest, SendsEachMessageAsOneDatagramToThePathOrAbstractName) {
     EXPECT_EQ(Receive(manager), "STOPPING=1") << name;
     EXPECT_EQ(Receive(manager), "") << name;
   }
-  unlink(path.c_str());
 }
 
 TEST_F(NotifyTest, DoesNothingWithoutAServiceManager) {

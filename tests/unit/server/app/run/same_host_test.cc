@@ -5,10 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "server/app/options/part_options.h"
+#include "tests/support/temp_folder.h"
 
 namespace logprobd {
 namespace {
@@ -75,11 +75,15 @@ class AutoSocketPathTest : public ::testing::Test {
  protected:
   /// Creates a folder with that mode and returns its path.
   std::string Folder(mode_t mode) {
-    std::string folder = ::testing::TempDir() + "/same_host_XXXXXX";
-    EXPECT_NE(mkdtemp(folder.data()), nullptr);
+    std::string folder = parent_.path(absl::StrCat(++num_folders_));
+    EXPECT_EQ(mkdir(folder.c_str(), S_IRWXU), 0);
     EXPECT_EQ(chmod(folder.c_str(), mode), 0);
     return folder;
   }
+
+ private:
+  const testing::TempFolder parent_;
+  int num_folders_ = 0;
 };
 
 TEST_F(AutoSocketPathTest, IsNamedAfterThePortInTheFirstPrivateFolder) {
