@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "server/base/log.h"
 #include "server/transport/access_processor.h"
 
 namespace logprobd {
@@ -19,14 +18,18 @@ void AuditConnection(absl::string_view flag, const SocketPeer& process) {
                       {"process", static_cast<int64_t>(process.process)}});
 }
 
-void AuditRefusedConnection(absl::string_view flag, const SocketPeer& process,
-                            int64_t lines_suppressed) {
+void AuditRefusedConnection(absl::string_view flag, const std::optional<SocketPeer>& process,
+                            LogLimiter& limiter) {
+  const std::optional<int64_t> lines_suppressed = limiter.Admit();
+  if (!lines_suppressed.has_value()) {
+    return;
+  }
   LogAlways(LogLevel::kWarning, "audit",
             {{"connection", flag},
-             {"user", static_cast<int64_t>(process.user)},
-             {"process", static_cast<int64_t>(process.process)},
+             {"user", process.has_value() ? static_cast<int64_t>(process->user) : -1},
+             {"process", process.has_value() ? static_cast<int64_t>(process->process) : -1},
              {"outcome", absl::StatusCodeToString(absl::StatusCode::kPermissionDenied)},
-             {"lines_suppressed", lines_suppressed}});
+             {"lines_suppressed", *lines_suppressed}});
 }
 
 void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome) {

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/server_context.h"
+#include "server/base/log.h"
 #include "server/transport/access_list.h"
 #include "server/transport/sockets.h"
 
@@ -19,9 +21,10 @@ Caller CallerOf(const grpc::CallbackServerContext& context, const AccessList* ac
 /// `flag`, at every log level.
 void AuditConnection(absl::string_view flag, const SocketPeer& process);
 
-/// Writes such a line for a connection that was refused since its process belongs to another user.
-void AuditRefusedConnection(absl::string_view flag, const SocketPeer& process,
-                            int64_t lines_suppressed);
+/// Writes such a line for a connection that was refused since its process belongs to another user,
+/// or since the system does not know it (nullopt), if `limiter` admits the line.
+void AuditRefusedConnection(absl::string_view flag, const std::optional<SocketPeer>& process,
+                            LogLimiter& limiter);
 
 /// A change of weights that a caller has asked for; a member that does not apply is empty or 0.
 struct AuditedChange {

@@ -152,9 +152,7 @@ absl::string_view ConnectionAcceptor::ReasonToRefuse(int socket, const sockaddr_
   }
   const std::optional<SocketPeer> process = PeerOf(socket);
   if (!process.has_value() || !process->IsOwnOrRoot()) {
-    if (const std::optional<int64_t> suppressed = refusals_.Admit(); suppressed.has_value()) {
-      AuditRefusedConnection(options_.flag, process.value_or(SocketPeer()), *suppressed);
-    }
+    AuditRefusedConnection(options_.flag, process, refusals_);
     return "its process belongs to another user";
   }
   AuditConnection(options_.flag, *process);

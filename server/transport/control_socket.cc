@@ -23,6 +23,7 @@
 #include "server/base/errors.h"
 #include "server/base/host.h"
 #include "server/base/log.h"
+#include "server/transport/audit.h"
 #include "server/transport/call_info.h"
 #include "server/transport/control_packet.h"
 #include "server/transport/sockets.h"
@@ -96,6 +97,7 @@ struct ControlSocket::Impl {
   const FileDescriptor wake;
   std::vector<Connection> connections;
   uint64_t last_number = 0;
+  LogLimiter refusals{Clock::Steady()};  ///< Limits the lines about processes of other users.
   absl::Time accept_again = absl::InfinitePast();
 
   absl::Mutex mutex;
@@ -210,9 +212,7 @@ void ControlSocket::Impl::Accept() {
   }
   const std::optional<SocketPeer> peer = PeerOf(connection.socket.get());
   if (!peer.has_value() || !IsAllowed(*peer)) {
-    const SocketPeer refused = peer.value_or(SocketPeer());
-    LogWarning("control socket: a process of another user was refused",
-               {{"user", static_cast<int64_t>(refused.user)}, {"process", refused.process}});
+    AuditRefusedConnection("--local", peer, refusals);
     Reply(connection, ReplyOf(absl::PermissionDeniedError(
                           "only processes of the server's own user and of root may connect")));
     return;

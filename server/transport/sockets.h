@@ -75,8 +75,8 @@ class UnixListener {
 
 /// The process at the other end of a connected Unix socket.
 struct SocketPeer {
-  uid_t user = 0;
-  pid_t process = 0;
+  uid_t user;
+  pid_t process;
 
   bool IsOwnOrRoot() const { return user == geteuid() || user == 0; }
 };

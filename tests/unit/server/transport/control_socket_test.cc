@@ -12,8 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/log.h"
 #include "tests/support/control_client.h"
 #include "tests/support/fake_client_memory.h"
 #include "tests/support/few_files.h"
@@ -103,13 +106,23 @@ TEST_F(ControlSocketTest, IsOpenToItsOwnUserOnly) {
 
 TEST_F(ControlSocketTest, RefusesAProcessOfAnotherUser) {
   Make({.is_allowed = [](uid_t user) { return user != geteuid(); }});
-  ControlClient client(path_);
+  SetLogLevel(LogLevel::kError);
+  ::testing::internal::CaptureStderr();
+  // More than the 20 of which the log has lines.
+  for (int i = 0; i < 30; ++i) {
+    ControlClient client(path_);
 
-  const auto reply = client.Receive();
+    const auto reply = client.Receive();
 
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->message.status_code(), Code(absl::StatusCode::kPermissionDenied));
-  EXPECT_TRUE(client.IsClosed());
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->message.status_code(), Code(absl::StatusCode::kPermissionDenied));
+    EXPECT_TRUE(client.IsClosed());
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  SetLogLevel(LogLevel::kInfo);
+  const std::string line = absl::StrCat("audit connection=--local user=", geteuid(),
+                                        " process=", getpid(), " outcome=PERMISSION_DENIED");
+  EXPECT_EQ(std::vector<std::string>(absl::StrSplit(log, line)).size(), 21U) << log;
 }
 
 TEST_F(ControlSocketTest, TakesAllRegionsBackWhenTheClientLeaves) {
