@@ -16,6 +16,7 @@ namespace logprobd::testing {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::Pair;
 
 class RowQueueTest : public ::testing::Test {
  protected:
@@ -211,6 +212,22 @@ TEST_F(RowQueueTest, FillsABatchWithOtherRequestsWhenCandidatesDoNotFit) {
   EXPECT_EQ(parts[0].num_rows, 1);
   EXPECT_EQ(parts[1].num_rows, 3);
   EXPECT_EQ(queue_.rows(), 1);
+}
+
+TEST_F(RowQueueTest, ClientsWhoseRowsDidNotFitComeBeforeThoseThatHadTheirTurn) {
+  Push({.rows = 4, .client_id = "first", .candidate_counts = {4, 4, 4, 4}});
+  Push({.rows = 4, .client_id = "second", .candidate_counts = {2, 2, 2, 2}});
+  Push({.rows = 4, .client_id = "third", .candidate_counts = {2, 2, 2, 2}});
+  Push({.rows = 8, .client_id = "last"});
+  BatchBudget budget = Budget(64);  // turns of 4 rows
+  budget.taken_rows_max = 8;
+  budget.candidates_max = 16;
+
+  const auto before = RowsByClient(queue_.Cut(budget));
+  const auto after = RowsByClient(queue_.Cut(budget));
+
+  EXPECT_THAT(before, ElementsAre(Pair("first", 4), Pair("last", 4)));
+  EXPECT_THAT(after, ElementsAre(Pair("second", 4), Pair("third", 4)));
 }
 
 TEST_F(RowQueueTest, SubClientsTakeTurnsWithinTheTurnsOfTheirClient) {
