@@ -3,8 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -15,8 +13,6 @@
 
 namespace logprobd::testing {
 namespace {
-
-namespace fs = std::filesystem;
 
 float FromF16(uint16_t bits) {
   const float sign = (bits & 0x8000U) != 0 ? -1.0F : 1.0F;
@@ -115,19 +111,6 @@ float ElementAt(const std::byte* bytes, Dtype dtype) {
   std::memcpy(&bits, bytes, sizeof(bits));
   return dtype == Dtype::kF16 ? FromF16(bits)
                               : std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-}
-
-std::string ModelFolder::PathOf(const std::string& file_name) const {
-  return folder_.path(file_name);
-}
-
-void ModelFolder::WriteFile(const std::string& file_name, absl::string_view content) const {
-  const fs::path path = PathOf(file_name);
-  fs::create_directories(path.parent_path());
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file.write(content.data(), static_cast<std::streamsize>(content.size()));
-  file.close();
-  LOGPROBD_CHECK(file.good(), path.string());
 }
 
 void ModelFolder::WriteTensors(const std::vector<FileTensor>& tensors) const {

@@ -46,10 +46,12 @@ float ElementAt(const std::byte* bytes, Dtype dtype);
 class ModelFolder {
  public:
   const std::string& path() const { return folder_.path(); }
-  std::string PathOf(const std::string& file_name) const;
+  std::string PathOf(const std::string& file_name) const { return folder_.path(file_name); }
 
   /// Writes any file and creates the folders in its name.
-  void WriteFile(const std::string& file_name, absl::string_view content) const;
+  void WriteFile(const std::string& file_name, absl::string_view content) const {
+    folder_.Write(file_name, {content.data(), content.size()});
+  }
   void WriteConfig(absl::string_view json) const { WriteFile("config.json", json); }
 
   /// Writes a single model.safetensors.

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -32,7 +33,12 @@ class TempFolder {
   /// Writes a file, in folders that it creates, and returns its path.
   std::string Write(const std::string& name, std::string_view bytes) const {
     std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path());
-    std::ofstream(path(name), std::ios::binary) << bytes;
+    std::ofstream file(path(name), std::ios::binary);
+    file << bytes;
+    file.close();
+    if (!file.good()) {
+      throw std::runtime_error(path(name) + ": cannot be written");
+    }
     return path(name);
   }
 
