@@ -19,6 +19,9 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_MAX_INFLIGHT = 8
 DEFAULT_CHUNK_ROWS = 1024
 DEFAULT_CHUNK_BYTES = 4 << 20
+IDLE_TIMEOUT_MS = 5 * 60_000
+"""A connection without calls is closed after this time, and opened again by the next call. The
+server closes it after 10 minutes, which gRPC reports on stderr ("Got goaway") like a failure."""
 CLIENT_ID_LENGTH_MAX = 64
 TOKEN_LENGTH_MAX = 512
 TRANSPORTS = ("auto", "tcp", "shm", "cuda-ipc")
@@ -95,6 +98,7 @@ class Settings:
             # Keepalive detects a host that has vanished; its requests are then sent elsewhere.
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.client_idle_timeout_ms", IDLE_TIMEOUT_MS),
         ]
         if addresses.is_loopback(address):
             options.append(("grpc.enable_http_proxy", 0))

@@ -1,7 +1,15 @@
 """Arguments override the environment, which overrides the defaults."""
 
+import queue
+import re
+from pathlib import Path
+
+import grpc
 import pytest
 from logprobd import Client, InvalidArgument
+from logprobd import settings as settings_module
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def settings(*args, **kwargs):
@@ -150,6 +158,26 @@ def test_a_host_that_vanished_is_noticed():
     options = dict(settings("scorer:1").channel_options("scorer:1", 0))
 
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 40_000
+
+
+# Regression: the server closed such connections, and gRPC wrote "Got goaway" to stderr.
+def test_an_idle_connection_is_closed_by_the_client_before_the_server_does(
+    server, rows, monkeypatch
+):
+    header = (ROOT / "server" / "transport" / "grpc_server.h").read_text()
+    (minutes,) = re.findall(r"connection_idle_ms_max = (\d+) \* 60'000;", header)
+    assert settings_module.IDLE_TIMEOUT_MS < int(minutes) * 60_000
+    monkeypatch.setattr(settings_module, "IDLE_TIMEOUT_MS", 1_000)  # the least that gRPC takes
+    states = queue.Queue()
+
+    with Client(server.address, timeout=20) as client:
+        client.score(*rows)
+        (channels,) = client._pool._channels.values()
+        channels._channels[0].subscribe(states.put)
+        while states.get(timeout=60) != grpc.ChannelConnectivity.IDLE:
+            pass
+
+        assert client.score(*rows).logprob.shape == (10,)
 
 
 def test_channels_differ_so_that_each_has_its_connection():
