@@ -6,6 +6,7 @@ import threading
 import aiohttp
 import logprobd
 import numpy as np
+import openai
 import pytest
 import torch
 from aiohttp import ClientSession
@@ -141,6 +142,8 @@ BAD = [
     ({"temperature": 1e-40}, "the temperature is 1e-40"),
     ({"temperature": "hot"}, "temperature is 'hot'"),
     ({"max_tokens": 16}, "max_tokens is 16, expected 1"),
+    ({"truncate_prompt_tokens": 2}, "truncate_prompt_tokens is 2: this gateway scores whole"),
+    ({"temprature": 2}, "does not serve the field 'temprature': use temperature"),
     ({"stream": True}, "stream is True: this gateway scores prompts and generates no text"),
     ({"logprobs": 1}, "logprobs is 1: this gateway"),
     ({"n": 2}, "n is 2: this gateway"),
@@ -157,6 +160,27 @@ def test_a_bad_request_is_refused_with_what_to_change(teacher, fields, message) 
         assert (await post(client, [1, 2, 3]))[0] == 200
 
     run(teacher, scenario, queue_tokens=100)
+
+
+def test_the_client_of_openai_gets_scores_and_refusals(teacher) -> None:
+    def ask(url: str, **fields):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            return client.completions.create(model="teacher", prompt=[3, 1, 4], **fields)
+
+    async def scenario(http, _) -> None:
+        url = str(http._base_url).rstrip("/")
+        sampling = {"max_tokens": 1, "temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": ["a"]}
+        extra = {"prompt_logprobs": 2, "top_k": 5}
+        completion = await asyncio.to_thread(ask, url, **sampling, n=1, user="a", extra_body=extra)
+
+        _, expected = await post(http, [3, 1, 4], prompt_logprobs=2, temperature=0.5)
+        found = completion.choices[0].model_dump()["prompt_logprobs"]
+        assert found == expected["choices"][0]["prompt_logprobs"]
+        misspelt = {"prompt_logprobs": 2, "temperatur": 0.5}
+        with pytest.raises(openai.BadRequestError, match="use temperature, or leave it out"):
+            await asyncio.to_thread(ask, url, max_tokens=1, extra_body=misspelt)
+
+    run(teacher, scenario)
 
 
 def test_requests_that_are_not_for_this_gateway_get_json_errors(teacher) -> None:

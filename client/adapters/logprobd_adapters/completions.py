@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,56 @@ from numpy.typing import NDArray
 from logprobd_adapters.teacher import TOP_K_MAX, Prompt
 
 _CANDIDATES_MAX = 1 << 24  # The scores of a request have at most 64 MiB.
-# vLLM has these fields, which request something that a teacher does not do; and the values that
-# request nothing.
-_NOT_SERVED = {"stream": (False,), "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": ()}
+_NAME_MAX = 64  # An error shows so many characters of a field's name.
+
+_SERVED = (
+    *("model", "prompt", "max_tokens", "temperature"),
+    *("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start"),
+)
+
+# Fields of the schemas of OpenAI and vLLM on which no score of a prompt depends.
+_WITHOUT_EFFECT = frozenset(
+    (
+        # how tokens are drawn
+        *("seed", "top_p", "top_k", "min_p", "length_penalty"),
+        # where generation ends
+        *("stop", "stop_token_ids", "ignore_eos", "min_tokens", "include_stop_str_in_output"),
+        # how generated text looks
+        *("response_format", "structured_outputs", "skip_special_tokens"),
+        *("spaces_between_special_tokens", "return_tokens_as_token_ids"),
+        # how a prompt of text becomes token ids
+        "add_special_tokens",
+        # who asks, and when the request has its turn
+        *("user", "priority", "request_id", "cache_salt"),
+    )
+)
+
+_NO_TEXT = "this gateway scores prompts and generates no text"
+_NO_CHANGE = "this gateway divides logits by the temperature and changes them in no other way"
+# Fields of these schemas that ask for what a teacher does not do: the values beside null that ask
+# for nothing, and what the gateway does instead.
+_NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "stream": ((False,), _NO_TEXT),
+    "stream_options": ((), _NO_TEXT),
+    "n": ((1,), _NO_TEXT),
+    "best_of": ((1,), _NO_TEXT),
+    "echo": ((False,), _NO_TEXT),
+    "logprobs": ((), _NO_TEXT),
+    "suffix": (("",), _NO_TEXT),
+    "use_beam_search": ((False,), _NO_TEXT),
+    "logit_bias": (({},), _NO_CHANGE),
+    "presence_penalty": ((0,), _NO_CHANGE),
+    "frequency_penalty": ((0,), _NO_CHANGE),
+    "repetition_penalty": ((1,), _NO_CHANGE),
+    "allowed_token_ids": ((), _NO_CHANGE),
+    "bad_words": (([],), _NO_CHANGE),
+    "logits_processors": (([],), _NO_CHANGE),
+    "vllm_xargs": (({},), _NO_CHANGE),
+    "truncate_prompt_tokens": ((), "this gateway scores whole prompts, so cut them before"),
+    "prompt_embeds": (([],), "this gateway takes token ids"),
+    "return_token_ids": ((False,), "this gateway returns no tokens of the request"),
+    "kv_transfer_params": (({},), "this gateway transfers no keys and values"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +74,33 @@ class CompletionRequest:
     prompts: list[Prompt]
     has_logprobs: bool
     """Whether it has prompt_logprobs."""
+
+
+def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
+    """Returns whether a value is null or equals one of `values`, where true is not 1."""
+    return value is None or any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in values
+    )
+
+
+def _check_fields(body: dict[str, Any]) -> None:
+    """Refuses fields that are not served, unless no score depends on them."""
+    for name, value in body.items():
+        if name in _SERVED or name in _WITHOUT_EFFECT:
+            continue
+        if name not in _NOT_SERVED:
+            raise InvalidArgument(_describe_unknown(name))
+        neutral, reason = _NOT_SERVED[name]
+        if not _is_among(value, neutral):
+            raise InvalidArgument(f"{name} is {reprlib.repr(value)}: {reason}")
+
+
+def _describe_unknown(name: str) -> str:
+    name = name[:_NAME_MAX]
+    known = (*_SERVED, *_NOT_SERVED, *_WITHOUT_EFFECT)
+    nearest = difflib.get_close_matches(name.lower(), known, 1)
+    advice = f"use {nearest[0]}, or leave it out" if nearest else "leave it out"
+    return f"this gateway does not serve the field {name!r}: {advice}"
 
 
 def _integer(body: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
@@ -50,12 +126,8 @@ def parse_request(data: bytes | bytearray, model: str) -> CompletionRequest:
         raise InvalidArgument("the body is no JSON object")
     if body.get("model") not in (None, model):
         raise NotFound(f"no model {body['model']!r}, this gateway serves {model!r}")
-    for name, values in _NOT_SERVED.items():
-        if body.get(name) is not None and body[name] not in values:
-            raise InvalidArgument(
-                f"{name} is {body[name]!r}: this gateway scores prompts and generates no text"
-            )
-    if body.get("max_tokens") not in (None, 0, 1):
+    _check_fields(body)
+    if not _is_among(body.get("max_tokens"), (0, 1)):
         raise InvalidArgument(
             f"max_tokens is {body['max_tokens']!r}, expected 1: this gateway generates no text"
         )
