@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from logprobd import _rows
+from logprobd import _rows, _tensor_kinds
 from logprobd._protobuf import Buffer
 from logprobd.errors import InvalidArgument
 
@@ -189,7 +189,7 @@ def hidden_rows(hidden: Any, dtype: str | None = None, name: str = "hidden") -> 
     if dtype is not None:
         dtype = dtype_name(dtype)
     if is_torch(hidden):
-        return _torch_rows(hidden, dtype, name)
+        return _torch_rows(_tensor_kinds.plain(hidden, name), dtype, name)
     array = _as_numpy(hidden, name)
     if is_torch(array):  # DLPack memory that only torch can read; the results are NumPy arrays
         rows = _torch_rows(array, dtype, name)
@@ -334,7 +334,7 @@ def to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
     Raises InvalidArgument.
     """
     if is_torch(value):
-        value = value.detach().cpu()
+        value = _tensor_kinds.plain(value, name).detach().cpu()
         torch = sys.modules["torch"]
         return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logprobd import _wire, arrays
+from logprobd import _tensor_kinds, _wire, arrays
 from logprobd.errors import InvalidArgument, LogprobdError
 from logprobd.info import HeadInfo
 from logprobd.score_args import DEFAULT_IGNORE_INDEX, ScoreArgs
@@ -53,7 +53,8 @@ class ScorePlan:
     """
 
     def __init__(self, args: ScoreArgs) -> None:
-        self.hidden = arrays.hidden_rows(args.hidden, args.dtype)
+        hidden, self._sequences = _tensor_kinds.packed(args.hidden, "hidden")
+        self.hidden = arrays.hidden_rows(hidden, args.dtype)
         self.shape = self.hidden.leading_shape
         self.rows = self.hidden.rows
         self.head = args.head
@@ -62,7 +63,7 @@ class ScorePlan:
         self.traceparent = _traceparent(args.traceparent)
         """W3C traceparent of the call, or ""."""
 
-        ids = arrays.to_int32(args.targets, "targets")
+        ids = arrays.to_int32(self._packed(args.targets, "targets"), "targets")
         if ids.shape != self.shape:
             raise InvalidArgument(
                 f"targets has shape {ids.shape}, hidden {(*self.shape, self.hidden.hidden_size)}: "
@@ -108,11 +109,20 @@ class ScorePlan:
                 field="priority",
             ) from None
 
+    def _packed(self, value: Any, name: str) -> Any:
+        """Returns the rows of a jagged nested tensor one after another, and other values unchanged.
+
+        Raises InvalidArgument if its sequences are not those of the hidden states.
+        """
+        rows, sequences = _tensor_kinds.packed(value, name)
+        _tensor_kinds.check_same_sequences(sequences, name, self._sequences)
+        return rows
+
     def _only_scored(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return values if self.scored is None else values[self.scored]
 
     def _temperatures(self, value: Any) -> tuple[float | None, npt.NDArray[np.float32] | None]:
-        array = arrays.to_numpy(value, "temperature")
+        array = arrays.to_numpy(self._packed(value, "temperature"), "temperature")
         if array.dtype.kind not in "fiu":
             raise InvalidArgument(
                 f"temperature has type {array.dtype}: pass a number or a float array",
@@ -158,7 +168,7 @@ class ScorePlan:
             flat = np.concatenate(lists) if lists else np.zeros(0, np.int32)
             offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in lists], dtype=np.int64)))
             return Candidates(flat, offsets.astype(np.int64), None)
-        ids = arrays.to_int32(value, "candidates")
+        ids = arrays.to_int32(self._packed(value, "candidates"), "candidates")
         if ids.ndim == 0 or ids.shape[:-1] not in (self.shape, (self.rows,)):
             raise InvalidArgument(
                 f"candidates has shape {ids.shape}: pass {(*self.shape, 'n')}, n ids per row",

@@ -25,12 +25,13 @@ class ScoreArgs:
     Args:
         hidden: [..., hidden_size], the input of the head after the final norm (Hugging Face's
             last_hidden_state). A torch (CPU or CUDA), NumPy or DLPack array of bfloat16, float16
-            or float32 with any strides.
+            or float32 with any strides. A nested tensor of the layout torch.jagged is read as
+            packed rows, [rows, hidden_size]; so are targets, temperature and candidates.
         targets: [...], one id per row, in [0, vocab) or ignore_index. Targets must be shifted
             already: targets[i] is the token that follows row i (from_packed and from_padded shift
             them).
         temperature: divisor of the logits, 1e-4 to 1e4. A number, or an array that broadcasts to
-            the shape of targets.
+            the shape of targets; its values in ignored rows are not read.
         outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit, min_logit,
             target_rank.
         entropy_temperature: temperature of the entropy alone. None means the value of temperature.
