@@ -96,6 +96,21 @@ def test_the_connection_to_the_server_is_closed_when_the_gateway_ends(monkeypatc
     server.close.assert_called_once_with()
 
 
+def test_a_coarser_head_is_accepted_if_told(environment, folder, tmp_path, start_server) -> None:
+    model = distill_teacher.make_model(seed=0)
+    model.bfloat16().save_pretrained(tmp_path)
+    address = start_server("--model", str(tmp_path)).grpc
+    options = ("--model", str(folder), "--address", address, "--listen", "127.0.0.1:0")
+
+    refused = run(environment, *MODULE, *options)
+    with GatewayProcess(environment, *options[:4], "--allow-rounded-head") as gateway:
+        post(gateway.url)
+
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert "head is bf16 and the model's fp32" in refused.stderr
+    assert "--allow-rounded-head" in refused.stderr
+
+
 def test_verbose_logs_a_line_for_each_request(environment, folder, built_operator) -> None:
     with GatewayProcess(environment, "--local", "--model", str(folder), "--verbose") as gateway:
         post(gateway.url)

@@ -250,3 +250,11 @@ def test_the_models_own_head_is_freed_if_a_server_scores(folders, remote_scorer)
 def test_another_models_head_is_refused(model, built_operator) -> None:
     with pytest.raises(InvalidArgument, match="logprobs of the scorer differ from the model's"):
         Teacher.from_model(model, LocalScorer(model.lm_head.weight.flip(0)))
+
+
+def test_a_coarser_head_is_accepted_if_told(model, built_operator) -> None:
+    rounded = LocalScorer(model.lm_head.weight.bfloat16())
+
+    with pytest.raises(InvalidArgument, match="head is bf16 and the model's fp32"):
+        Teacher.from_model(model, rounded)
+    Teacher.from_model(model, rounded, allow_rounded_head=True)

@@ -83,7 +83,7 @@ class Case:
 def test_the_head_of_the_model_is_accepted(dtype, spread, shape) -> None:
     case = Case(dtype, spread, **shape)
 
-    check_head(case.scorer(), case.hidden, case.logits(), dtype)
+    check_head(case.scorer(), case.hidden, case.logits(), case.weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
@@ -91,12 +91,78 @@ def test_a_model_that_rounds_weights_of_the_scorer_is_accepted(dtype) -> None:
     case = Case()
     logits = case.hidden.to(dtype) @ case.weight.to(dtype).T
 
-    check_head(case.scorer(), case.hidden, logits.float(), dtype)
-    scorer = case.scorer()
-    scorer.dtype = dtype
-    check_head(scorer, case.hidden, logits.float())
+    check_head(case.scorer(), case.hidden, logits.float(), case.weight.to(dtype))
     with pytest.raises(InvalidArgument, match="more than rounding explains"):
         check_head(case.scorer(), case.hidden, logits.float())
+
+
+ROUNDED = (
+    "differ from the model's by up to .* because the scorer's head is {} and the model's {}, whose weights are rounded "
+    "there: use a scorer of the head in {}, load the model in {}, or accept this rounding by allow_rounded_head=True"
+)
+
+
+# Regression: the scorer's type counted as rounding of the model, so that a bf16 head was accepted for an fp32 model.
+@pytest.mark.parametrize(
+    ("of_model", "of_scorer", "names"),
+    [
+        (torch.float32, torch.bfloat16, ("bf16", "fp32")),
+        (torch.float32, torch.float16, ("fp16", "fp32")),
+        (torch.float16, torch.bfloat16, ("bf16", "fp16")),
+        (torch.float64, torch.bfloat16, ("bf16", "torch.float64")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("spread", [0.1, 3])
+def test_a_head_that_is_coarser_than_the_models_is_accepted_if_told(
+    of_model, of_scorer, names, spread
+) -> None:
+    case = Case(of_model, spread)
+    scorer = case.scorer(case.weight.to(of_scorer))
+    scorer.dtype = of_scorer
+    coarse, fine = names
+
+    with pytest.raises(InvalidArgument, match=ROUNDED.format(coarse, fine, fine, coarse)):
+        check_head(scorer, case.hidden, case.logits(), case.weight)
+    check_head(scorer, case.hidden, case.logits(), case.weight, allow_rounded_head=True)
+    other = case.scorer(case.weight.flip(0).to(of_scorer))
+    other.dtype = of_scorer
+    message = f"more than rounding explains .*, and the scorer's head is {coarse} and the model's {fine}: use"
+    if spread == 3:
+        with pytest.raises(InvalidArgument, match=message):
+            check_head(other, case.hidden, case.logits(), case.weight, allow_rounded_head=True)
+
+
+@pytest.mark.parametrize("of_scorer", DTYPES[1:])
+def test_a_checkpoint_that_is_loaded_in_fp32_accepts_the_checkpoints_own_head(of_scorer) -> None:
+    case = Case()
+    case.weight = case.weight.to(of_scorer).float()
+    scorer = case.scorer()
+    scorer.dtype = of_scorer
+
+    check_head(scorer, case.hidden, case.logits(), case.weight)
+    case.weight[-1, -1] *= 1 + 2.0**-20
+    with pytest.raises(InvalidArgument, match="or accept this rounding by allow_rounded_head"):
+        check_head(scorer, case.hidden, case.logits(), case.weight)
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_scorer"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float16),
+        (torch.float16, torch.float32),
+        (torch.float64, torch.float32),
+    ],
+    ids=str,
+)
+def test_a_head_that_is_finer_than_the_models_is_accepted(of_model, of_scorer) -> None:
+    case = Case()
+    logits = (case.hidden.to(of_model) @ case.weight.to(of_model).T).to(of_model)
+    scorer = case.scorer()
+    scorer.dtype = of_scorer
+
+    check_head(scorer, case.hidden.to(of_model), logits, case.weight.to(of_model))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
@@ -117,7 +183,7 @@ def test_a_quantised_head_is_refused_with_advice(dtype) -> None:
     advice = f"the type of the model's head is {dtype}, .* which is not quantised .in transformers"
 
     with pytest.raises(InvalidArgument, match=advice):
-        check_head(case.scorer(), case.hidden, case.logits(), dtype)
+        check_head(case.scorer(), case.hidden, case.logits(), torch.empty(0, dtype=dtype))
 
 
 # Regression: the name of a type, which a scorer of a user's own may have, ended in a TypeError.
@@ -128,7 +194,9 @@ def test_a_scorer_may_name_its_type(dtype) -> None:
     logits = case.hidden.bfloat16() @ case.weight.bfloat16().T
 
     scorer.dtype = dtype
-    check_head(scorer, case.hidden, logits.float())
+    check_head(scorer, case.hidden, logits.float(), allow_rounded_head=True)
+    with pytest.raises(InvalidArgument, match="the scorer's head is bf16 and the model's fp32"):
+        check_head(scorer, case.hidden, logits.float())
     scorer.dtype = "4 bits"
     with pytest.raises(InvalidArgument, match="the type of the scorer's head is 4 bits"):
         check_head(scorer, case.hidden, logits.float())
@@ -142,9 +210,9 @@ def test_a_scorer_may_name_its_type(dtype) -> None:
 def test_a_head_that_is_near_is_refused(dtype, accepted, refused) -> None:
     case = Case(dtype)
 
-    check_head(case.scorer(case.noisy(accepted)), case.hidden, case.logits(), dtype)
+    check_head(case.scorer(case.noisy(accepted)), case.hidden, case.logits(), case.weight)
     with pytest.raises(InvalidArgument, match="use a scorer of the model's head, and the same"):
-        check_head(case.scorer(case.noisy(refused)), case.hidden, case.logits(), dtype)
+        check_head(case.scorer(case.noisy(refused)), case.hidden, case.logits(), case.weight)
 
 
 # Regression: only the most likely ids were compared.
@@ -289,4 +357,4 @@ def test_the_newer_setting_of_tf32_is_accepted(monkeypatch) -> None:
     torch.manual_seed(0)
     weight, hidden = torch.randn(VOCAB, HIDDEN), torch.randn(ROWS, HIDDEN)
 
-    check_head(ExactScorer(weight), hidden, hidden @ weight.T, weight.dtype)
+    check_head(ExactScorer(weight), hidden, hidden @ weight.T, weight)

@@ -303,6 +303,16 @@ def test_a_server_of_another_head_is_refused(folders, start_server, tmp_path) ->
         LogprobdModel(settings)
 
 
+def test_a_coarser_head_is_accepted_if_told(folders, start_server) -> None:
+    address = start_server("--model", str(folders[torch.bfloat16])).grpc
+    text = f"model_name={folders[torch.float32]},address={address}"
+
+    with pytest.raises(logprobd.InvalidArgument, match="head is bf16 and the model's fp32"):
+        LogprobdModel(CustomModelConfig(model_name=text, model_definition_file_path=""))
+    text += ",allow_rounded_head=True"
+    LogprobdModel(CustomModelConfig(model_name=text, model_definition_file_path=""))
+
+
 TASKS = ",".join(task.name for task in lighteval_tasks.TASKS_TABLE)
 
 

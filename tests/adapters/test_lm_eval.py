@@ -275,6 +275,17 @@ def test_a_server_of_another_head_is_refused(folders, binaries, tmp_path) -> Non
             LogprobdLM(address=other.grpc, **options)
 
 
+def test_a_coarser_head_is_accepted_if_told(folders, start_server) -> None:
+    server = start_server("--model", str(folders[torch.bfloat16]))
+    options = {"pretrained": str(folders[torch.float32]), "device": "cpu", "address": server.grpc}
+
+    with pytest.raises(logprobd.InvalidArgument, match="head is bf16 and the model's fp32"):
+        LogprobdLM(**options)
+    LogprobdLM(**options, allow_rounded_head=True)
+    # The body is in fp32, and the head's weights are those of the checkpoint.
+    LogprobdLM(**options | {"pretrained": str(folders[torch.bfloat16]), "dtype": "float32"})
+
+
 def test_a_head_of_another_size_is_refused(folders, start_server, tmp_path) -> None:
     narrow = transformers.LlamaConfig(**SMALL)
     transformers.AutoModelForCausalLM.from_config(narrow).save_pretrained(tmp_path)

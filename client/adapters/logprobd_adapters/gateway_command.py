@@ -62,6 +62,7 @@ def _load_in_transformers(options: argparse.Namespace, scorer: Scorer | None) ->
         scorer,
         max_model_len=options.max_model_len,
         batch_tokens=options.batch_tokens,
+        allow_rounded_head=options.allow_rounded_head,
     )
 
 
@@ -168,6 +169,8 @@ requests:
     prompt_logprob_start      first row of these; row i predicts token i + 1. Default: 0
     temperature               divisor of the logits, from 1e-4 to 1e4. Default: 1
     model, max_tokens         optional; max_tokens is 1
+  Fields that cannot change a score, such as seed, top_p, stop and user, have no effect; any other
+  field is refused.
 
 errors are JSON: 400 for a request to change, 404 for another model, 411 without Content-Length, 413
 for a body beyond --max-body-mib, 429 with Retry-After while too many tokens are in progress, 503
@@ -266,6 +269,12 @@ def _parser() -> argparse.ArgumentParser:
         "--local",
         action="store_true",
         help="score in this process by logprobd_ops, without a server",
+    )
+    head.add_argument(
+        "--allow-rounded-head",
+        action="store_true",
+        help="accept a head that is the model's, rounded to a coarser type, such as a bf16 head of "
+        "an fp32 model",
     )
     for name, (metavar, text) in _CREDENTIALS.items():
         head.add_argument(name, metavar=metavar, help=text)

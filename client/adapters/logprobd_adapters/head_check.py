@@ -24,9 +24,17 @@ _FLOOR = 1e-3  # Errors of fp32 sums on CPUs and GPUs are below it, in nats.
 _LARGEST = 4.0  # The largest difference may be so many times its allowance.
 # The spacing of numbers at 1 in products of fp32 matrices, by PyTorch's setting.
 _FP32_EPSILONS = {"highest": 2.0**-23, "high": 2.0**-10, "medium": 2.0**-7}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_CHUNK_ROWS = 4096
 
 
-def check_model_head(scorer: Scorer, model: Any, length: int = CHECKED_TOKENS) -> None:
+def check_model_head(
+    scorer: Scorer,
+    model: Any,
+    length: int = CHECKED_TOKENS,
+    *,
+    allow_rounded_head: bool = False,
+) -> None:
     """Runs a Hugging Face model on a few tokens, and compares its logits with a scorer.
 
     Call it under the autocast of the model's other calls. Meanwhile the model is in evaluation
@@ -35,6 +43,7 @@ def check_model_head(scorer: Scorer, model: Any, length: int = CHECKED_TOKENS) -
     Args:
         model: the model, also as a PEFT model, with its own head.
         length: number of tokens, at most what the model takes.
+        allow_rounded_head: see check_head.
 
     Raises InvalidArgument if the model has no separate body or the scorer's head is not that of the
     model; see check_head.
@@ -55,7 +64,7 @@ def check_model_head(scorer: Scorer, model: Any, length: int = CHECKED_TOKENS) -
     finally:
         hook.remove()
     weight = getattr(model.get_output_embeddings(), "weight", None)
-    check_head(scorer, states[0][0], logits[0], None if weight is None else weight.dtype)
+    check_head(scorer, states[0][0], logits[0], weight, allow_rounded_head=allow_rounded_head)
 
 
 @contextmanager
@@ -96,7 +105,12 @@ def check_size(scorer: Scorer, hidden_size: int | None, vocab_rows: int) -> None
 
 
 def check_head(
-    scorer: Scorer, hidden: Tensor, logits: Tensor, weight_dtype: torch.dtype | None = None
+    scorer: Scorer,
+    hidden: Tensor,
+    logits: Tensor,
+    weight: Tensor | None = None,
+    *,
+    allow_rounded_head: bool = False,
 ) -> None:
     """Compares a scorer with a model's own logits, for the most likely id and random ids.
 
@@ -108,17 +122,25 @@ def check_head(
     square of the differences was at most 0.7 of this, and the largest 2.0. Allowed are 1 and 4, and
     0.001 nats for the errors of fp32.
 
+    u is of the model alone. A scorer whose head has a coarser type is accepted if the model's
+    weights are numbers of that type, as those of a bf16 checkpoint that was loaded in fp32 are.
+
     Args:
         hidden: [rows, H], the input of the model's head.
         logits: [rows, V], what the model computes from it. Ids from scorer.vocab_size on are
             padding.
-        weight_dtype: type of the weights of the model's head.
+        weight: the weight of the model's head, if it has one.
+        allow_rounded_head: whether the scorer's head may be the model's, rounded to a coarser type.
 
     Raises InvalidArgument if the scorer's head is not that of the model, or if one of the two has a
     type that is not among FLOAT_DTYPES, as quantised heads do.
     """
     check_size(scorer, hidden.shape[1], logits.shape[1])
-    unit = _unit_roundoff(scorer, hidden, logits, weight_dtype)
+    of_model = _coarsest_dtype(hidden, logits, weight)
+    own_dtype = getattr(scorer, "dtype", None)
+    of_scorer = of_model if own_dtype is None else _float_dtype("the scorer's head", own_dtype)
+    unit = max(_fp32_epsilon(), torch.finfo(of_model).eps) / 2
+    rounded_unit = max(unit, torch.finfo(of_scorer).eps / 2)
     logits = logits[:, : scorer.vocab_size].to(hidden.device).float()
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(scorer.vocab_size, (len(hidden), _RANDOM_IDS), generator=random)
@@ -133,22 +155,53 @@ def check_head(
     sizes = torch.where(logits.isfinite(), logits, 0).abs()
     of_lse = (expected.exp() * sizes).sum(-1, keepdim=True)
     of_products = sizes.square().mean(-1, keepdim=True).sqrt()
-    allowed = _FLOOR + unit * (sizes.gather(1, ids) + of_lse + of_products)
-    relative = differences / allowed
-    if not (relative.square().mean().sqrt() <= 1 and relative.max() <= _LARGEST):
+    spread = sizes.gather(1, ids) + of_lse + of_products
+    is_near = _explains(_FLOOR + rounded_unit * spread, differences)
+    is_exact = rounded_unit == unit or (
+        _explains(_FLOOR + unit * spread, differences) and _has_numbers_of(of_scorer, weight)
+    )
+    if is_near and (is_exact or allow_rounded_head):
+        return
+    found = (
+        f"logprobs of the scorer differ from the model's by up to {differences.max():.2g} nats "
+        f"and {differences.square().mean().sqrt():.2g} in the root mean square of "
+        f"{differences.numel()}"
+    )
+    of_scorer_name, of_model_name = (_NAMES.get(each, str(each)) for each in (of_scorer, of_model))
+    dtypes = f"the scorer's head is {of_scorer_name} and the model's {of_model_name}"
+    if is_near:
         raise InvalidArgument(
-            f"logprobs of the scorer differ from the model's by up to {differences.max():.2g} nats "
-            f"and {differences.square().mean().sqrt():.2g} in the root mean square of "
-            f"{differences.numel()}, more than rounding explains "
-            f"({allowed.square().mean().sqrt():.2g}): use a scorer of the model's head, and the "
-            "same version of it"
+            f"{found}, because {dtypes}, whose weights are rounded there: use a scorer of the head "
+            f"in {of_model_name}, load the model in {of_scorer_name}, or accept this rounding by "
+            "allow_rounded_head=True (logprobd-gateway: --allow-rounded-head)"
         )
+    allowed = _FLOOR + rounded_unit * spread
+    raise InvalidArgument(
+        f"{found}, more than rounding explains ({allowed.square().mean().sqrt():.2g})"
+        f"{'' if of_scorer == of_model else f', and {dtypes}'}: use a scorer of the model's head, "
+        "and the same version of it"
+    )
 
 
-def _unit_roundoff(
-    scorer: Scorer, hidden: Tensor, logits: Tensor, weight_dtype: torch.dtype | None
-) -> float:
-    """Returns half of the spacing at 1 of the coarsest type in which a head is computed.
+def _explains(allowed: Tensor, differences: Tensor) -> bool:
+    relative = differences / allowed
+    return bool(relative.square().mean().sqrt() <= 1 and relative.max() <= _LARGEST)
+
+
+def _has_numbers_of(dtype: torch.dtype, weight: Tensor | None) -> bool:
+    """Returns whether a weight has numbers of a type only, or is not known."""
+    return (
+        weight is None
+        or weight.is_meta
+        or all(
+            torch.equal(rows, rows.to(dtype).to(rows.dtype))
+            for rows in weight.detach().split(_CHUNK_ROWS)
+        )
+    )
+
+
+def _coarsest_dtype(hidden: Tensor, logits: Tensor, weight: Tensor | None) -> torch.dtype:
+    """Returns the coarsest type in which a model computes its head.
 
     The logits alone do not show it: a model may compute them in bf16 and return fp32.
     """
@@ -156,21 +209,26 @@ def _unit_roundoff(
     dtypes = {
         "the input of the model's head": hidden.dtype,
         "the model's logits": logits.dtype,
-        "the model's head": weight_dtype,
-        "the scorer's head": getattr(scorer, "dtype", None),
+        "the model's head": None if weight is None else weight.dtype,
         "autocast": torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
     }
+    found = [_float_dtype(name, dtype) for name, dtype in dtypes.items() if dtype is not None]
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _fp32_epsilon() -> float:
+    """Returns the spacing of numbers at 1 in products of fp32 matrices."""
     try:
-        of_fp32 = _FP32_EPSILONS[torch.get_float32_matmul_precision()]
+        return _FP32_EPSILONS[torch.get_float32_matmul_precision()]
     except RuntimeError:  # the precision was set by torch.backends.fp32_precision
-        of_fp32 = _FP32_EPSILONS["high"]
-    found = (_epsilon(name, dtype) for name, dtype in dtypes.items() if dtype is not None)
-    return max(of_fp32, *found) / 2
+        return _FP32_EPSILONS["high"]
 
 
-def _epsilon(name: str, dtype: torch.dtype | str) -> float:
-    """Returns the spacing at 1 of a type, also by the type's name, which a scorer of a user's own
-    may have. `name` is what has the type."""
+def _float_dtype(name: str, dtype: torch.dtype | str) -> torch.dtype:
+    """Returns a type, also from its name, which a scorer of a user's own may have.
+
+    `name` is what has the type. Raises InvalidArgument if it is not among FLOAT_DTYPES.
+    """
     plain = str(dtype).removeprefix("torch.")
     found = DTYPES.get(plain, getattr(torch, plain, None))
     if found not in FLOAT_DTYPES:
@@ -179,4 +237,5 @@ def _epsilon(name: str, dtype: torch.dtype | str) -> float:
             "scorer's: use a head in bf16, fp16 or fp32, which is not quantised (in transformers: "
             'quantise without the module "lm_head")'
         )
-    return torch.finfo(found).eps
+    assert isinstance(found, torch.dtype)
+    return found

@@ -55,6 +55,8 @@ class LogprobdModelConfig(TransformersModelConfig):
     """Name of the server's head; "" means the only head."""
     local: bool = False
     """Whether tokens are scored by the operator in this process instead of a server."""
+    allow_rounded_head: bool = False
+    """Whether the scorer's head may be the model's, rounded to a coarser type."""
 
 
 class LogprobdModel(TransformersModel):
@@ -81,7 +83,7 @@ class LogprobdModel(TransformersModel):
         super().__init__(config)
         self._client: Client | None = None
         self.scorer = self._make_scorer(config)
-        check_model_head(self.scorer, self.model)
+        check_model_head(self.scorer, self.model, allow_rounded_head=config.allow_rounded_head)
         processes = self.accelerator.num_processes
         if processes > 1:  # they would write the same files at once
             folder = f"{config.cache_dir}/{self.accelerator.process_index}-of-{processes}"

@@ -36,6 +36,7 @@ class ScorerLM(HFLM):
     candidate. Log-probabilities are summed in double precision. `softmax_dtype` has no effect.
 
     Args:
+        allow_rounded_head: whether the scorer's head may be the model's, rounded to a coarser type.
         arguments, keywords: those of lm-eval's HFLM.
 
     Raises InvalidArgument if the model is not a decoder with a separate body, or if the scorer's
@@ -44,7 +45,7 @@ class ScorerLM(HFLM):
 
     scorer: Scorer
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, allow_rounded_head: bool = False, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         if self.backend != "causal":
             raise InvalidArgument(
@@ -56,7 +57,7 @@ class ScorerLM(HFLM):
         self._body = body_of(self.model)
         self.scorer = self._make_scorer()
         with self._autocast():
-            check_model_head(self.scorer, self.model)
+            check_model_head(self.scorer, self.model, allow_rounded_head=allow_rounded_head)
 
     @abc.abstractmethod
     def _make_scorer(self) -> Scorer:
@@ -123,7 +124,7 @@ class LogprobdLM(ScorerLM):
 
     Args:
         head: name of the head; "" means the only head.
-        arguments, keywords: those of lm-eval's HFLM, and SERVER_OPTIONS: address, tls_ca, tls_cert,
+        arguments, keywords: those of ScorerLM, and SERVER_OPTIONS: address, tls_ca, tls_cert,
             tls_key, tls_server_name and token_file.
     """
 

@@ -118,6 +118,7 @@ class Teacher:
         *,
         max_model_len: int | None = None,
         batch_tokens: int = BATCH_TOKENS,
+        allow_rounded_head: bool = False,
     ) -> Teacher:
         """Returns a teacher whose backbone is the body of a Hugging Face model.
 
@@ -127,6 +128,8 @@ class Teacher:
             model: a decoder in evaluation mode.
             scorer: None: a LocalScorer of the model's head.
             max_model_len: None: max_position_embeddings of the model's config.
+            allow_rounded_head: whether the scorer's head may be the model's, rounded to a coarser
+                type.
 
         Raises InvalidArgument if the model has no separate body, if the scorer's head is not that
         of the model, or if no max_model_len is known.
@@ -148,7 +151,7 @@ class Teacher:
             hidden = hidden_states(body, tokens)
             return [states[: len(p)] for states, p in zip(hidden, prompts, strict=True)]
 
-        check_model_head(scorer, model, max_model_len)
+        check_model_head(scorer, model, max_model_len, allow_rounded_head=allow_rounded_head)
         return cls(backbone, scorer, max_model_len, batch_tokens)
 
     def check(self, prompt: Prompt) -> None:
