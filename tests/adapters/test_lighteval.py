@@ -303,6 +303,14 @@ def test_a_server_of_another_head_is_refused(folders, start_server, tmp_path) ->
         LogprobdModel(settings)
 
 
+# Regression: the search for a size ran 512 sequences of the longest request.
+def test_an_automatic_batch_size_runs_no_batch_on_a_cpu(make_model, folders, monkeypatch) -> None:
+    model = make_model(folders[torch.float32], batch_size=None)
+    monkeypatch.setattr(model, "_states", None)
+
+    assert [model._batch_size(64, requests) for requests in (3, 100)] == [3, 8]
+
+
 def test_a_coarser_head_is_accepted_if_told(folders, start_server) -> None:
     address = start_server("--model", str(folders[torch.bfloat16])).grpc
     text = f"model_name={folders[torch.float32]},address={address}"

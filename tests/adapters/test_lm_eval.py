@@ -95,6 +95,18 @@ def test_fp32_continuations_are_those_of_lm_eval(make_model, folders, batch_size
     assert [is_greedy for _, is_greedy in mine] == [is_greedy for _, is_greedy in theirs]
 
 
+# Regression: lm-eval's search ran batches of 64 sequences of the model's full length, for minutes.
+@pytest.mark.parametrize(("max_batch_size", "expected"), [(64, 8), (4, 4)])
+def test_an_automatic_batch_size_runs_no_batch_on_a_cpu(
+    make_model, folders, monkeypatch, max_batch_size, expected
+) -> None:
+    sizes = {"batch_size": "auto", "max_batch_size": max_batch_size}
+    lm = make_model(folders[torch.float32], **sizes)
+    monkeypatch.setattr(lm, "_model_call", None)
+
+    assert lm._detect_batch_size() == lm._detect_batch_size([(None, [1], [2])], 0) == expected
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_bf16_continuations_agree_with_double_precision(make_model, folders, name) -> None:
     folder = folders[torch.bfloat16]

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pickle
+import sys
 
 import logprobd
 import ml_dtypes
@@ -240,3 +241,20 @@ def test_the_example_of_the_readme_runs(built_operator, capsys) -> None:
     run_example("README.md", "Scorers")
 
     assert capsys.readouterr().out.count("tensor(") == 4
+
+
+# Regression: the error was "No module named 'logprobd_ops'", from which nobody knows what to install.
+def test_a_missing_operator_is_an_error_that_names_the_package(case, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "logprobd_ops", None)
+
+    with pytest.raises(ModuleNotFoundError, match="run pip install logprobd-ops, or score by a"):
+        LocalScorer(case.weight)
+
+
+def test_a_module_that_the_operator_lacks_is_named(case, monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "logprobd_ops"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "logprobd_ops._memory", None)
+
+    with pytest.raises(ModuleNotFoundError, match=r"logprobd_ops\._memory"):
+        LocalScorer(case.weight)

@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from logprobd_adapters.head_check import check_model_head
 from logprobd_adapters.loglikelihood import (
+    CPU_BATCH_SIZE,
     Loglikelihood,
     Request,
     group_requests,
@@ -189,6 +190,8 @@ class LogprobdModel(TransformersModel):
         """Returns the batch size of the settings, or how many sequences fit into memory."""
         if self.config.batch_size is not None:
             return int(self.config.batch_size)
+        if self.model.device.type == "cpu":
+            return min(CPU_BATCH_SIZE, batch_max)
 
         def run(batch_size: int) -> int:
             self._states(torch.zeros(batch_size, length, dtype=torch.int64))

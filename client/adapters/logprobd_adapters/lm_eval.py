@@ -24,7 +24,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from logprobd_adapters.head_check import check_model_head
-from logprobd_adapters.loglikelihood import Loglikelihood, group_requests, score_continuations
+from logprobd_adapters.loglikelihood import (
+    CPU_BATCH_SIZE,
+    Loglikelihood,
+    group_requests,
+    score_continuations,
+)
 from logprobd_adapters.model_body import body_of, hidden_states, unwrapped
 from logprobd_adapters.scorer import SERVER_OPTIONS, LocalScorer, RemoteScorer, Scorer, connect
 
@@ -71,6 +76,12 @@ class ScorerLM(HFLM):
     def _autocast(self) -> torch.autocast:
         dtype = self.mixed_precision_dtype
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def _detect_batch_size(self, requests: Any = None, pos: int = 0) -> int:
+        """Returns the batch size that "auto" stands for."""
+        if self.device.type == "cpu":
+            return min(CPU_BATCH_SIZE, self.max_batch_size)
+        return super()._detect_batch_size(requests, pos)
 
     def _loglikelihood_tokens(
         self,

@@ -20,6 +20,10 @@ Loglikelihood = tuple[float, bool]
 """The sum of the log-probabilities of a continuation's tokens, in nats, and whether it is greedy:
 each token is the most likely one."""
 
+CPU_BATCH_SIZE = 8
+"""Sequences of a batch on a CPU, where no size is given. A search for the largest batch that fits
+into memory, as on a GPU, would run the largest one, and take minutes or the host's memory."""
+
 
 def group_requests(requests: Sequence[Request], shares: bool = True) -> list[list[int]]:
     """Returns the indices of the requests in groups that share all tokens but the last.

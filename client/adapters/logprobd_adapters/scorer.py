@@ -251,7 +251,16 @@ class LocalScorer:
         softcap: float | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        import logprobd_ops  # noqa: PLC0415  (loads a library, which a RemoteScorer does not need)
+        try:
+            import logprobd_ops  # noqa: PLC0415  (loads a library, which a RemoteScorer does not need)
+        except ModuleNotFoundError as error:
+            if error.name != "logprobd_ops":
+                raise
+            raise ModuleNotFoundError(
+                "scoring in this process needs the operator, which is not installed: run pip "
+                "install logprobd-ops, or score by a server",
+                name=error.name,
+            ) from None
 
         if weight.dim() != 2:
             raise InvalidArgument(f"weight has shape {list(weight.shape)}, expected [V, H]")
