@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import pathlib
 import queue
 import re
@@ -91,6 +92,23 @@ def make_scorer(kind, folders, request):
     return make
 
 
+@pytest.fixture
+def restored_trl(monkeypatch, built_operator) -> None:
+    """Undoes apply_logprobd_kernel after the test."""
+    original = trl.trainer.utils._ChunkedLogProbFunction
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "trl":
+            for attribute, value in list(vars(module).items()):
+                if value is original:
+                    monkeypatch.setattr(module, attribute, original)
+
+
+def switch_policy() -> None:
+    from logprobd_ops.compat.trl import apply_logprobd_kernel  # noqa: PLC0415  (loads the library)
+
+    apply_logprobd_kernel()
+
+
 def policy_of(folder: pathlib.Path, has_adapter: bool):
     """Returns a policy that differs from its reference, the model of the folder."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -127,8 +145,9 @@ def online(trainer: type, config: type, folder, output, has_adapter, **options):
         return [float(sum(ids) % 7) for ids in completion_ids]
 
     options = {"beta": 0.5, "temperature": 0.7, "num_generations": 4} | options
+    policy = options.pop("policy", None)
     return trainer(
-        model=policy_of(folder, has_adapter),
+        model=policy_of(folder, has_adapter) if policy is None else policy,
         reward_funcs=reward,
         args=config(**common(output, max_completion_length=6, **options)),
         train_dataset=datasets.Dataset.from_dict({"prompt": WORDS}),
@@ -382,6 +401,7 @@ def test_grpo_needs_no_head_of_the_reference(make_scorer, folder, tmp_path) -> N
         assert mine["kl"] == pytest.approx(theirs["kl"], abs=LOGPROB_TOLERANCE)
 
 
+@pytest.mark.usefixtures("restored_trl")
 def test_the_example_of_the_document_trains(addresses, folder, tmp_path) -> None:
     stock, ours = (grpo(folder, tmp_path, False) for _ in range(2))
     torch.manual_seed(2)  # of the completions
@@ -391,6 +411,7 @@ def test_the_example_of_the_document_trains(addresses, folder, tmp_path) -> None
     run_example("docs/TRL.md", replaced={"127.0.0.1:8470": addresses[torch.float32]}, trainer=ours)
 
     assert isinstance(ours.ref_model.get_output_embeddings(), torch.nn.Identity)
+    assert trl.trainer.utils._ChunkedLogProbFunction.__module__ == "logprobd_ops.compat.trl"
     expected = stock.state.log_history[0]["kl"]
     assert expected > 1e-3
     assert ours.state.log_history[0]["kl"] == pytest.approx(expected, abs=LOGPROB_TOLERANCE)
@@ -504,6 +525,73 @@ def test_bf16_logprobs_agree_with_double_precision(make_scorer, folders, tmp_pat
     assert (rounded.flatten() - truth).abs().max() > 10 * BF16_TOLERANCE
 
 
+# Regression: the policy's logits were rounded and the reference's were not, without a word.
+@pytest.mark.usefixtures("restored_trl")
+@pytest.mark.parametrize("make", [grpo, dpo], ids=["grpo", "dpo"])
+@pytest.mark.parametrize("is_switched", (False, True))
+def test_equal_models_in_bf16_differ_unless_the_policy_is_switched(
+    make_scorer, folders, tmp_path, recwarn, make, is_switched
+) -> None:
+    folder = folders[torch.bfloat16]
+    policy = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    trainer = make(folder, tmp_path, False, policy=policy)
+    if is_switched:
+        switch_policy()
+    use_scorer(trainer, make_scorer(torch.bfloat16))
+
+    transformers.set_seed(2)
+    trainer.train()
+
+    log = trainer.state.log_history[0]
+    divergence = log["kl"] if "kl" in log else abs(log["loss"] - math.log(2))
+    assert divergence <= 1e-9 if is_switched else divergence > 1e-6
+    assert is_switched != any("apply_logprobd_kernel" in str(each.message) for each in recwarn)
+
+
+@pytest.mark.usefixtures("restored_trl")
+@pytest.mark.parametrize(
+    ("make", "dtype", "options", "warns"),
+    [
+        (grpo, torch.float32, {}, False),
+        (grpo, torch.float32, {"bf16": True}, True),
+        (grpo, torch.float32, {"bf16": True, "cast_lm_head_to_fp32": True}, False),
+        (grpo, torch.bfloat16, {}, True),
+        (rloo, torch.bfloat16, {}, True),
+        (kto, torch.bfloat16, {}, True),
+        (dpo, torch.bfloat16, {"precompute_ref_log_probs": True}, True),
+        (sft, torch.bfloat16, {}, False),
+    ],
+    ids=lambda value: str(getattr(value, "args", (value,))[0]),
+)
+def test_a_policy_whose_logits_are_rounded_causes_a_warning_unless_it_is_switched(
+    folders, built_operator, tmp_path, recwarn, make, dtype, options, warns
+) -> None:
+    folder = folders[dtype]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    trainer = make(folder, tmp_path, make is sft, **options)
+
+    def is_warned() -> bool:
+        recwarn.clear()
+        use_scorer(trainer, LocalScorer.from_model(model))
+        found = [str(each.message) for each in recwarn if "use_scorer" in str(each.message)]
+        assert all("rounds the policy's logits to bfloat16" in message for message in found)
+        return bool(found)
+
+    assert is_warned() == warns
+    switch_policy()
+    assert not is_warned()
+
+
+def test_a_coarser_head_is_accepted_if_told(folders, built_operator, tmp_path) -> None:
+    trainer = grpo(folders[torch.float32], tmp_path, False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders[torch.bfloat16])
+    scorer = LocalScorer.from_model(model)
+
+    with pytest.raises(logprobd.InvalidArgument, match="head is bf16 and the model's fp32"):
+        use_scorer(trainer, scorer)
+    use_scorer(trainer, scorer, allow_rounded_head=True)
+
+
 def test_autocast_applies_to_the_body(make_scorer, folder, tmp_path) -> None:
     stock, ours = (dpo(folder, tmp_path, False, bf16=True) for _ in range(2))
     use_scorer(ours, make_scorer())
@@ -605,7 +693,9 @@ def test_a_step_by_the_operator_is_that_of_trl(folder, tmp_path, monkeypatch, ma
     assert_same_step(mine, theirs)
 
 
-def test_the_example_draws_curves_that_lie_on_each_other(environment, tmp_path) -> None:
+def test_the_example_draws_curves_that_lie_on_each_other(
+    environment, built_operator, tmp_path
+) -> None:
     script = pathlib.Path(grpo_reference.__file__)
     plot = tmp_path / "curves.png"
     done = subprocess.run(

@@ -1,11 +1,13 @@
 """Scores the reference policy of TRL's trainers by a Scorer.
 
     trainer = GRPOTrainer(...)
+    apply_logprobd_kernel()  # of logprobd_ops.compat.trl, for models below fp32
     use_scorer(trainer, RemoteScorer(client, head="reference"))
     trainer.train()
 
 The body of the reference runs as before, and the scorer takes the place of its head. The policy's
 own log-probabilities have gradients, which no scorer has: for those use logprobd_ops.compat.trl.
+Below fp32 TRL's own function rounds them, so that the two sides of a KL divergence would differ.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import types
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import is_peft_available
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer, SFTTrainer
+from trl.trainer import utils as trl_utils
 from trl.trainer.utils import FusedCausalLMOutput
 
 from logprobd_adapters.head_check import FLOAT_DTYPES, check_model_head, check_size
@@ -33,7 +37,7 @@ _IGNORED = -100  # TRL's label of tokens that are not scored
 _PRECOMPUTED = ("ref_chosen_logps", "ref_rejected_logps", "ref_logps", "ref_KL_logps")
 
 
-def use_scorer(trainer: Any, scorer: Scorer) -> None:
+def use_scorer(trainer: Any, scorer: Scorer, *, allow_rounded_head: bool = False) -> None:
     """Makes a trainer score its reference, or with SFTTrainer its evaluation, by `scorer`.
 
     Call it after the trainer is made and before it trains. With precompute_ref_log_probs, TRL has
@@ -42,10 +46,14 @@ def use_scorer(trainer: Any, scorer: Scorer) -> None:
     Args:
         trainer: GRPOTrainer, RLOOTrainer, DPOTrainer, KTOTrainer or SFTTrainer.
         scorer: scorer of the head of the reference.
+        allow_rounded_head: whether the scorer's head may be the reference's, rounded to a coarser
+            type.
 
     Raises InvalidArgument if the trainer calls no head that stays as it is without gradients, or if
     the scorer's head is not the reference's. Weights are compared if the model has its own head,
     unsharded and not quantised; hidden size and vocabulary always.
+
+    Warns if TRL's own function rounds the policy's logits below fp32, which the scorer does not.
     """
     if not isinstance(trainer, GRPOTrainer | RLOOTrainer | DPOTrainer | KTOTrainer | SFTTrainer):
         raise InvalidArgument(
@@ -74,7 +82,9 @@ def use_scorer(trainer: Any, scorer: Scorer) -> None:
         is_served = functools.partial(_is_reference, policy)
     else:
         is_served = _serve_precomputation(trainer)
-    _check_model(trainer, model, scorer)
+    _check_model(trainer, model, scorer, allow_rounded_head)
+    if not isinstance(trainer, SFTTrainer):
+        _warn_of_rounding(trainer, policy)
     _bind(trainer, model, scorer, outputs, is_served)
     if getattr(trainer, "precompute_ref_logps", False):
         _precompute(trainer)
@@ -115,6 +125,28 @@ def _serve_precomputation(trainer: Any) -> Callable[[], bool]:
     return lambda: is_computing
 
 
+def _warn_of_rounding(trainer: Any, policy: PreTrainedModel) -> None:
+    """Warns if the policy's logits are rounded below fp32, beside a reference whose are not."""
+    kind = trainer.accelerator.device.type
+    with trainer.accelerator.autocast():
+        is_cast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if is_cast else policy.dtype
+    function = trl_utils._ChunkedLogProbFunction
+    if (
+        dtype.itemsize >= torch.float32.itemsize
+        or getattr(trainer.args, "cast_lm_head_to_fp32", False)
+        or function.__module__ == "logprobd_ops.compat.trl"
+    ):
+        return
+    warnings.warn(
+        f"TRL rounds the policy's logits to {str(dtype).removeprefix('torch.')}, and the scorer "
+        "does not round the reference's, so their KL divergence is not zero where both are the "
+        "same model: call logprobd_ops.compat.trl.apply_logprobd_kernel() before use_scorer",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
 def _check_evaluation(trainer: SFTTrainer, model: PreTrainedModel) -> None:
     """Refuses a trainer whose evaluation calls a head that moves, or another function."""
     if type(trainer).compute_loss is not SFTTrainer.compute_loss:
@@ -126,7 +158,9 @@ def _check_evaluation(trainer: SFTTrainer, model: PreTrainedModel) -> None:
         )
 
 
-def _check_model(trainer: Any, model: PreTrainedModel, scorer: Scorer) -> None:
+def _check_model(
+    trainer: Any, model: PreTrainedModel, scorer: Scorer, allow_rounded_head: bool
+) -> None:
     """Compares the scorer with the model's own head, or with its size if it is not there whole."""
     if model.base_model is model:
         raise InvalidArgument(f"{type(model).__name__} has no separate body")
@@ -136,7 +170,7 @@ def _check_model(trainer: Any, model: PreTrainedModel, scorer: Scorer) -> None:
         check_size(scorer, width, model.config.get_text_config().vocab_size)
         return
     with trainer.accelerator.autocast():
-        check_model_head(scorer, model)
+        check_model_head(scorer, model, allow_rounded_head=allow_rounded_head)
 
 
 def _is_whole(weight: Tensor | None) -> bool:

@@ -3,8 +3,8 @@
     python client/adapters/examples/grpo_reference/grpo_reference.py [--steps 40] [--plot FILE]
 
 Writes a model with random weights, whose reward is the share of vowels that it writes. The second
-training scores its reference by a server on the CPU and has removed the reference's head. Prints a
-table, and draws the curves if matplotlib is installed.
+training scores its reference by a server on the CPU and has removed the reference's head, and its
+policy is scored by the operator. Prints a table, and draws the curves if matplotlib is installed.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset
 from logprobd_adapters import RemoteScorer, Scorer
 from logprobd_adapters.trl import use_scorer
+from logprobd_ops.compat.trl import apply_logprobd_kernel
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
@@ -65,7 +66,8 @@ def train(folder: Path, steps: int, scorer: Scorer | None = None) -> list[dict[s
     Args:
         folder: the model, which is also the reference.
         steps: optimizer steps.
-        scorer: scorer of the reference, whose own head is then removed. None: TRL's own function.
+        scorer: scorer of the reference, whose own head is then removed. The policy's own is scored
+            by the operator then, in this and later trainings. None: TRL's own function.
     """
     prompts = [f"{first}{second}" for first in "bcdf" for second in string.ascii_lowercase]
     with tempfile.TemporaryDirectory() as output:
@@ -91,6 +93,7 @@ def train(folder: Path, steps: int, scorer: Scorer | None = None) -> list[dict[s
             train_dataset=Dataset.from_dict({"prompt": prompts}),
         )
         if scorer is not None:
+            apply_logprobd_kernel()
             use_scorer(trainer, scorer)
             trainer.ref_model.set_output_embeddings(torch.nn.Identity())
         trainer.train()
