@@ -1,6 +1,6 @@
 """Tests the start of the server: options, the plan, and every reason to refuse to start.
 
-The tests cover rows C56, C57, E81, E83, E84 and G105 of tests/FAULTS.md.
+The tests cover rows C54, C56, C57, E81, E83, E84 and G105 of tests/FAULTS.md.
 """
 
 import json
@@ -11,8 +11,13 @@ import struct
 import subprocess
 import tempfile
 
+import ml_dtypes
+import numpy as np
 import pytest
-from model_folder import ModelFolder
+from model_folder import ModelFolder, write_biased_head
+from scoring_rpc import Scoring, request
+
+AT_ANY_PORT = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
 
 
 def run(binaries: pathlib.Path, *options: str, environment: dict[str, str] | None = None):
@@ -351,6 +356,77 @@ def test_c57_broken_checkpoints_are_refused(binaries, tmp_path, header, data, le
     assert_one_clear_error(
         run(binaries, "--model", str(folder), "--device", "cpu", "--dry-run"), word
     )
+
+
+ROWS, COLUMNS = 700, 64
+
+
+def head_with(folder: pathlib.Path, dtype, *, weight=None, bias=None, vocab: int = ROWS):
+    """Writes a head of ones in which `weight` and `bias`, by index, are other values. Returns the folder."""
+    rows = np.ones((ROWS, COLUMNS), dtype)
+    biases = np.zeros(ROWS, np.float32)
+    for array, values in ((rows, weight), (biases, bias)):
+        for index, value in (values or {}).items():
+            array[index] = value
+    write_biased_head(folder, rows, biases)
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": vocab}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+# Regression: such a server was "ready", and every row was NaN.
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("options", [(), ("--shards", "3"), ("--replicas", "2")])
+def test_c54_a_weight_that_is_not_finite_refuses_to_start(
+    binaries, tmp_path, dtype, value, options
+) -> None:
+    folder = head_with(tmp_path, dtype, weight={(617, 21): value})
+
+    result = run(binaries, "--model", str(folder), "--device", "cpu", *AT_ANY_PORT, *options)
+
+    words = (str(folder), "row 617 column 21 is NaN or Inf", "--valid-vocab")
+    assert_one_clear_error(result, *words)
+    assert "ready" not in result.stderr
+
+
+def test_c54_a_bias_that_is_not_finite_refuses_to_start(binaries, tmp_path) -> None:
+    folder = head_with(tmp_path, np.float32, bias={699: -np.inf})
+
+    result = run(binaries, "--model", str(folder), "--device", "cpu", *AT_ANY_PORT)
+
+    assert_one_clear_error(result, "the bias of row 699 is NaN or Inf")
+
+
+def test_c54_one_of_several_heads_that_is_not_finite_is_named(binaries, model, tmp_path) -> None:
+    folder = head_with(tmp_path, np.float32, weight={(0, 0): np.nan})
+    models = ("--model", f"good={model.path}", "--model", f"bad={folder}")
+
+    result = run(binaries, *models, "--device", "cpu", *AT_ANY_PORT)
+
+    assert_one_clear_error(result, 'head "bad"', "row 0 column 0 is NaN or Inf")
+
+
+@pytest.mark.parametrize("by_flag", [False, True], ids=["config", "--valid-vocab"])
+def test_rows_beyond_the_vocabulary_may_be_anything(start_server, tmp_path, by_flag) -> None:
+    valid = 650
+    padding = {(valid, 0): np.nan, (699, 63): np.inf}
+    folder = head_with(
+        tmp_path,
+        np.float32,
+        weight=padding,
+        bias={valid: np.nan},
+        vocab=ROWS if by_flag else valid,
+    )
+
+    server = start_server(
+        "--model", str(folder), *(("--valid-vocab", str(valid)) if by_flag else ())
+    )
+
+    with Scoring(server.grpc) as scoring:
+        response = scoring.score(request(rows=1, hidden_size=COLUMNS))
+    logprob = np.frombuffer(response.logprob, np.float32)
+    assert logprob == pytest.approx(-np.log(valid), abs=1e-5)
 
 
 def test_c56_paths_without_a_model_are_refused(binaries, tmp_path) -> None:

@@ -8,6 +8,7 @@
 #include "server/app/options/part_options.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/weights/content_check.h"
 
 namespace logprobd {
 namespace {
@@ -15,6 +16,10 @@ namespace {
 /// Value of Batcher::Options::busy_poll. It exceeds the time from a response until the next request
 /// of the same client, about 300 us, so that such a request need not wake the batch thread.
 constexpr absl::Duration kBusyPollRequest = absl::Microseconds(500);
+
+constexpr char kNonfiniteAdvice[] =
+    "every row would score NaN: repair the checkpoint, or leave rows without a token out with "
+    "--valid-vocab";
 
 /// Returns the devices of a replica as "gpu2, gpu3", or an empty string if the layout is not known.
 std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {
@@ -54,7 +59,9 @@ absl::Status HeadManager::Load(const std::atomic<bool>& stop,
                       {"engine", plan.head.engine},
                       {"reason", plan.head.engine_reason}});
   const absl::Time start = parts_.clock->Now();
-  const StoppableWeights weights(*weights_, stop);
+  // The engines read every valid row, so the check needs no pass of its own.
+  const FiniteWeights finite(*weights_, options_.model, kNonfiniteAdvice);
+  const StoppableWeights weights(finite, stop);
   EngineOptions engine_options = EngineOptionsOf(options_);
   engine_options.metrics = &metrics_;
   engine_options.batch_time_max = BatchTimeMaxOf(options_, plan.engine.device);

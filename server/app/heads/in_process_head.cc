@@ -267,7 +267,9 @@ absl::StatusOr<VerifyReport> InProcessHead::RunVerify(const VerifyOptions& optio
     }
   }
   if (!truth.ok()) {
-    return absl::IsCancelled(truth.status()) ? truth.status() : WithDetailsForLog(truth.status());
+    const bool is_for_client =
+        absl::IsCancelled(truth.status()) || absl::IsFailedPrecondition(truth.status());
+    return is_for_client ? truth.status() : WithDetailsForLog(truth.status());
   }
   LOGPROBD_RETURN_IF_ERROR(WithContext(scores.status(), "scoring the probe"));
   VerifyReport report = CompareWithTruth(*truth, scores->logprob, scores->entropy);

@@ -10,11 +10,13 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/tile.h"
 #include "kernels/reference/row_reference.h"
 #include "server/base/errors.h"
 #include "server/engine/kernel_params.h"
+#include "server/weights/content_check.h"
 
 namespace logprobd {
 namespace {
@@ -193,13 +195,21 @@ absl::StatusOr<std::vector<std::vector<double>>> ProbeLogits(const HeadWeights& 
           kernels::ElementReference(probe.hidden.data(), index, KernelDtype(probe.dtype)));
     }
   }
-  WeightRows tile(weights);
+  const FiniteWeights finite(
+      weights, absl::StrCat(head.name, ", tensor ", head.tensor),
+      "the scores of such weights cannot be compared, and the engine is not at fault: load weights "
+      "that are finite");
+  WeightRows tile(finite);
   for (int64_t begin = 0; begin < head.vocab_size; begin += kernels::kTileColumns) {
     if (stop.load(std::memory_order_relaxed)) {
       return absl::CancelledError("the Verify was stopped");
     }
     const int64_t end = std::min<int64_t>(begin + kernels::kTileColumns, head.vocab_size);
-    LOGPROBD_RETURN_IF_ERROR(tile.Read(begin, end));
+    const absl::Status read = tile.Read(begin, end);
+    if (absl::IsInvalidArgument(read)) {  // the weight is at fault, not the call
+      return absl::FailedPreconditionError(read.message());
+    }
+    LOGPROBD_RETURN_IF_ERROR(read);
     for (int64_t column = begin; column < end; ++column) {
       for (size_t row = 0; row < rows; ++row) {
         logits[row].push_back(

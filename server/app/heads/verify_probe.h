@@ -46,7 +46,8 @@ absl::StatusOr<VerifyProbe> MakeVerifyProbe(const HeadWeights& weights,
 
 /// Scores the probe in double precision. Reads the whole weight, one tile of rows at a time, once
 /// for every 16 rows of the probe. It runs on the calling thread and takes tens of seconds for a
-/// large head. Returns CANCELLED once `stop` is set.
+/// large head. Returns CANCELLED once `stop` is set, and FAILED_PRECONDITION if the weight, or its
+/// bias, has a NaN or Inf, because no engine could then agree with the truth.
 absl::StatusOr<VerifyTruth> ScoreVerifyProbe(const HeadWeights& weights, const VerifyProbe& probe,
                                              const std::atomic<bool>& stop);
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -18,6 +19,9 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::MakeTensor;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// Returns the head of a model with these tensors.
 std::unique_ptr<HeadWeights> OpenHead(const testing::ModelFolder& folder,
@@ -47,10 +51,9 @@ TEST(ContentCheckTest, HashesTheStoredRowsAndThenTheStoredBias) {
 }
 
 TEST(ContentCheckTest, HashesPaddingWithoutCheckingThatItIsFinite) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
   const testing::ModelFolder folder;
   const auto padded =
-      OpenHead(folder, {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, nan, nan})}, 1);
+      OpenHead(folder, {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, kNan, kNan})}, 1);
 
   const auto check = CheckContent(*padded, {});
 
@@ -68,9 +71,7 @@ TEST(ContentCheckTest, FindsTheFirstNonfiniteElementAtAnyPosition) {
   constexpr int64_t kRows = 700;
   constexpr int64_t kHidden = 1'024;  // The rows fill more than one block in each dtype.
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    for (const float bad :
-         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-          std::numeric_limits<float>::quiet_NaN()}) {
+    for (const float bad : {kInfinity, -kInfinity, kNan}) {
       for (const auto& [row, column] :
            std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {1, 7}, {511, 1'023}, {699, 1'023}}) {
         std::vector<float> values(static_cast<size_t>(kRows * kHidden), 0.5F);
@@ -92,13 +93,81 @@ TEST(ContentCheckTest, FindsTheFirstNonfiniteElementAtAnyPosition) {
 
 TEST(ContentCheckTest, FindsANonfiniteBias) {
   const testing::ModelFolder folder;
-  const auto head = OpenHead(
-      folder,
-      {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4}),
-       MakeTensor("lm_head.bias", Dtype::kF32, {2}, {1, std::numeric_limits<float>::infinity()})},
-      2);
+  const auto head = OpenHead(folder,
+                             {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4}),
+                              MakeTensor("lm_head.bias", Dtype::kF32, {2}, {1, kInfinity})},
+                             2);
 
   EXPECT_EQ(CheckContent(*head, {})->nonfinite, "the bias of row 1 is NaN or Inf");
+}
+
+// Regression: a server started with a NaN in its weight and answered NaN for every row.
+TEST(FiniteWeightsTest, RefusesTheReadThatMeetsANonfiniteValue) {
+  constexpr int64_t kRows = 9;
+  constexpr int64_t kHidden = 6;
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    for (const float bad : {kInfinity, -kInfinity, kNan}) {
+      std::vector<float> values(static_cast<size_t>(kRows * kHidden), 0.5F);
+      values[static_cast<size_t>(4 * kHidden + 5)] = bad;
+      const testing::ModelFolder folder;
+      const auto head =
+          OpenHead(folder, {MakeTensor("lm_head.weight", dtype, {kRows, kHidden}, values)}, kRows);
+      const FiniteWeights finite(*head, "/models/x", "mend it");
+
+      for (const int64_t gap : {0, 8}) {  // engines leave gaps between the rows
+        const int64_t pitch = kHidden * DtypeBytes(dtype) + gap;
+        std::vector<std::byte> rows(static_cast<size_t>(kRows * pitch), std::byte{0xFF});
+
+        const absl::Status all = finite.ReadRows(0, kRows, rows.data(), pitch);
+
+        EXPECT_EQ(all,
+                  absl::InvalidArgumentError("the head (source: /models/x) is not finite: row 4 "
+                                             "column 5 is NaN or Inf; mend it"));
+        EXPECT_TRUE(finite.ReadRows(0, 4, rows.data(), pitch).ok());
+        EXPECT_TRUE(finite.ReadRows(5, kRows, rows.data(), pitch).ok());
+        EXPECT_EQ(finite.ReadRows(4, 5, rows.data(), pitch), all);
+      }
+    }
+  }
+}
+
+TEST(FiniteWeightsTest, RefusesANonfiniteBiasWithTheRowsToWhichItBelongs) {
+  const testing::ModelFolder folder;
+  const auto head =
+      OpenHead(folder,
+               {MakeTensor("lm_head.weight", Dtype::kBf16, {3, 2}, {1, 2, 3, 4, 5, 6}),
+                MakeTensor("lm_head.bias", Dtype::kF32, {3}, {1, -kInfinity, 1})},
+               3);
+  const FiniteWeights finite(*head, "/models/x", "mend it");
+  std::vector<std::byte> rows(12);
+
+  EXPECT_TRUE(finite.ReadRows(0, 1, rows.data(), 4).ok());
+  EXPECT_THAT(finite.ReadRows(1, 3, rows.data(), 4).message(),
+              HasSubstr("the bias of row 1 is NaN or Inf"));
+}
+
+TEST(FiniteWeightsTest, AcceptsAnyPadding) {
+  const testing::ModelFolder folder;
+  const auto head = OpenHead(
+      folder,
+      {MakeTensor("lm_head.weight", Dtype::kBf16, {3, 2}, {1, 2, kNan, kNan, kInfinity, 1}),
+       MakeTensor("lm_head.bias", Dtype::kF32, {3}, {1, kNan, kInfinity})},
+      1);
+  const FiniteWeights finite(*head, "/models/x", "mend it");
+  std::vector<std::byte> rows(12);
+
+  EXPECT_TRUE(finite.ReadRows(0, 3, rows.data(), 4).ok());
+  EXPECT_TRUE(finite.ReadRows(2, 3, rows.data(), 4).ok());
+}
+
+TEST(FiniteWeightsTest, ReturnsTheErrorsOfItsWeight) {
+  const testing::ModelFolder folder;
+  const auto head =
+      OpenHead(folder, {MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, 4})}, 2);
+  const FiniteWeights finite(*head, "/models/x", "mend it");
+  std::vector<std::byte> rows(12);
+
+  EXPECT_TRUE(absl::IsOutOfRange(finite.ReadRows(0, 3, rows.data(), 4)));
 }
 
 TEST(ContentCheckTest, ReportsItsProgressAndStopsOnRequest) {

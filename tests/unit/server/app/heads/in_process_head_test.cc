@@ -24,6 +24,7 @@ namespace logprobd {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// An asynchronous answer that a test waits for.
 template <typename T>
@@ -250,6 +251,27 @@ TEST(InProcessHeadOnCpuTest, VerifyPassesOnTheRealEngine) {
     EXPECT_GT(report.Wait()->logit_stddev, 2);
     EXPECT_GT(report.Wait()->seconds, 0);
   }
+}
+
+// Regression: the report of weights with a NaN blamed the engine.
+TEST_F(InProcessHeadTest, VerifyTellsTheClientThatTheWeightsAreNotFinite) {
+  const auto made = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 4});
+  std::vector<std::byte> weight(made->weight(), made->weight() + made->info().weight_bytes);
+  weight[17 * 8] = weight[17 * 8 + 1] = std::byte{0x7F};
+  testing::FakeEngine engine;
+  std::vector<std::unique_ptr<ScoringEngine>> engines;
+  engines.push_back(std::make_unique<testing::FakeEngine>());
+  const auto head = InProcessHead::Create(
+      engine.info(), std::make_unique<testing::InMemoryHead>(made->info(), std::move(weight)),
+      std::move(engines), SmallBatches(), Clock::Steady(), metrics_);
+  ASSERT_TRUE(head.ok()) << head.status();
+  Answer<VerifyReport> report;
+
+  (*head)->Verify({}, report.Callback());
+
+  EXPECT_EQ(report.Wait().status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(HasDetailsForLog(report.Wait().status()));
+  EXPECT_THAT(report.Wait().status().message(), HasSubstr("row 17 column 0 is NaN or Inf"));
 }
 
 TEST_F(InProcessHeadTest, VerifiesAgainAfterAVerifyWasStopped) {

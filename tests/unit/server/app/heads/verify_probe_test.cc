@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +20,7 @@ namespace logprobd {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 const std::atomic<bool> never_stop = false;
 
@@ -122,6 +125,38 @@ TEST(VerifyProbeTest, ReportsAWeightThatCannotBeRead) {
 
   EXPECT_TRUE(absl::IsDataLoss(ScoreVerifyProbe(*head, *probe, never_stop).status()));
   EXPECT_TRUE(absl::IsDataLoss(MakeVerifyProbe(*head, {.rows = 2}).status()));
+}
+
+// Regression: a NaN in the weight made Verify report that the engine's numbers were wrong.
+TEST(VerifyProbeTest, NamesTheValueOfAWeightThatIsNotFinite) {
+  const auto made =
+      testing::MakeRandomHead({.vocab_size = 300, .hidden_size = 16, .dtype = Dtype::kF32});
+  std::vector<std::byte> weight(made->weight(), made->weight() + made->info().weight_bytes);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(&weight[(250 * 16 + 3) * sizeof(float)], &nan, sizeof(nan));
+  const testing::InMemoryHead head(made->info(), std::move(weight));
+  const auto probe = MakeVerifyProbe(head, {.rows = 2});
+  ASSERT_TRUE(probe.ok()) << probe.status();
+
+  const auto truth = ScoreVerifyProbe(head, *probe, never_stop);
+
+  EXPECT_EQ(truth.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(truth.status().message(), HasSubstr("row 250 column 3 is NaN or Inf"));
+}
+
+TEST(VerifyProbeTest, NamesTheRowOfABiasThatIsNotFinite) {
+  const auto made = testing::MakeRandomHead({.vocab_size = 300, .hidden_size = 16, .bias = true});
+  std::vector<float> bias = made->bias();
+  bias[299] = -std::numeric_limits<float>::infinity();
+  const std::vector<std::byte> weight(made->weight(), made->weight() + made->info().weight_bytes);
+  const testing::InMemoryHead head(made->info(), weight, bias);
+  const auto probe = MakeVerifyProbe(head, {.rows = 2});
+  ASSERT_TRUE(probe.ok()) << probe.status();
+
+  const auto truth = ScoreVerifyProbe(head, *probe, never_stop);
+
+  EXPECT_EQ(truth.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(truth.status().message(), HasSubstr("the bias of row 299 is NaN or Inf"));
 }
 
 TEST(CompareWithTruthTest, PassesDifferencesUpToTheTolerances) {
