@@ -44,7 +44,11 @@ constexpr int64_t kMessageBytesMaxLimit = std::numeric_limits<int32_t>::max();
 // After a minute without traffic the server pings the peer, so that the requests of a host that
 // vanished end.
 constexpr int kKeepaliveMs = 60'000;
-constexpr int kClientPingIntervalMinMs = 20'000;
+/// Shortest interval of a client's pings, with and without calls. The shortest keepalive time of
+/// gRPC for Go and Java is 10 s, and a ping may arrive early if the one before was delayed. gRPC
+/// ends a connection with "too_many_pings" at the third ping that comes earlier and follows no data
+/// of ours.
+constexpr int kClientPingIntervalMinMs = 5'000;
 /// Time for a connection to send the HTTP/2 preface before the server closes it.
 constexpr int kHandshakeMs = 10'000;
 /// Number of file descriptors that connections to --listen may not use, and those to --admin. The
