@@ -127,7 +127,8 @@ struct ScoreArgs {
   absl::Span<const int32_t> targets;
   /// Temperature that divides the logits, 1e-4 to 1e4.
   float temperature = 1.0F;
-  /// Temperature of each row, [rows], instead of `temperature`; empty if not used.
+  /// Temperature of each row, [rows], instead of `temperature`; empty if not used. That of an
+  /// ignored row may be anything.
   absl::Span<const float> row_temperatures;
   /// Temperature of the entropy alone. If absent, the row's temperature applies.
   std::optional<float> entropy_temperature;

@@ -99,9 +99,10 @@ absl::Status CheckTemperature(absl::string_view field, float value) {
   return IsTemperature(value) ? absl::OkStatus() : BadTemperature(field, value);
 }
 
-absl::Status CheckTemperatures(absl::string_view field, absl::Span<const float> values) {
+absl::Status CheckTemperatures(absl::string_view field, absl::Span<const float> values,
+                               absl::Span<const int32_t> targets, int32_t ignore_index) {
   for (size_t i = 0; i < values.size(); ++i) {
-    if (!IsTemperature(values[i])) {
+    if (!IsTemperature(values[i]) && targets[i] != ignore_index) {
       return BadTemperature(absl::StrCat(field, "[", i, "]"), values[i]);
     }
   }
@@ -200,7 +201,8 @@ absl::Status CheckAllTemperatures(const ScoreRequest& request) {
       return Invalid("row_temperatures: ", request.row_temperatures.size(), " values, must be ",
                      request.rows, ", one for each row");
     }
-    LOGPROBD_RETURN_IF_ERROR(CheckTemperatures("row_temperatures", request.row_temperatures));
+    LOGPROBD_RETURN_IF_ERROR(CheckTemperatures("row_temperatures", request.row_temperatures,
+                                               request.targets, request.ignore_index));
   }
   if (request.entropy_temperature.has_value()) {
     LOGPROBD_RETURN_IF_ERROR(CheckTemperature("entropy_temperature", *request.entropy_temperature));

@@ -37,6 +37,10 @@ absl::Status CheckOffsets(absl::string_view field, absl::Span<const uint32_t> of
 
 /// Checks that 1e-4 <= value <= 1e4, which excludes NaN.
 absl::Status CheckTemperature(absl::string_view field, float value);
-absl::Status CheckTemperatures(absl::string_view field, absl::Span<const float> values);
+
+/// Performs the check of CheckTemperature for the temperature of each row whose target is not
+/// `ignore_index`. `values` and `targets` have the same size.
+absl::Status CheckTemperatures(absl::string_view field, absl::Span<const float> values,
+                               absl::Span<const int32_t> targets, int32_t ignore_index);
 
 }  // namespace logprobd::internal

@@ -95,6 +95,7 @@ def _check(head: FakeHead, request: _wire.ScoreRequest) -> _CheckedRequest:
         temperatures = _array(request.row_temperatures, "<f4", "row_temperatures", rows).astype(
             np.float64
         )
+        temperatures[ignored] = 1.0  # The server does not read these.
     entropy_temperatures = temperatures
     if request.entropy_temperature is not None:
         entropy_temperatures = np.full(rows, request.entropy_temperature)

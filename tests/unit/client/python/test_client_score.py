@@ -188,6 +188,20 @@ def test_temperature_may_be_a_number_or_an_array(server, client, rows):
     assert np.array_equal(result.logprob, np.stack([first.logprob, second.logprob]))
 
 
+# The same call was refused by the server, and by the operator.
+@pytest.mark.parametrize("unused", [0.0, -1.0, np.nan, np.inf])
+def test_the_temperature_of_an_ignored_row_may_be_anything(client, rows, unused):
+    hidden, targets = rows
+    targets = np.where(np.arange(10) % 3 == 0, -100, targets)
+    temperatures = np.where(targets == -100, unused, 0.7)
+
+    result = client.score(hidden, targets, temperature=temperatures)
+
+    assert np.array_equal(result.logprob, client.score(hidden, targets, temperature=0.7).logprob)
+    with pytest.raises(InvalidArgument, match=r"row_temperatures\[\d\].*\(row 4 of the call\)"):
+        client.score(hidden, targets, temperature=np.where(np.arange(10) == 4, unused, 1.0))
+
+
 def test_entropy_temperature_changes_the_entropy_alone(server, client, rows):
     plain = client.score(*rows, temperature=0.5)
 

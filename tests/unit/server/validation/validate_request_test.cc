@@ -161,8 +161,8 @@ INSTANTIATE_TEST_SUITE_P(
              "entropy_temperature: nan"},
         Case{"RowTemperatureMissing", [](ScoreRequest& r) { r.row_temperatures = {1, 1}; },
              "row_temperatures: 2 values, must be 3"},
-        Case{"BadRowTemperature", [](ScoreRequest& r) { r.row_temperatures = {1, 1, kNan}; },
-             "row_temperatures[2]: nan"},
+        Case{"BadRowTemperature", [](ScoreRequest& r) { r.row_temperatures = {1, kNan, 1}; },
+             "row_temperatures[1]: nan"},
         Case{"BothTemperatures",
              [](ScoreRequest& r) {
                r.temperature = 1.0F;
@@ -297,8 +297,19 @@ TEST(ValidateListsTest, BoundsTemperatures) {
                           std::numeric_limits<float>::quiet_NaN()}) {
     EXPECT_FALSE(CheckTemperature("temperature", bad).ok()) << bad;
   }
-  EXPECT_EQ(CheckTemperatures("row_temperatures", {1.0F, 0.0F, -1.0F}).message(),
+  EXPECT_EQ(CheckTemperatures("row_temperatures", {1.0F, 0.0F, -1.0F}, {5, 5, 5}, -100).message(),
             "row_temperatures[1]: 0, must be finite and in [1e-4, 1e4]");
+}
+
+// The server refused a temperature of 0 in rows that it does not score, unlike the Python client.
+TEST(ValidateListsTest, AcceptsAnyTemperatureInIgnoredRows) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> values = {0.0F, 1.0F, nan, -1.0F};
+  EXPECT_TRUE(CheckTemperatures("row_temperatures", values, {-100, 5, -100, -100}, -100).ok());
+  EXPECT_TRUE(CheckTemperatures("row_temperatures", values, {100, 5, 100, 100}, 100).ok());
+
+  EXPECT_EQ(CheckTemperatures("row_temperatures", values, {-100, 5, -100, 7}, -100).message(),
+            "row_temperatures[3]: -1, must be finite and in [1e-4, 1e4]");
 }
 
 }  // namespace
