@@ -257,7 +257,7 @@ TEST(InProcessHeadOnCpuTest, VerifyPassesOnTheRealEngine) {
 TEST_F(InProcessHeadTest, VerifyTellsTheClientThatTheWeightsAreNotFinite) {
   const auto made = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 4});
   std::vector<std::byte> weight(made->weight(), made->weight() + made->info().weight_bytes);
-  weight[17 * 8] = weight[17 * 8 + 1] = std::byte{0x7F};
+  weight[17 * 8] = weight[17 * 8 + 1] = std::byte{0xFF};  // a NaN
   testing::FakeEngine engine;
   std::vector<std::unique_ptr<ScoringEngine>> engines;
   engines.push_back(std::make_unique<testing::FakeEngine>());
