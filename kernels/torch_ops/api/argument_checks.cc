@@ -64,11 +64,17 @@ void CheckTemperature(double temperature) {
                     ": it must be above 0 and finite");
 }
 
-void CheckRowTemperatures(const at::Tensor& temperatures) {
+void CheckRowTemperatures(const at::Tensor& temperatures, const at::Tensor& is_computed) {
   CheckFloatingPoint(temperatures, "temperature");
   // Reading a value on a GPU would wait for the GPU.
-  TORCH_CHECK_VALUE(!temperatures.is_cpu() || temperatures.gt(0).all().item<bool>(),
-                    "temperature has an element that is not above 0");
+  if (!temperatures.is_cpu()) return;
+  at::Tensor is_bad = temperatures.gt(0).logical_and_(temperatures.isfinite()).logical_not_();
+  if (is_computed.defined()) is_bad.logical_and_(is_computed);
+  if (!is_bad.any().item<bool>()) return;
+  const auto row = is_bad.reshape({-1}).to(at::kByte).argmax().item<int64_t>();
+  TORCH_CHECK_VALUE(false, "temperature of row ", row, " is ",
+                    temperatures.reshape({-1})[row].item<double>(),
+                    ": it must be above 0 and finite, except in rows that are ignored");
 }
 
 void WarnOfSlowInputs(const std::string& message) {

@@ -34,8 +34,9 @@ void CheckSoftcap(const std::string& prefix, double softcap);
 
 void CheckTemperature(double temperature);
 
-/// Checks the dtype of a temperature per row and, on a CPU, its values.
-void CheckRowTemperatures(const at::Tensor& temperatures);
+/// Checks the dtype of a temperature per row and, on a CPU, its values in the rows that
+/// `is_computed` selects; an undefined `is_computed` selects all rows.
+void CheckRowTemperatures(const at::Tensor& temperatures, const at::Tensor& is_computed);
 
 /// Warns once per process for each `message`, which says why inputs are slow and what to change.
 void WarnOfSlowInputs(const std::string& message);

@@ -1,7 +1,9 @@
 #include "kernels/torch_ops/api/problem.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -17,11 +19,20 @@
 namespace logprobd::torch_ops {
 namespace {
 
-void CheckRowTemperature(const at::Tensor& temperature, const at::Tensor& target) {
+void CheckRowTemperature(const at::Tensor& temperature, const at::Tensor& target,
+                         int64_t ignore_index) {
   TORCH_CHECK_VALUE(temperature.sizes() == target.sizes(), "temperature has the shape ",
                     temperature.sizes(), " but target has the shape ", target.sizes(),
                     ": temperature must be one number or have one element per row");
-  CheckRowTemperatures(temperature);
+  CheckRowTemperatures(temperature,
+                       temperature.is_cpu() ? target.to(at::kLong) != ignore_index : at::Tensor());
+}
+
+/// Checks that ids are integers that fit in int64. Larger ones could become ignore_index.
+void CheckIds(const at::Tensor& ids, const char* name) {
+  const at::ScalarType type = ids.scalar_type();
+  TORCH_CHECK_VALUE(at::isIntegralType(type, /*includeBool=*/false) && type != at::kUInt64, name,
+                    " is ", type, ": it must hold integers, such as int64, but not uint64");
 }
 
 void CheckRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options,
@@ -43,17 +54,13 @@ void CheckRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& op
 
 void CheckCandidates(const LinearLogprobInputs& inputs) {
   const at::Tensor& target = inputs.target;
-  const auto is_integral = [](const at::Tensor& values) {
-    return at::isIntegralType(values.scalar_type(), /*includeBool=*/false);
-  };
   if (!inputs.candidate_ids.has_value()) {
     TORCH_CHECK_VALUE(!inputs.candidate_offsets.has_value(),
                       "candidate_offsets is given without candidate_ids: pass both");
     return;
   }
   const at::Tensor& ids = *inputs.candidate_ids;
-  TORCH_CHECK_VALUE(is_integral(ids), "candidate_ids is ", ids.scalar_type(),
-                    ": it must hold integers");
+  CheckIds(ids, "candidate_ids");
   TORCH_CHECK_VALUE(ids.numel() <= std::numeric_limits<int32_t>::max(), "candidate_ids has ",
                     ids.numel(), " elements: at most ", std::numeric_limits<int32_t>::max(),
                     " are supported");
@@ -66,8 +73,7 @@ void CheckCandidates(const LinearLogprobInputs& inputs) {
     return;
   }
   const at::Tensor& offsets = *inputs.candidate_offsets;
-  TORCH_CHECK_VALUE(is_integral(offsets), "candidate_offsets is ", offsets.scalar_type(),
-                    ": it must hold integers");
+  CheckIds(offsets, "candidate_offsets");
   TORCH_CHECK_VALUE(ids.dim() == 1, "candidate_ids has the shape ", ids.sizes(),
                     ": with candidate_offsets it must have one dimension");
   TORCH_CHECK_VALUE(offsets.dim() == 1 && offsets.size(0) == target.numel() + 1,
@@ -131,14 +137,13 @@ void CheckArguments(const LinearLogprobInputs& inputs, const LinearLogprobOption
   const at::Tensor& weight = inputs.weight;
   // A rank may have no row of the weight.
   CheckHead(/*prefix=*/"", inputs.hidden, weight, /*rows_min=*/0);
-  TORCH_CHECK_VALUE(at::isIntegralType(inputs.target.scalar_type(), /*includeBool=*/false),
-                    "target is ", inputs.target.scalar_type(), ": it must hold integers");
+  CheckIds(inputs.target, "target");
   CheckRows(inputs, options, group);
   CheckDevices(inputs, /*weight_grad=*/std::nullopt);
   CheckPerColumn(/*prefix=*/"", "bias", inputs.bias, weight);
   CheckPerColumn(/*prefix=*/"", "mean_logit_weights", inputs.mean_logit_weights, weight);
   if (inputs.row_temperature.has_value()) {
-    CheckRowTemperature(*inputs.row_temperature, inputs.target);
+    CheckRowTemperature(*inputs.row_temperature, inputs.target, options.ignore_index);
   }
   CheckCandidates(inputs);
   CheckOptions(options);
@@ -173,6 +178,14 @@ void Problem::Plan() {
   at::Tensor& hidden = inputs.hidden;
   if (hidden.dim() != 2) hidden = hidden.reshape({-1, hidden.size(-1)});
   inputs.target = inputs.target.to(at::kLong).contiguous();
+  // The temperature of an ignored row may be 0 or NaN. It is replaced where it would be read: in a
+  // CUDA graph, which computes all rows, and in the gradients of lists.
+  const bool reads_ignored_rows =
+      device_ops->IsCapturing(device()) || options.top_k > 0 || inputs.candidate_ids.has_value();
+  if (inputs.row_temperature.has_value() && reads_ignored_rows) {
+    inputs.row_temperature =
+        at::where(inputs.target == options.ignore_index, 1, *inputs.row_temperature);
+  }
   if (options.sequence_parallel) {
     hidden = hidden.contiguous();
     gathered_hidden = at::empty({num_rows(), hidden_size()}, hidden.options());

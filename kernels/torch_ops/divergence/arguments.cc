@@ -104,7 +104,11 @@ void CheckArguments(const DivergenceInputs& inputs, const DivergenceOptions& opt
               inputs.student_hidden);
   CheckPerRow(inputs.mask, "mask", inputs.student_hidden);
   CheckPerRow(inputs.row_temperature, "temperature", inputs.student_hidden);
-  if (inputs.row_temperature.has_value()) CheckRowTemperatures(*inputs.row_temperature);
+  if (inputs.row_temperature.has_value()) {
+    const at::Tensor& temperatures = *inputs.row_temperature;
+    const bool has_mask = inputs.mask.has_value() && temperatures.is_cpu();
+    CheckRowTemperatures(temperatures, has_mask ? *inputs.mask != 0 : at::Tensor());
+  }
   CheckVocabulary(inputs, options);
   CheckTemperature(options.temperature);
   TORCH_CHECK_VALUE(

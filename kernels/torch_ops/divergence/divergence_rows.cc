@@ -42,6 +42,14 @@ void WriteDots(const at::Tensor& hidden, const DivergenceHead& head, at::ScalarT
                  });
 }
 
+/// Returns the temperatures of all rows, fp64 [num_all]. In a CUDA graph, which computes the masked
+/// rows as well, theirs are 1, because they may be 0 or NaN.
+at::Tensor RowTemperatures(const DivergenceInputs& inputs) {
+  const at::Tensor temperatures = Flat(*inputs.row_temperature).to(at::kDouble);
+  if (!inputs.mask.has_value() || !IsCapturing(inputs)) return temperatures;
+  return at::where(FlatMask(inputs), temperatures, 1);
+}
+
 }  // namespace
 
 bool IsCapturing(const DivergenceInputs& inputs) {
@@ -103,10 +111,7 @@ DivergenceRows SelectRows(const at::Tensor& is_selected, const DivergenceInputs&
   rows.student_hidden = subset.GatherFromAll(all_student_hidden);
   rows.teacher_hidden = subset.GatherFromAll(FlatRows(inputs.teacher_hidden));
   rows.temperature = inputs.row_temperature.has_value()
-                         ? subset.GatherFromAll(Flat(*inputs.row_temperature))
-                               .to(at::kDouble)
-                               .contiguous()
-                               .unsqueeze(1)
+                         ? subset.GatherFromAll(RowTemperatures(inputs)).contiguous().unsqueeze(1)
                          : at::full({rows.size(), 1}, options.temperature,
                                     inputs.student_hidden.options().dtype(at::kDouble));
   rows.kind = options.kind;

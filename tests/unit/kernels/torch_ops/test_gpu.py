@@ -92,6 +92,31 @@ def test_a_replayed_graph_computes_a_loss_with_its_gradients(dtype):
         assert (ours.double() - eager.double()).norm() <= 4e-3 * eager.double().norm()
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("unused", (0.0, float("nan")))
+def test_a_graph_does_not_read_the_temperature_of_an_ignored_row(dtype, unused):
+    hidden, weight, target = (tensor.detach() for tensor in make_case())
+    hidden, weight = (leaf.to(dtype).requires_grad_() for leaf in (hidden, weight))
+    ids = torch.arange(300 * 4, device="cuda").view(300, 4) % 2000
+    options = {"temperature": torch.where(target == IGNORED, unused, 0.8)}
+
+    def compute() -> list[Tensor]:
+        return [
+            *scores_and_gradients(hidden, weight, target, memory="recompute", **options),
+            *scores_and_gradients(hidden, weight, target, memory="cached", **options),
+            *lists_and_gradients(hidden, weight, target, ids, **options),
+            *mean_loss_and_gradients(hidden, weight, target, **options),
+        ]
+
+    graph = torch.cuda.CUDAGraph()
+    captured = captured_with(graph, compute)
+    graph.replay()
+
+    options["temperature"] = 0.8
+    for ours, eager in zip(captured, compute(), strict=True):
+        assert (ours.double() - eager.double()).norm() <= 6e-3 * eager.double().norm()
+
+
 def test_a_graph_captures_a_call_with_a_group_of_one_rank(tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1

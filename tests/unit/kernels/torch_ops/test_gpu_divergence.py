@@ -81,10 +81,12 @@ def test_a_replayed_graph_computes_forward_and_backward_of_the_current_inputs(me
     case = make_case()
     mask = torch.arange(300, device="cuda") % 3 != 1
     weights = torch.rand(300, device="cuda") + 0.5
+    temperature = torch.full((300,), 0.8, device="cuda")
 
     def step() -> list[Tensor]:
-        rows = linear_divergence(*case, mask=mask, memory=memory)
-        loss = linear_divergence_loss(*case, mask=mask, row_weights=weights).loss
+        options = {"mask": mask, "temperature": temperature}
+        rows = linear_divergence(*case, memory=memory, **options)
+        loss = linear_divergence_loss(*case, row_weights=weights, **options).loss
         return [
             *(each.detach() for each in rows),
             loss.detach(),
@@ -104,6 +106,8 @@ def test_a_replayed_graph_computes_forward_and_backward_of_the_current_inputs(me
     with torch.no_grad():
         case.student_hidden.copy_(other.student_hidden)
         mask.copy_(mask.roll(1))
+        # A graph computes masked rows as well, whose temperatures may be anything.
+        temperature[~mask] = torch.tensor([0.0, torch.nan], device="cuda").repeat(50)
     graph.replay()
 
     expected = step()
