@@ -137,7 +137,11 @@ def _concatenated(lists: Sequence[Tensor], target: Tensor) -> tuple[Tensor, Tens
             )
         if ids.numel() == 0:
             continue  # torch.tensor([]) is fp32.
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        if (
+            ids.is_floating_point()
+            or ids.is_complex()
+            or ids.dtype in (torch.bool, torch.uint64)  # uint64 may wrap around.
+        ):
             raise ValueError(f"candidate_ids[{index}] is {ids.dtype}: ids must be integers")
         if ids.device != target.device:
             raise ValueError(

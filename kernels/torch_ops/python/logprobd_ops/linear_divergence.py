@@ -30,6 +30,7 @@ from logprobd_ops._memory import (
     gradients_needed,
 )
 from logprobd_ops._operator import WHOLE_VOCABULARY, load_library
+from logprobd_ops._tensor_kinds import check_tensors
 
 load_library()
 
@@ -99,7 +100,8 @@ def linear_divergence(
             Jensen-Shannon divergence (see the module).
         beta: the teacher's share of the mixture of "jsd", above 0 and below 1.
         temperature: above 0; divides the logits of both models. One number, or a tensor of one element per row. It
-            has no gradient, and the divergence is not multiplied by its square.
+            has no gradient, and the divergence is not multiplied by its square. That of a masked row may be
+            anything; on a GPU, other values are not checked, as in linear_logprob.
         student_bias, teacher_bias: [V].
         student_scale, teacher_scale: factors of the dot products, not 0. They do not scale the biases. TRL's
             ChunkedDivergenceFunction scales them too: student_bias=scale * bias gives its logits.
@@ -123,6 +125,16 @@ def linear_divergence(
     Waits for the device once in the forward if there is a mask, and in the backward to find the rows that have an
     upstream gradient. In a CUDA graph all rows are computed, and the hidden states of masked rows must be finite.
     """
+    check_tensors(
+        student_hidden=student_hidden,
+        student_weight=student_weight,
+        teacher_hidden=teacher_hidden,
+        teacher_weight=teacher_weight,
+        student_bias=student_bias,
+        teacher_bias=teacher_bias,
+        temperature=temperature,
+        mask=mask,
+    )
     vocab = student_weight.shape[0] if vocab_valid is None else vocab_valid
     keep_gradient, block_bytes = _memory_plan(
         memory,
@@ -200,6 +212,17 @@ def linear_divergence_loss(
     The other arguments are those of linear_divergence. Raises the exceptions of linear_divergence, and RuntimeError in a
     second backward pass.
     """
+    check_tensors(
+        student_hidden=student_hidden,
+        student_weight=student_weight,
+        teacher_hidden=teacher_hidden,
+        teacher_weight=teacher_weight,
+        student_bias=student_bias,
+        teacher_bias=teacher_bias,
+        temperature=temperature,
+        mask=mask,
+        row_weights=row_weights,
+    )
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
     loss, divergence, entropy, *_ = torch.ops.logprobd.linear_divergence_loss(

@@ -12,6 +12,7 @@ from logprobd_ops._operator import (
     linear_logprob_arguments,
     load_library,
 )
+from logprobd_ops._tensor_kinds import check_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +105,9 @@ def linear_logprob(
         target: [...], integers: ids in the whole vocabulary. Rows with `ignore_index` have scores and
             gradients of exactly zero and cost nothing.
         bias: [V].
-        temperature: above 0; one number, or a tensor shaped like target. It has no gradient.
+        temperature: above 0; one number, or a tensor shaped like target. It has no gradient. The temperature of
+            an ignored row may be anything. On a GPU, where a check would wait for the device, another row whose
+            temperature is not above 0 and finite gets results and gradients that mean nothing.
         scale: factor of the dot products.
         softcap: above 0; None: no cap.
         ignore_index: the target of rows to be ignored.
@@ -165,12 +168,24 @@ def linear_logprob(
     The results may be changed in place, which changes no gradient but those of the caller's own operations.
 
     Raises:
-        ValueError: shapes, dtypes, devices or options are invalid or do not match; the message
+        ValueError: shapes, dtypes, devices or options are invalid or do not match, or a tensor is nested, sparse,
+            quantized, a DTensor or of another subclass that computes in its own way; the message
             names the argument. It is raised on every rank if the ranks' targets, candidates, sizes or
             options differ, if only some ranks record gradients, or if their shards overlap.
         IndexError: a target or a candidate is outside the vocabulary; the message names the row or the id.
         RuntimeError: another rank of the group failed.
     """
+    check_tensors(
+        hidden=hidden,
+        weight=weight,
+        target=target,
+        bias=bias,
+        temperature=temperature,
+        mean_logit_weights=mean_logit_weights,
+        weight_grad=weight_grad,
+        candidate_ids=candidate_ids,
+        candidate_offsets=candidate_offsets,
+    )
     cache = logit_cache(memory, memory_budget, hidden, weight, target, bias, autocast=autocast)
     if (return_sum_p_squared or return_target_rank) and cache.kind == EXPONENTIALS:
         cache = LogitCache(NOT_CACHED, ALL_ROWS)

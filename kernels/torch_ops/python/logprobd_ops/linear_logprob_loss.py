@@ -21,6 +21,7 @@ from logprobd_ops._operator import (
     linear_logprob_arguments,
     load_library,
 )
+from logprobd_ops._tensor_kinds import check_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -95,6 +96,18 @@ def linear_logprob_loss(
     backward pass.
     """
     check_head_options("linear_logprob_loss", head_options)
+    check_tensors(
+        hidden=hidden,
+        weight=weight,
+        target=target,
+        bias=bias,
+        temperature=head_options.get("temperature"),
+        mean_logit_weights=mean_logit_weights,
+        logprob_coef=logprob_coef,
+        entropy_coef=entropy_coef,
+        lse_coef=lse_coef,
+        mean_logit_coef=mean_logit_coef,
+    )
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
     needs = gradients_needed(hidden, weight, bias)

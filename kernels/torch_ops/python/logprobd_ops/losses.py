@@ -36,6 +36,7 @@ from logprobd_ops._memory import (
     dtype_after_autocast,
 )
 from logprobd_ops._operator import check_head_options
+from logprobd_ops._tensor_kinds import check_tensors
 from logprobd_ops.linear_logprob import LinearLogprobOutput, linear_logprob
 from logprobd_ops.linear_logprob_loss import LinearLogprobLossOutput, linear_logprob_loss
 
@@ -115,6 +116,8 @@ def linear_cross_entropy(
     that gradients_in_forward does not support.
     """
     check_head_options("linear_cross_entropy", head_options)
+    # The operator checks the other tensors.
+    check_tensors(hidden=hidden, weight=weight, target=target, class_weights=class_weights)
     check_loss_options(reduction, label_smoothing)
     check_memory(memory)  # Also where it is not used.
     obstacle = _obstacle_to_forward(reduction, z_loss, token_scaling, weight_grad)
@@ -204,7 +207,7 @@ def linear_cross_entropy(
     accuracy = predicted = None
     is_valid = _is_valid(target, ignore_index)
     if return_token_accuracy:
-        accuracy = (is_valid & (scores.argmax == target)).to(torch.float32)
+        accuracy = (is_valid & (scores.argmax == target.long())).to(torch.float32)
         if reduction != "none":
             accuracy = accuracy.sum() / is_valid.sum().clamp(min=1)
     if return_predicted_tokens:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from logprobd_ops._tensor_kinds import check_tensors
 from logprobd_ops.compat._shared import flat_temperature, reduced, shard_start
 from logprobd_ops.linear_logprob import linear_logprob
 
@@ -35,6 +36,7 @@ def linear_cross_entropy(
     AReaL's function, this one returns zeros for labels of -100, and raises an error for other labels outside the
     vocabulary.
     """
+    check_tensors(hidden=hidden, weight=weight, labels=labels, temperature=temperature)
     scores = linear_logprob(
         hidden.reshape(-1, hidden.shape[-1]).to(weight.dtype),
         weight,
@@ -94,6 +96,7 @@ def linear_cross_entropy_logprobs(
 ) -> Tensor:
     """Returns only the logprobs of linear_cross_entropy_logprobs_entropy. The entropy is not
     computed."""
+    check_tensors(hidden=hidden, weight=weight, labels=labels, temperature=temperature)
     scores = linear_logprob(
         hidden.reshape(-1, hidden.shape[-1]).to(weight.dtype),
         weight,

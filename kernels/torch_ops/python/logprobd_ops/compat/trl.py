@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from logprobd_ops._tensor_kinds import check_tensors
 from logprobd_ops.compat._shared import NO_ID, replace_in_package
 from logprobd_ops.linear_logprob import linear_logprob
 
@@ -49,6 +50,7 @@ class ChunkedLogProbFunction:
         partitions again before the backward pass.
         """
         del chunk_size
+        check_tensors(hidden=hidden, weight=weight, bias=bias, targets=targets)
         if hasattr(weight, "ds_id") and torch.is_grad_enabled():
             raise RuntimeError(
                 "weight is partitioned by DeepSpeed ZeRO-3, which releases it before the backward pass of "
@@ -77,7 +79,7 @@ class ChunkedLogProbFunction:
             scores.entropy if "entropy" in outputs else None,
             None if scores.sum_p_squared is None else scores.sum_p_squared.log(),
             None if scores.mean_logit is None else scores.mean_logit.detach(),
-            None if scores.argmax is None else scores.argmax == targets,
+            None if scores.argmax is None else scores.argmax == targets.long(),
         )
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from logprobd_ops._tensor_kinds import check_tensors
 from logprobd_ops.compat._shared import (
     NO_ID,
     flat_temperature,
@@ -86,6 +87,7 @@ def linear_cross_entropy(
         if isinstance(temperature, HeadCall)
         else HeadCall(temperature, need_sum_p_squared=False)
     )
+    check_tensors(hidden=hidden, weight=weight, labels=labels, temperature=call.temperature)
     temperature = flat_temperature(call.temperature, labels)
     labels = labels.reshape(-1)
     scores = linear_logprob(
@@ -102,6 +104,7 @@ def linear_cross_entropy(
     )
     call.sum_p_squared = scores.sum_p_squared
     num_ranks = 1 if dist_process_group is None else dist.get_world_size(dist_process_group)
+    labels = labels.long()  # torch does not compare some unsigned types.
     is_id = (labels >= 0) & (labels < weight.shape[0] * num_ranks)
     # The operator gives other labels the log-prob 0 with the gradient of -lse.
     logprob = scores.logprob - torch.where(is_id, 0.0, scores.lse.detach())
