@@ -32,10 +32,11 @@ BF16, FP32 = torch.bfloat16, torch.float32
         ("fused_linear_logprob_triton", "FusedLinearLogprobTriton"),
     ],
 )
-def test_arguments_are_those_of_skyrl(module, name):
+def test_arguments_are_those_of_skyrl_and_one_of_its_pull_request_1765(module, name):
     theirs = getattr(original(f"{MEGATRON}.{module}"), name)
 
-    assert arguments(getattr(skyrl, name).apply) == arguments(theirs.forward)
+    of_pull_request = [("return_entropy", False)]
+    assert arguments(getattr(skyrl, name).apply) == arguments(theirs.forward) + of_pull_request
 
 
 def groups_of(rank: int, size: int) -> dict[int, dist.ProcessGroup]:
@@ -182,6 +183,98 @@ def test_autocast_leaves_the_dtype_of_the_weight():
         )
 
     near(ours.squeeze(0), reference(*case).logprob.float(), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [skyrl.FusedLinearLogprobTriton, skyrl.FusedLinearChunkedDistributedLogprob],
+)
+def test_the_entropy_follows_its_definition_for_every_target(function):
+    hidden, weight, target = case = make_case()
+    target[1], target[3] = VOCAB + 7, -100  # The entropy does not depend on targets.
+    log_p = (hidden.double() @ weight.double().T).log_softmax(-1)
+    truth = -(log_p.exp() * log_p).sum(-1)
+    rows = (hidden.unsqueeze(0), weight, target.unsqueeze(0))
+
+    logprob, entropy = function.apply(*rows, 0, VOCAB, 8, None, False, True)
+
+    assert entropy.shape == (1, ROWS)
+    close(logprob, function.apply(*rows, 0, VOCAB, 8, None))
+    close(entropy.squeeze(0), truth)
+    upstream = upstream_of(truth)
+    close(gradients(entropy.squeeze(0), upstream, case), gradients(truth, upstream, case))
+
+
+def test_the_gradients_of_logprob_and_entropy_add_up():
+    hidden, weight, target = case = make_case()
+    truth = reference(hidden, weight, target)
+
+    logprob, entropy = skyrl.FusedLinearLogprobTriton.apply(
+        hidden.unsqueeze(0),
+        weight,
+        target.unsqueeze(0),
+        0,
+        VOCAB,
+        8,
+        None,
+        return_entropy=True,
+    )
+
+    loss, true_loss = (2 * a.sum() - 3 * b.sum() for a, b in ((logprob, entropy), truth[:2]))
+    close(gradients(loss, None, case), gradients(true_loss, None, case))
+
+
+def test_the_entropy_has_no_graph_for_inference_only():
+    hidden, weight, target = make_case()
+
+    results = skyrl.FusedLinearLogprobTriton.apply(
+        hidden.unsqueeze(0), weight, target.unsqueeze(0), 0, VOCAB, 8, None, True, True
+    )
+
+    assert [each.requires_grad for each in results] == [False, False]
+
+
+def compare_entropy_with_skyrl(rank, size, num_ranks, dtype) -> None:
+    """Compares the entropy with SkyRL's function for it, and its gradients with those of a whole head."""
+    use_device()
+    theirs = original(f"{MEGATRON}.model_utils")._fused_vocab_parallel_entropy_from_hidden
+    group = groups_of(rank, size)[num_ranks]
+    generator = seeded(0)
+    hidden = torch.randn(2, 16, 64, generator=generator).to(dtype).requires_grad_()
+    weight = (torch.randn(256, 64, generator=generator) / 4).to(dtype)
+    target = torch.randint(0, 300, (2, 16), generator=generator)
+    part = 256 // num_ranks
+    begin = dist.get_rank(group) * part
+    shard = weight[begin : begin + part].clone().requires_grad_()
+
+    _, entropy = skyrl.FusedLinearChunkedDistributedLogprob.apply(
+        hidden, shard, target, begin, begin + part, 8, group, False, True
+    )
+
+    with torch.no_grad():
+        other = theirs(hidden, shard, group, chunk_size=8)
+    whole = weight.double().requires_grad_()
+    cast = hidden.detach().double().requires_grad_()
+    log_p = (cast @ whole.T).log_softmax(-1)
+    truth = -(log_p.exp() * log_p).sum(-1)
+    upstream = torch.linspace(0.3, 1.1, 32).reshape(2, 16)
+    d_hidden, d_shard = torch.autograd.grad(entropy, (hidden, shard), upstream)
+    true_d_hidden, true_d_weight = torch.autograd.grad(truth, (cast, whole), upstream.double())
+    d_hidden = d_hidden.float()
+    dist.all_reduce(d_hidden, group=group)
+    assert entropy.dtype == FP32
+    near(entropy, truth.float(), rtol=0, atol=1e-5)
+    near(entropy, other, rtol=0, atol=2e-2 if dtype == BF16 else 1e-4)  # SkyRL's tolerances
+    limit = 4e-3 if dtype == BF16 else 1e-5
+    assert relative_error(d_hidden, true_d_hidden) <= limit
+    assert relative_error(d_shard, true_d_weight[begin : begin + part]) <= limit
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_the_entropy_equals_that_of_skyrl(two_ranks, num_ranks, dtype):
+    skip_without_originals()
+    two_ranks.results(compare_entropy_with_skyrl, num_ranks, dtype)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from logprobd_ops._tensor_kinds import check_tensors
 from logprobd_ops.compat._shared import NO_ID, replace_in_package
 from logprobd_ops.linear_logprob import linear_logprob
 
@@ -34,7 +35,8 @@ class FusedLinearLogprobTriton:
         chunk_size: int,
         tp_group: ProcessGroup | None,
         inference_only: bool = False,
-    ) -> Tensor:
+        return_entropy: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Returns the log-probs [B, S], fp32, of the already shifted `target` [B, S] for `hidden`
         [B, S, H].
 
@@ -44,8 +46,13 @@ class FusedLinearLogprobTriton:
         to it, sums the parts. hidden is first cast to the weight's dtype, also under autocast.
 
         chunk_size, which bounds the original's memory, has no effect. `inference_only` builds no graph.
+
+        With `return_entropy` the result is (log-probs, entropy). The entropy, [B, S] in fp32 and in nats, is that of
+        the softmax over all ranks' ids, whatever the target is, and has a gradient. SkyRL 0.3 does not have this
+        argument, which stands last in earlier versions of its pull request 1765.
         """
         del chunk_size
+        check_tensors(hidden=hidden, weight=weight, target=target)
         if vocab_end_index - vocab_start_index != weight.shape[0]:
             raise ValueError(
                 f"[vocab_start_index, vocab_end_index) must be the {weight.shape[0]} rows of the weight, "
@@ -60,11 +67,11 @@ class FusedLinearLogprobTriton:
                 vocab_start=vocab_start_index,
                 process_group=tp_group,
                 hidden_gradient="partial",
-                need_entropy=False,
+                need_entropy=return_entropy,
                 out_of_vocab="zero",
                 autocast=False,
             )
-        return scores.logprob
+        return (scores.logprob, scores.entropy) if return_entropy else scores.logprob
 
 
 class FusedLinearChunkedDistributedLogprob(FusedLinearLogprobTriton):
@@ -81,7 +88,8 @@ class FusedLinearChunkedDistributedLogprob(FusedLinearLogprobTriton):
         chunk_size: int,
         tp_group: ProcessGroup | None,
         inference_only: bool = False,
-    ) -> Tensor:
+        return_entropy: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """See FusedLinearLogprobTriton.apply."""
         if tp_group is None and dist.is_initialized():
             tp_group = dist.group.WORLD
@@ -94,6 +102,7 @@ class FusedLinearChunkedDistributedLogprob(FusedLinearLogprobTriton):
             chunk_size,
             tp_group,
             inference_only,
+            return_entropy,
         )
 
 
