@@ -64,6 +64,15 @@ absl::string_view IsaText(kernels::CpuIsa isa) {
   return "generic code";
 }
 
+/// Returns the instruction set that scores a head of this dtype. Only bf16 heads use bf16
+/// instructions.
+kernels::CpuIsa IsaFor(Dtype head) {
+  const kernels::CpuIsa best = kernels::BestCpuIsa();
+  const bool is_for_bf16 =
+      best == kernels::CpuIsa::kAvx512Bf16 || best == kernels::CpuIsa::kAmxBf16;
+  return is_for_bf16 && head != Dtype::kBf16 ? kernels::CpuIsa::kAvx512 : best;
+}
+
 /// Returns the number of threads of all shards of all replicas together.
 int32_t NumThreads(const EngineOptions& options) {
   return options.cpu_threads > 0 ? options.cpu_threads : UsableCpuCount();
@@ -137,7 +146,7 @@ absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptio
   LOGPROBD_ASSIGN_OR_RETURN(Layout layout, PlanCpuLayout(head, options));
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<TileRange> tiles,
                             PartitionTiles(head.vocab_size, layout.num_shards));
-  const kernels::CpuIsa isa = kernels::BestCpuIsa();
+  const kernels::CpuIsa isa = IsaFor(head.dtype);
   const auto name = kernels::CpuIsaName(isa);
   EnginePlan plan;
   plan.device = Device::kCpu;

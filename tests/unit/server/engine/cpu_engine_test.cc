@@ -17,6 +17,7 @@ namespace logprobd {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 /// Creates one replica with instruction set `isa` (empty: the best).
@@ -77,6 +78,23 @@ TEST(CpuEngineTest, PlansTheBestInstructionSetAndStatesTheReason) {
   EXPECT_THAT(plan->reason, HasSubstr(" on 3 threads; 1 replica of 1 shard by default"));
   ASSERT_EQ(plan->memory.size(), 2U);
   EXPECT_EQ(plan->memory[0].bytes, 6 * 192 * 64 * 2);
+}
+
+// Regression: the engine of an fp32 head was called cpu/avx512_bf16.
+TEST(CpuEngineTest, NamesNoBf16InstructionsForHeadsThatUseNone) {
+  for (const Dtype dtype : {Dtype::kF16, Dtype::kF32}) {
+    const auto head =
+        testing::MakeRandomHead({.vocab_size = 1000, .hidden_size = 64, .dtype = dtype});
+
+    const auto plan = PlanCpuEngine(head->info(), {.cpu_threads = 1}, "test");
+
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->engine,
+              absl::StrCat("cpu/", std::string(CpuIsaName(std::min(kernels::BestCpuIsa(),
+                                                                   kernels::CpuIsa::kAvx512)))));
+    EXPECT_THAT(plan->reason, Not(HasSubstr("bf16")));
+    EXPECT_TRUE(CreateCpuEngines(*head, *plan, {.cpu_threads = 1}).ok());
+  }
 }
 
 TEST(CpuEngineTest, WorkspaceStaysBelow64MiB) {
