@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -9,9 +10,12 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "client/cli/command.h"
 #include "client/cli/score_files.h"
 #include "client/cli/terminal.h"
@@ -80,6 +84,20 @@ absl::Status WriteOutput(const ScoreOptions& options, const ScoreArgs& args,
         absl::StrCat("cannot write ", options.output, ": is the disk full?"));
   }
   return absl::OkStatus();
+}
+
+/// Returns the problem of an --output whose name promises arrays in one file, which no format
+/// writes, or an empty string.
+std::string OutputProblem(const ScoreOptions& options) {
+  constexpr absl::string_view kArraySuffixes[] = {".npy", ".npz", ".safetensors", ".pt", ".pth"};
+  const std::string suffix =
+      absl::AsciiStrToLower(std::filesystem::path(options.output).extension().string());
+  if (!absl::c_linear_search(kArraySuffixes, suffix)) return "";
+  return absl::StrCat(options.output,
+                      options.format == "npy"
+                          ? " names a file, but --format npy writes one file per output to a folder"
+                          : " would hold lines of JSON: name it .jsonl, or give --format npy and a "
+                            "folder");
 }
 
 int RunScore(const ScoreOptions& options, const CommandStreams& streams) {
@@ -292,6 +310,9 @@ void AddScoreCommand(CLI::App& app, CommandState& state) {
     }
     if (options->format == "npy" && options->args.trace) {
       throw CLI::ValidationError("--trace", "needs --format jsonl");
+    }
+    if (const std::string problem = OutputProblem(*options); !problem.empty()) {
+      throw CLI::ValidationError("--output", problem);
     }
     state.exit_code = RunScore(*options, state.streams);
   });

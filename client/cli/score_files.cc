@@ -8,6 +8,8 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -48,6 +50,12 @@ absl::Status ReadText(const std::string& path, const Parse& parse) {
                                (*file)->data().size());
   for (const absl::string_view word :
        absl::StrSplit(text, absl::ByAnyChar(" ,\t\r\n"), absl::SkipEmpty())) {
+    if (!absl::c_all_of(word, absl::ascii_isprint)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path,
+                       ": must be .npy, .safetensors or text with numbers, but holds other "
+                       "bytes"));
+    }
     if (!parse(word)) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": \"", word.substr(0, 40), "\" is not a number"));
@@ -176,6 +184,12 @@ void AddIfPresent(absl::string_view name, const std::vector<T>& values, size_t r
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ScoreInput>> ScoreInput::Load(const ScoreFiles& files) {
+  if (!files.input.empty() && !absl::StrContains(files.input, ".safetensors")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(files.input,
+                     ": must be a .safetensors file with hidden states and targets; "
+                     "give two .npy files with --hidden and --targets"));
+  }
   std::unique_ptr<ScoreInput> input(new ScoreInput);
   absl::Status status = input->LoadHidden(files);
   if (status.ok()) status = input->LoadTargets(files);

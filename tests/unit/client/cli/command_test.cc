@@ -90,6 +90,20 @@ TEST(CommandLineTest, ExitsWithTwoForAMalformedCommandLine) {
   }
 }
 
+// Regression: `--output x.npy` wrote lines of JSON to that file.
+TEST(CommandLineTest, RefusesAnOutputWhoseNamePromisesAnotherFormat) {
+  for (const std::string name : {"x.npy", "X.NPY", "x.npz", "rows.safetensors", "x.pt"}) {
+    const Outcome lines = RunProgram({"score", "a.safetensors", "--output", name});
+    const Outcome arrays =
+        RunProgram({"score", "a.safetensors", "--output", name, "--format", "npy"});
+
+    EXPECT_EQ(lines.exit_code, 2);
+    EXPECT_THAT(lines.err, AllOf(HasSubstr(name), HasSubstr("give --format npy and a folder")));
+    EXPECT_EQ(arrays.exit_code, 2);
+    EXPECT_THAT(arrays.err, HasSubstr("writes one file per output to a folder"));
+  }
+}
+
 TEST(CommandLineTest, NamesTheAddressWhereNoServerAnswers) {
   const Outcome outcome = RunProgram({"ping", "--address", "127.0.0.1:1", "--json"});
 

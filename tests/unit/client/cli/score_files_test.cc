@@ -160,6 +160,13 @@ TEST_F(ScoreInputTest, RefusesOtherFilesAndWords) {
   ScoreFiles pickle = TwoRows();
   pickle.hidden = folder_.Write("h.pt", "x");
 
+  ScoreFiles zip = TwoRows();
+  zip.row_temperatures = folder_.Write("t.npz", "PK\x03\x04");
+  ScoreFiles one_array;
+  one_array.input = folder_.Write("h.npy", "x");
+
+  EXPECT_THAT(ErrorOf(zip), HasSubstr("must be .npy, .safetensors or text with numbers"));
+  EXPECT_THAT(ErrorOf(one_array), HasSubstr("give two .npy files with --hidden and --targets"));
   EXPECT_THAT(ErrorOf(text), HasSubstr("\"one\" is not a number"));
   EXPECT_THAT(ErrorOf(pickle), HasSubstr("only .safetensors and .npy files can hold this array"));
 }
