@@ -26,12 +26,15 @@ struct WeightsOptions {
   bool previous = false;  ///< Discard the previous version.
 };
 
+std::string DtypeText(Dtype dtype) { return std::string(DtypeName(dtype)); }
+
 nlohmann::ordered_json ToJson(const WeightsVersion& version) {
   return {{"version", version.version},
           {"sha256", version.sha256},
           {"source", version.source},
           {"loaded_unix_seconds", version.loaded_unix_seconds},
-          {"weight_bytes", version.weight_bytes}};
+          {"weight_bytes", version.weight_bytes},
+          {"dtype", DtypeText(version.dtype)}};
 }
 
 nlohmann::ordered_json ToJson(const std::optional<WeightsVersion>& version) {
@@ -53,23 +56,23 @@ nlohmann::ordered_json ToJson(const HeadWeights& head) {
 }
 
 void PrintTable(const std::vector<HeadWeights>& heads, std::ostream& out) {
-  Table table({"head", "state", "version", "weights", "loaded (UTC)", "sha256", "source"});
+  Table table({"head", "state", "version", "dtype", "weights", "loaded (UTC)", "sha256", "source"});
   for (const HeadWeights& head : heads) {
     const auto add = [&](const char* state, const std::optional<WeightsVersion>& version) {
       if (!version.has_value()) return;
-      table.AddRow({head.head, state, absl::StrCat(version->version),
+      table.AddRow({head.head, state, absl::StrCat(version->version), DtypeText(version->dtype),
                     BytesText(version->weight_bytes),
                     absl::FormatTime("%Y-%m-%d %H:%M:%S",
                                      absl::FromUnixSeconds(version->loaded_unix_seconds),
                                      absl::UTCTimeZone()),
                     version->sha256.empty() ? "unknown" : version->sha256, version->source});
     };
-    if (!head.live.has_value()) table.AddRow({head.head, "NONE LIVE", "", "", "", "", ""});
+    if (!head.live.has_value()) table.AddRow({head.head, "NONE LIVE", "", "", "", "", "", ""});
     add("live", head.live);
     add("staged", head.staged);
     add("previous", head.previous);
     if (head.pushed.has_value()) {
-      table.AddRow({head.head, "pushed", absl::StrCat(head.pushed->version), "", "", "",
+      table.AddRow({head.head, "pushed", absl::StrCat(head.pushed->version), "", "", "", "",
                     absl::StrCat(head.pushed->rows, " of ", head.pushed->vocab_rows, " rows")});
     }
   }
@@ -123,8 +126,8 @@ int RunLoad(const WeightsOptions& options, const CommandStreams& streams, Weight
     return kExitOk;
   }
   streams.out << "version " << version->version << (is_live ? " is live" : " is staged") << ": "
-              << BytesText(version->weight_bytes) << " from " << version->source << "\nsha256 "
-              << version->sha256 << '\n';
+              << DtypeName(version->dtype) << ", " << BytesText(version->weight_bytes) << " from "
+              << version->source << "\nsha256 " << version->sha256 << '\n';
   if (!is_live) streams.out << "make it live with: logprobctl weights commit\n";
   return kExitOk;
 }
@@ -207,8 +210,10 @@ void AddLoad(CLI::App& weights, CommandState& state) {
       ->type_name("DIR")
       ->required();
   command
-      .add_option("--version", load.version,
-                  "Number of the new version; 0 takes the next unused number")
+      .add_option(
+          "--version", load.version,
+          "Number of the new version, above all that have been live; 0 takes the next unused "
+          "number")
       ->capture_default_str();
   command
       .add_option("--sha256", load.sha256,
@@ -223,7 +228,8 @@ void AddLoad(CLI::App& weights, CommandState& state) {
                    "Accept weights that contain NaN or Inf");
   command.footer(
       "The folder must lie below one of the server's --weights-root folders. It must hold a "
-      "complete and finite head of the same shape as the live one. A load that fails or is stopped "
+      "complete and finite head of the same shape and dtype as the live one. A load that fails or "
+      "is stopped "
       "with Ctrl-C leaves the live version unchanged. After --in-place no rollback is possible; if "
       "the new weights cannot be read, the server reads the old ones again.\n\n"
       "Examples:\n"

@@ -22,7 +22,8 @@ WeightsVersion FromProto(const v1::WeightsVersion& version) {
           .sha256 = version.sha256(),
           .source = version.source(),
           .loaded_unix_seconds = version.loaded_unix_seconds(),
-          .weight_bytes = static_cast<int64_t>(version.weight_bytes())};
+          .weight_bytes = static_cast<int64_t>(version.weight_bytes()),
+          .dtype = static_cast<Dtype>(version.dtype())};
 }
 
 HeadWeights FromProto(const v1::HeadWeightsState& state) {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cpp/score.h"
 #include "client/cpp/tls.h"
 
 namespace logprobd::client {
@@ -21,6 +22,7 @@ struct WeightsVersion {
   std::string source;  ///< Path on the server's host from which it was loaded.
   int64_t loaded_unix_seconds = 0;
   int64_t weight_bytes = 0;
+  Dtype dtype{};  ///< Of the weight. A server of version 0.2 or older sends none.
 };
 
 /// A version of which clients have pushed rows (Weights.Push) and others are missing.
@@ -44,7 +46,9 @@ struct HeadWeights {
 struct LoadWeightsArgs {
   std::string path = {};  ///< Absolute path of a folder or .safetensors file on the server's host.
   std::string head = {};  ///< Name of the head; empty means the only head.
-  uint64_t version = 0;   ///< Number of the new version; 0 means one more than the highest so far.
+  /// Number of the new version, above all that have been live; 0 means one more than the highest so
+  /// far. The number of a version that was live is accepted with the same weights.
+  uint64_t version = 0;
   std::string sha256 = {};  ///< Expected hex digest; if it is empty, the digest is not compared.
   bool commit = false;      ///< Whether to make the version live at once.
   bool in_place = false;    ///< Whether to overwrite the live weights; implies `commit`.

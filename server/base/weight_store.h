@@ -23,6 +23,7 @@ struct WeightsVersion {
   std::string source;  ///< Path from which the version was loaded, or "pushed".
   int64_t loaded_unix_seconds = 0;
   int64_t weight_bytes = 0;
+  Dtype dtype = Dtype::kBf16;
 };
 
 /// A version of which rows have arrived; the fields of proto PushedVersion.
@@ -93,6 +94,10 @@ struct WeightsProgress {
 class WeightStore {
  public:
   virtual ~WeightStore() = default;
+
+  /// Returns the name of the head that a call for `head` means: that of the only head if `head` is
+  /// empty. Returns `head` if there are several.
+  virtual std::string NameOf(absl::string_view head) const = 0;
 
   /// Calls `progress` from time to time on the caller's thread. If it returns false, the load ends
   /// with CANCELLED.

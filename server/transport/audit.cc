@@ -1,7 +1,9 @@
 #include "server/transport/audit.h"
 
 #include <memory>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/transport/access_processor.h"
 
 namespace logprobd {
@@ -33,16 +35,22 @@ void AuditRefusedConnection(absl::string_view flag, const std::optional<SocketPe
 }
 
 void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome) {
-  LogAlways("audit", {{"method", change.method},
-                      {"token", caller.token},
-                      {"certificate", caller.certificate},
-                      {"peer", caller.peer},
-                      {"head", change.head},
-                      {"version", change.version},
-                      {"path", change.path},
-                      {"sha256", change.sha256},
-                      {"outcome", absl::StatusCodeToString(outcome.code())},
-                      {"reason", outcome.message()}});
+  std::vector<LogField> fields = {{"method", change.method},
+                                  {"token", caller.token},
+                                  {"certificate", caller.certificate},
+                                  {"peer", caller.peer}};
+  const auto add_known = [&fields](absl::string_view name, absl::string_view value) {
+    if (!value.empty()) {
+      fields.emplace_back(name, value);
+    }
+  };
+  add_known("head", change.head);
+  add_known("version", change.version == 0 ? "" : absl::StrCat(change.version));
+  add_known("path", change.path);
+  add_known("sha256", change.sha256);
+  fields.emplace_back("outcome", absl::StatusCodeToString(outcome.code()));
+  add_known("reason", outcome.message());
+  LogAlways(outcome.ok() ? LogLevel::kInfo : LogLevel::kWarning, "audit", fields);
 }
 
 }  // namespace logprobd

@@ -26,16 +26,18 @@ void AuditConnection(absl::string_view flag, const SocketPeer& process);
 void AuditRefusedConnection(absl::string_view flag, const std::optional<SocketPeer>& process,
                             LogLimiter& limiter);
 
-/// A change of weights that a caller has asked for; a member that does not apply is empty or 0.
+/// A change of weights that a caller has asked for. The line leaves a member out that is empty or 0
+/// because it does not apply or is not known.
 struct AuditedChange {
   absl::string_view method;
-  std::string head;
+  std::string head;  ///< Its name, also if the call names none because it is the only one.
   uint64_t version = 0;
   std::string path;
   std::string sha256;
 };
 
-/// Writes a line that names the caller, the change and its outcome, at every log level.
+/// Writes a line that names the caller, the change and its outcome, at every log level. It is a
+/// warning if the change failed, and then the only line about that.
 void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome);
 
 }  // namespace logprobd

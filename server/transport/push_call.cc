@@ -95,7 +95,7 @@ absl::StatusOr<PushedWeightsResult> PushCall::Receive() {
   Audit(
       context_.caller,
       {.method = "Push",
-       .head = push.head,
+       .head = context_.store.NameOf(push.head),
        .version = push.version,
        .path = "",
        .sha256 = result.ok() && result->staged.has_value() ? result->staged->sha256 : push.sha256},

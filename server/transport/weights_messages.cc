@@ -8,6 +8,7 @@ void Fill(const WeightsVersion& version, v1::WeightsVersion& out) {
   out.set_source(version.source);
   out.set_loaded_unix_seconds(version.loaded_unix_seconds);
   out.set_weight_bytes(static_cast<uint64_t>(version.weight_bytes));
+  out.set_dtype(static_cast<v1::Dtype>(version.dtype));
 }
 
 void Fill(const PushedVersion& version, v1::PushedVersion& out) {

@@ -32,7 +32,6 @@ constexpr absl::Duration kRetryAfter = absl::Milliseconds(200);
 absl::StatusOr<grpc::ByteBuffer> Answer(const Caller& caller, AuditedChange change,
                                         const absl::StatusOr<HeadWeightsState>& state) {
   if (state.ok()) {
-    change.head = state->head;
     change.version = state->live.version;
     change.sha256 = state->live.sha256;
   }
@@ -106,7 +105,7 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
         store_.Load(load, [this](const WeightsProgress& progress) { return Report(progress); });
     Audit(caller_,
           {.method = "Load",
-           .head = load.head,
+           .head = store_.NameOf(load.head),
            .version = loaded.ok() ? loaded->version : load.version,
            .path = load.path,
            .sha256 = loaded.ok() ? loaded->sha256 : load.sha256},
@@ -294,7 +293,7 @@ grpc::ServerUnaryReactor* WeightsService::Commit(grpc::CallbackServerContext* co
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
         return Answer(caller,
                       {.method = "Commit",
-                       .head = message.head(),
+                       .head = store_.NameOf(message.head()),
                        .version = message.version(),
                        .path = "",
                        .sha256 = ""},
@@ -312,10 +311,13 @@ grpc::ServerUnaryReactor* WeightsService::Rollback(grpc::CallbackServerContext* 
        bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::RollbackWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(
-            caller,
-            {.method = "Rollback", .head = message.head(), .version = 0, .path = "", .sha256 = ""},
-            store_.Rollback(message.head()));
+        return Answer(caller,
+                      {.method = "Rollback",
+                       .head = store_.NameOf(message.head()),
+                       .version = 0,
+                       .path = "",
+                       .sha256 = ""},
+                      store_.Rollback(message.head()));
       },
       *response);
 }
@@ -329,10 +331,13 @@ grpc::ServerUnaryReactor* WeightsService::Discard(grpc::CallbackServerContext* c
        bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
         v1::DiscardWeightsRequest message;
         LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(
-            caller,
-            {.method = "Discard", .head = message.head(), .version = 0, .path = "", .sha256 = ""},
-            store_.Discard(message.head(), message.staged(), message.previous()));
+        return Answer(caller,
+                      {.method = "Discard",
+                       .head = store_.NameOf(message.head()),
+                       .version = 0,
+                       .path = "",
+                       .sha256 = ""},
+                      store_.Discard(message.head(), message.staged(), message.previous()));
       },
       *response);
 }

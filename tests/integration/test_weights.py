@@ -229,6 +229,10 @@ def other_vocabulary(path: pathlib.Path) -> None:
     write(path, zeros(rows=1000), {"vocab_size": 1000})
 
 
+def other_dtype(path: pathlib.Path) -> None:
+    write(path, zeros().astype(np.float32))
+
+
 def integers(path: pathlib.Path) -> None:
     write(path, zeros())
     file = path / "model.safetensors"
@@ -319,6 +323,7 @@ def no_config(path: pathlib.Path) -> None:
 BAD_FOLDERS = [
     ("C49", other_hidden, Code.INVALID_ARGUMENT, "hidden_size"),
     ("C49", other_vocabulary, Code.INVALID_ARGUMENT, "vocab_size"),
+    ("C49", other_dtype, Code.INVALID_ARGUMENT, "dtype: the folder's head has f32"),
     ("C49", integers, Code.UNIMPLEMENTED, "I16"),
     ("C49", missing_rows, Code.INVALID_ARGUMENT, "1002"),
     ("C49", missing_file, Code.NOT_FOUND, "model-00001-of-00002.safetensors"),
@@ -382,6 +387,28 @@ def test_bad_folders_are_refused_and_the_live_version_stays(
     check()
 
 
+# Regression: selftest said "do not use this server", as if the engine were wrong.
+def test_selftest_names_the_weights_if_they_are_not_finite(
+    start_swappable, binaries, tmp_folder
+) -> None:
+    not_finite(np.nan)(tmp_folder)
+    server = start_swappable()
+    with Weights(server.admin) as weights:
+        weights.load(tmp_folder, commit=True, allow_nonfinite=True)
+
+    result = subprocess.run(
+        [binaries / "logprobctl", "selftest", "--address", server.grpc],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert result.returncode == 1
+    assert "row 1002 column 63 is NaN or Inf" in result.stderr
+    assert "the engine is not at fault" in result.stderr
+    assert "do not use this server" not in result.stderr
+
+
 def test_c48_weights_of_another_sha256_are_refused(unharmed, root, models) -> None:
     weights, check = unharmed
 
@@ -391,6 +418,29 @@ def test_c48_weights_of_another_sha256_are_refused(unharmed, root, models) -> No
     assert refused.value.code() == Code.DATA_LOSS
     assert sha256_of(models["two"]) in refused.value.details()
     check()
+
+
+# Regression: `--version 3` was loaded while version 7 was live.
+def test_a_number_below_the_live_one_is_refused(start_swappable, binaries, root) -> None:
+    server = start_swappable()
+    with Weights(server.admin) as weights:
+        weights.load(root / "two", version=7, commit=True)
+    command = [binaries / "logprobctl", "weights", "load", "--admin", server.admin]
+
+    result = subprocess.run(
+        [*command, "--version", "3", root / "one"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert result.returncode == 1
+    assert "version: 3, must be above 7, which is live" in result.stderr
+    assert "the next free number is 8" in result.stderr
+    audit = [line for line in server.log if "audit method=Load" in line]
+    assert "head=default version=3" in audit[-1]
+    # Regression: a warning had the same text.
+    assert sum("must be above 7" in line for line in server.log) == 1
 
 
 def test_c51_one_load_at_a_time(start_swappable, large, root) -> None:

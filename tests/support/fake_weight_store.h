@@ -15,6 +15,9 @@ using TellProgress = std::function<bool(const WeightsProgress&)>;
 /// Returns what a test specifies, and records the calls.
 class FakeWeightStore final : public WeightStore {
  public:
+  std::string NameOf(absl::string_view head) const override {
+    return head.empty() ? state.head : std::string(head);
+  }
   absl::StatusOr<WeightsVersion> Load(const WeightsLoad& load,
                                       const TellProgress& progress) override {
     return on_load(load, progress);

@@ -298,6 +298,7 @@ class WeightsVersion:
     source: str = wire(3, "string")
     loaded_unix_seconds: int = wire(4, "int")
     weight_bytes: int = wire(5, "uint")
+    dtype: int = wire(6, "uint")
 
 
 @dataclass

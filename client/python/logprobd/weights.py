@@ -58,6 +58,8 @@ class WeightsVersion:
     """Path on the server's host from which it was loaded, or "pushed"."""
     loaded_unix_seconds: int
     weight_bytes: int
+    dtype: str = "unknown"
+    """Type of the weight: "bf16", "fp16" or "fp32"; "unknown" if the server is 0.2 or older."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,9 @@ class WeightsClient:
 
         Args:
             path: absolute path of a Hugging Face folder or .safetensors file on the server's host.
-            version: number of the new version; 0 means one more than the highest so far.
+            version: number of the new version, above all that have been live; 0 means one more than
+                the highest so far. The number of a version that was live is accepted with the same
+                weights.
             sha256: hex digest that the rows must have; "" means that it is not compared.
             commit: make the version live at once.
             in_place: overwrite the live weights, which implies `commit`, so that two copies need
@@ -336,15 +340,15 @@ class WeightsClient:
             rows: [n, hidden_size], a NumPy array or torch.Tensor (CPU or CUDA) of bf16, fp16 or
                 fp32. An array without rows sends nothing. None: there are none in this call, which
                 sends the bias, or neither.
-            version: number of the new version, at least 1.
+            version: number of the new version, above all that have been live.
             row_begin: row of the weight that rows[0] is.
             vocab_rows: number of rows of the whole weight, with its padding; 0 means as many as the
                 live version has.
             bias: [n], elements of the bias for the same rows; with rows=None, those that begin at
                 row_begin. A version is staged without them only if the live version has no bias.
             dtype: "bf16", "fp16" or "fp32" rounds rows and bias to this type; uint16 is bf16 bits.
-                None: they have one type, which may differ from that of the live version. Needed if
-                there are neither rows nor bias.
+                None: they have one type. It must be that of the live version. Needed if there are
+                neither rows nor bias.
             sha256: hex digest of all rows followed by the bias; "" means that it is not compared.
             allow_nonfinite: accept weights with NaN or Inf.
 
@@ -549,7 +553,9 @@ def _cut(tensor: arrays.HiddenRows, *, is_bias: bool) -> list[_Piece]:
 
 
 def _version(version: _wire.WeightsVersion) -> WeightsVersion:
-    return WeightsVersion(**vars(version))
+    fields = dict(vars(version))
+    fields["dtype"] = _wire.DTYPE_NAMES.get(version.dtype, "unknown")
+    return WeightsVersion(**fields)
 
 
 def _head(state: _wire.HeadWeightsState) -> HeadWeights:

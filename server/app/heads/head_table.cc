@@ -118,6 +118,10 @@ std::vector<std::shared_ptr<HeadVersions>> HeadTable::AllVersions() const {
   return all;
 }
 
+std::string HeadTable::NameOf(absl::string_view head) const {
+  return head.empty() && names_.size() == 1 ? names_.front() : std::string(head);
+}
+
 absl::StatusOr<WeightsVersion> HeadTable::Load(
     const WeightsLoad& load, const std::function<bool(const WeightsProgress&)>& progress) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::shared_ptr<HeadVersions> versions, VersionsOf(load.head));

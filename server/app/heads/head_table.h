@@ -36,6 +36,7 @@ class HeadTable final : public HeadRegistry, public WeightStore {
   std::vector<std::shared_ptr<ServedHead>> List() const override;
 
   // WeightStore.
+  std::string NameOf(absl::string_view head) const override;
   absl::StatusOr<WeightsVersion> Load(
       const WeightsLoad& load,
       const std::function<bool(const WeightsProgress&)>& progress) override;

@@ -65,7 +65,8 @@ HeadVersions::HeadVersions(InProcessHead& head, VersionLoader loader, Options op
            .sha256 = "",
            .source = options_.source,
            .loaded_unix_seconds = absl::ToUnixSeconds(absl::Now()),
-           .weight_bytes = info->weight_bytes};
+           .weight_bytes = info->weight_bytes,
+           .dtype = info->dtype};
   const absl::MutexLock lock(&mutex_);
   numbers_.RecordLive(live_);
 }
@@ -75,13 +76,11 @@ HeadVersions::~HeadVersions() = default;
 absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
                                                   const LoadTicker::Progress& progress) {
   return LoadAs(
-      load, load.path, [&](uint64_t number) { return loader_.Open(load, number, *head_.info()); },
-      progress);
+      load, [&](uint64_t number) { return loader_.Open(load, number, *head_.info()); }, progress);
 }
 
-/// Loads the candidate that `open` returns, whose WeightsVersion::source is `source`.
+/// Loads the candidate that `open` returns.
 absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
-                                                    absl::string_view source,
                                                     const OpenCandidate& open,
                                                     const LoadTicker::Progress& progress) {
   const Change change(*this);
@@ -98,25 +97,22 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
     LOGPROBD_ASSIGN_OR_RETURN(VersionLoader::Candidate candidate, open(*number));
     {
       const absl::MutexLock lock(&mutex_);
-      LOGPROBD_RETURN_IF_ERROR(CheckNotHeld(*number));
+      LOGPROBD_RETURN_IF_ERROR(CheckIsFree(*number));
     }
     return LoadCandidate(load, std::move(candidate), ticker);
   };
   absl::StatusOr<WeightsVersion> loaded = load_candidate();
   if (!loaded.ok()) {
-    RecordFailure(source, loaded.status());
+    RecordFailure(loaded.status());
   }
   return loaded;
 }
 
-void HeadVersions::RecordFailure(absl::string_view source, const absl::Status& status) {
+/// Counts a load that failed. The line about it is that of the audit, which names its caller too.
+void HeadVersions::RecordFailure(const absl::Status& status) {
   const bool is_cancelled = absl::IsCancelled(status) || is_stopped_;
   metrics_.RecordWeightsSwap(
       name(), is_cancelled ? Metrics::WeightsSwap::kCancelled : Metrics::WeightsSwap::kFailed);
-  LogWarning("weights were not loaded", {{"head", name()},
-                                         {"source", source},
-                                         {"code", absl::StatusCodeToString(status.code())},
-                                         {"reason", status.message()}});
 }
 
 absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& load,
@@ -139,7 +135,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   }
   absl::StatusOr<WeightsVersion> staged = Stage(planned, ticker);
   if (!staged.ok()) {
-    NotifyChange();  // the failed version's dtype may have changed the spare staging size
+    NotifyChange();  // the staging that it took is spare now
   }
   if (!staged.ok() || !load.commit) {
     return staged;
@@ -172,13 +168,13 @@ absl::StatusOr<uint64_t> HeadVersions::NumberOf(uint64_t requested) const {
   return requested;
 }
 
-absl::Status HeadVersions::CheckNotHeld(uint64_t number) const {
+absl::Status HeadVersions::CheckIsFree(uint64_t number) const {
   const uint64_t previous = previous_ == nullptr ? 0 : previous_->version.version;
   if (number == live_.version || number == previous) {
     return absl::AlreadyExistsError(
         absl::StrCat("version ", number, " is already ", number == previous ? "kept" : "live"));
   }
-  return absl::OkStatus();
+  return numbers_.CheckRises(number, live_.version);
 }
 
 absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) const {
@@ -192,7 +188,7 @@ absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) con
 
 absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_place,
                                               const MemoryPlan& freed) const {
-  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, *head_.info(), freed);
+  absl::StatusOr<EnginePlan> plan = loader_.Plan(found, freed);
   if (!absl::IsResourceExhausted(plan.status())) {
     return plan;
   }

@@ -103,13 +103,12 @@ class HeadVersions {
     WeightsVersion staged;                             ///< the rows of this version.
   };
 
-  absl::StatusOr<WeightsVersion> LoadAs(const WeightsLoad& load, absl::string_view source,
-                                        const OpenCandidate& open,
+  absl::StatusOr<WeightsVersion> LoadAs(const WeightsLoad& load, const OpenCandidate& open,
                                         const LoadTicker::Progress& progress);
   absl::StatusOr<WeightsVersion> LoadCandidate(const WeightsLoad& load,
                                                VersionLoader::Candidate candidate,
                                                LoadTicker& ticker);
-  void RecordFailure(absl::string_view source, const absl::Status& status);
+  void RecordFailure(const absl::Status& status);
   absl::StatusOr<JoinedPush> JoinPush(const WeightsPush& push, const HeadInfo& info,
                                       LoadTicker& ticker);
   absl::Status OpenPush(const std::shared_ptr<PendingPush::Version>& version, const HeadInfo& info,
@@ -118,7 +117,7 @@ class HeadVersions {
                                              const LoadTicker::Progress& progress);
   void RecordDropped(std::shared_ptr<const PendingPush::Version> dropped, absl::string_view reason);
   absl::StatusOr<uint64_t> NumberOf(uint64_t requested) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckNotHeld(uint64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckIsFree(uint64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
   absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place,
                                   const MemoryPlan& freed) const;

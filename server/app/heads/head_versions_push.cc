@@ -42,8 +42,8 @@ absl::StatusOr<PushedWeightsResult> CompareWithStaged(const PushedWeights& rows,
                                                       const HeadInfo& pushed,
                                                       const std::string& sha256,
                                                       const NextPushedRows& next) {
-  if (pushed.dtype != rows.info().dtype || pushed.vocab_rows != rows.info().vocab_rows) {
-    return OtherIsStaged(staged, "dtype or vocab_rows differs");
+  if (pushed.vocab_rows != rows.info().vocab_rows) {
+    return OtherIsStaged(staged, "vocab_rows differs");
   }
   if (!sha256.empty() && absl::AsciiStrToLower(sha256) != staged.sha256) {
     return OtherIsStaged(staged, "sha256 differs");
@@ -110,7 +110,7 @@ absl::StatusOr<HeadVersions::JoinedPush> HeadVersions::JoinPush(const WeightsPus
       }
     }
     LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
-    LOGPROBD_RETURN_IF_ERROR(CheckNotHeld(push.version));
+    LOGPROBD_RETURN_IF_ERROR(CheckIsFree(push.version));
     LOGPROBD_RETURN_IF_ERROR(numbers_.CheckNames(push.version, sha256));
     LOGPROBD_ASSIGN_OR_RETURN(joined.pending, push_.Join(push));
     if (joined.pending == nullptr) {
@@ -153,20 +153,20 @@ absl::StatusOr<WeightsVersion> HeadVersions::StagePushed(
       const absl::MutexLock lock(&mutex_);
       LOGPROBD_RETURN_IF_ERROR(push_.CheckNotDropped(version));
     }
-    return VersionLoader::Candidate{
-        .weights = version->rows,
-        .version = {.version = number,
-                    .sha256 = "",
-                    .source = kSource,
-                    .loaded_unix_seconds = 0,
-                    .weight_bytes = version->rows->info().weight_bytes}};
+    return VersionLoader::Candidate{.weights = version->rows,
+                                    .version = {.version = number,
+                                                .sha256 = "",
+                                                .source = kSource,
+                                                .loaded_unix_seconds = 0,
+                                                .weight_bytes = version->rows->info().weight_bytes,
+                                                .dtype = version->rows->info().dtype}};
   };
   const auto stage = [&]() -> absl::StatusOr<WeightsVersion> {
     // A call that was cancelled with its last row does not keep others from changing the head.
     LOGPROBD_RETURN_IF_ERROR(LoadTicker(progress, is_stopped_).Report("checking", 0, 0));
     return LoadAs(
         {.version = push.version, .sha256 = push.sha256, .allow_nonfinite = push.allow_nonfinite},
-        kSource, open, progress);
+        open, progress);
   };
   absl::StatusOr<WeightsVersion> staged = stage();
   {

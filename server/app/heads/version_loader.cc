@@ -46,11 +46,20 @@ absl::Status CheckSha256Form(const std::string& sha256) {
       absl::StrCat("sha256: must be empty or ", kHexDigits, " hexadecimal digits"));
 }
 
-absl::Status CheckSize(absl::string_view field, int64_t found, int64_t live) {
+template <typename T>
+absl::Status CheckSame(absl::string_view field, const T& found, const T& live) {
   return found == live ? absl::OkStatus()
                        : absl::InvalidArgumentError(absl::StrCat(
                              field, ": the folder's head has ", found, ", but the live one has ",
-                             live, "; only a restart can change the shape"));
+                             live, "; only a restart can change it"));
+}
+
+/// Checks what all versions of a head have in common: clients rely on it, and the engines' layout,
+/// workspace and staging are those of the first version.
+absl::Status CheckMayReplace(const HeadInfo& found, const HeadInfo& live) {
+  LOGPROBD_RETURN_IF_ERROR(CheckSame("hidden_size", found.hidden_size, live.hidden_size));
+  LOGPROBD_RETURN_IF_ERROR(CheckSame("vocab_size", found.vocab_size, live.vocab_size));
+  return CheckSame("dtype", DtypeName(found.dtype), DtypeName(live.dtype));
 }
 
 }  // namespace
@@ -102,13 +111,13 @@ absl::StatusOr<VersionLoader::Candidate> VersionLoader::Open(const WeightsLoad& 
   Candidate candidate;
   candidate.weights = std::move(found.weights);
   const HeadInfo& info = candidate.weights->info();
-  LOGPROBD_RETURN_IF_ERROR(CheckSize("hidden_size", info.hidden_size, live.hidden_size));
-  LOGPROBD_RETURN_IF_ERROR(CheckSize("vocab_size", info.vocab_size, live.vocab_size));
+  LOGPROBD_RETURN_IF_ERROR(CheckMayReplace(info, live));
   candidate.version = {.version = number,
                        .sha256 = "",
                        .source = load.path,
                        .loaded_unix_seconds = 0,
-                       .weight_bytes = info.weight_bytes};
+                       .weight_bytes = info.weight_bytes,
+                       .dtype = info.dtype};
   return candidate;
 }
 
@@ -123,9 +132,14 @@ absl::StatusOr<HeadInfo> VersionLoader::PushedHead(const WeightsPush& push,
                                                    const HeadInfo& live) const {
   LOGPROBD_RETURN_IF_ERROR(CheckLoadingIsOn());
   LOGPROBD_RETURN_IF_ERROR(CheckSha256Form(push.sha256));
+  if (push.dtype != live.dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dtype: ", DtypeName(push.dtype), ", must be ", DtypeName(live.dtype),
+                     ", the dtype of the live weights: convert the rows, or restart the server "
+                     "with weights of the other dtype"));
+  }
   HeadInfo info = live;
   info.weights_version = push.version;
-  info.dtype = push.dtype;
   info.vocab_rows = push.vocab_rows == 0 ? live.vocab_rows : push.vocab_rows;
   if (info.vocab_rows < live.vocab_size || info.vocab_rows - live.vocab_size > kPaddingRowsMax) {
     return absl::InvalidArgumentError(absl::StrCat("vocab_rows: ", info.vocab_rows,
@@ -147,43 +161,40 @@ absl::StatusOr<std::shared_ptr<PushedWeights>> VersionLoader::OpenPush(const Hea
   return PushedWeights::Create(info);
 }
 
-absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found, const HeadInfo& live,
+absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found,
                                                const MemoryPlan& freed) const {
   EngineOptions options = engine_options_;
   for (const MemoryUse& use : freed) {
     options.reserved.push_back({use.place, use.kind, -use.bytes});
   }
   absl::StatusOr<EnginePlan> plan = parts_.plan_engine(found, options);
-  if (absl::IsFailedPrecondition(plan.status()) && found.dtype == live.dtype) {
-    // This dtype and layout have worked before, so the cause is a lack of GPU memory.
+  if (absl::IsFailedPrecondition(plan.status())) {
+    // The dtype and layout have worked before, so the cause is a lack of GPU memory.
     return absl::ResourceExhaustedError(plan.status().message());
   }
   LOGPROBD_RETURN_IF_ERROR(plan.status());
-  LOGPROBD_RETURN_IF_ERROR(CheckHostMemory(found, live, *plan, freed));
+  LOGPROBD_RETURN_IF_ERROR(CheckHostMemory(found, *plan, freed));
   return plan;
 }
 
-absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const HeadInfo& live,
-                                            const EnginePlan& plan, const MemoryPlan& freed) const {
+absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
+                                            const MemoryPlan& freed) const {
   const absl::StatusOr<int64_t> available = parts_.available_host_bytes();
   if (!available.ok()) {
     LogWarning("host memory is not checked before the weights are loaded",
                {{"head", name()}, {"reason", available.status().message()}});
     return absl::OkStatus();
   }
-  const int64_t rows_max = options_.batcher.batch_rows_max;
-  const int64_t buffer_bytes = Batcher::StagingBytes(rows_max, found);
-  int64_t staging = plan.num_replicas() * ScoringEngine::kBatchesInFlight * buffer_bytes;
+  int64_t staging = plan.num_replicas() * ScoringEngine::kBatchesInFlight *
+                    Batcher::StagingBytes(options_.batcher.batch_rows_max, found);
   int64_t spare_staging =
       options_.batcher.staging == nullptr ? 0 : options_.batcher.staging->spare_bytes();
   int64_t freed_bytes = 0;
   for (const MemoryUse& use : freed) {
     if (use.place == "host") (use.kind == "staging" ? spare_staging : freed_bytes) += use.bytes;
   }
-  // Spare buffers of the same size are reused, so they free no memory. Other spare buffers are
-  // freed.
-  if (options_.batcher.staging != nullptr &&
-      buffer_bytes == Batcher::StagingBytes(rows_max, live)) {
+  // The buffers of all versions have the same size, so spare ones are reused.
+  if (options_.batcher.staging != nullptr) {
     staging = std::max<int64_t>(0, staging - spare_staging);
   } else {
     freed_bytes += spare_staging;
@@ -216,9 +227,7 @@ absl::Status VersionLoader::CheckContent(const WeightsLoad& load, Candidate& can
                                             load.sha256));
   }
   if (!content->nonfinite.empty() && !load.allow_nonfinite) {
-    return absl::InvalidArgumentError(absl::StrCat("the head (source: ", source,
-                                                   ") is not finite: ", content->nonfinite,
-                                                   "; set allow_nonfinite to load it anyway"));
+    return NotFinite(source, content->nonfinite, "set allow_nonfinite to load it anyway");
   }
   candidate.version.sha256 = std::move(content->sha256);
   return absl::OkStatus();

@@ -79,12 +79,12 @@ class VersionLoader {
 
   /// Finds the head in the folder that `load` names, as version `number`. Returns the errors of
   /// OpenModelFolder; PERMISSION_DENIED if loading is off; INVALID_ARGUMENT if the head does not
-  /// have the shape of `live` or `load.sha256` is malformed.
+  /// have the shape and dtype of `live` or `load.sha256` is malformed.
   absl::StatusOr<Candidate> Open(const WeightsLoad& load, uint64_t number,
                                  const HeadInfo& live) const;
 
   /// Describes the weight whose rows `push` sends. Returns PERMISSION_DENIED if loading is off, and
-  /// INVALID_ARGUMENT if the header is malformed or does not have the shape of `live`.
+  /// INVALID_ARGUMENT if the header is malformed or does not have the shape and dtype of `live`.
   absl::StatusOr<HeadInfo> PushedHead(const WeightsPush& push, const HeadInfo& live) const;
 
   /// Takes the memory for the rows of a result of PushedHead, and writes to it, which may take
@@ -92,9 +92,8 @@ class VersionLoader {
   absl::StatusOr<std::shared_ptr<PushedWeights>> OpenPush(const HeadInfo& info) const;
 
   /// Plans the engines. Returns RESOURCE_EXHAUSTED with the numbers if GPUs or host have no room
-  /// for them even after `freed` is released. `live` describes a version that has or had engines.
-  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, const HeadInfo& live,
-                                  const MemoryPlan& freed) const;
+  /// for them even after `freed` is released.
+  absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, const MemoryPlan& freed) const;
 
   /// Reads the whole weight and sets its sha256. Returns DATA_LOSS if the sha256 differs from the
   /// expected one, INVALID_ARGUMENT if values are not finite and `load` does not allow that, or an
@@ -112,7 +111,7 @@ class VersionLoader {
 
  private:
   absl::Status CheckLoadingIsOn() const;
-  absl::Status CheckHostMemory(const HeadInfo& found, const HeadInfo& live, const EnginePlan& plan,
+  absl::Status CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
                                const MemoryPlan& freed) const;
   absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
       const HeadWeights& weights, const EnginePlan& plan, LoadTicker& ticker) const;

@@ -41,6 +41,7 @@ class WeightsCommandTest : public ::testing::Test {
     state.mutable_live()->set_version(1);
     state.mutable_live()->set_source("/models/step-100");
     state.mutable_live()->set_weight_bytes(3 << 20);
+    state.mutable_live()->set_dtype(v1::DTYPE_F32);
     state.mutable_live()->set_loaded_unix_seconds(1'700'000'000);
     v1::LoadWeightsProgress progress;
     progress.set_phase("verifying");
@@ -52,6 +53,7 @@ class WeightsCommandTest : public ::testing::Test {
     done.mutable_done()->set_sha256("00ff");
     done.mutable_done()->set_source("/models/step-200");
     done.mutable_done()->set_weight_bytes(4 << 20);
+    done.mutable_done()->set_dtype(v1::DTYPE_BF16);
     server_.service().progress() = {progress, done};
   }
 
@@ -72,7 +74,7 @@ TEST_F(WeightsCommandTest, LoadSendsItsOptions) {
   EXPECT_THAT(server_.service().calls(),
               ElementsAre("Load head: \"policy\" path: \"/models/step-200\" version: 200 "
                           "sha256: \"00ff\" commit: true in_place: true allow_nonfinite: true"));
-  EXPECT_THAT(outcome.out, HasSubstr("version 2 is live: 4 MiB from /models/step-200\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("version 2 is live: bf16, 4 MiB from /models/step-200\n"));
 }
 
 TEST_F(WeightsCommandTest, LoadSaysHowToMakeItLive) {
@@ -80,7 +82,7 @@ TEST_F(WeightsCommandTest, LoadSaysHowToMakeItLive) {
 
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(outcome.out,
-            "version 2 is staged: 4 MiB from /models/step-200\nsha256 00ff\n"
+            "version 2 is staged: bf16, 4 MiB from /models/step-200\nsha256 00ff\n"
             "make it live with: logprobctl weights commit\n");
   EXPECT_EQ(outcome.err, "");
 }
@@ -94,6 +96,7 @@ TEST_F(WeightsCommandTest, LoadPrintsJson) {
   const auto report = nlohmann::json::parse(Run({"load", "/models/step-200", "--json"}).out);
 
   EXPECT_EQ(report["version"], 2);
+  EXPECT_EQ(report["dtype"], "bf16");
   EXPECT_EQ(report["sha256"], "00ff");
   EXPECT_EQ(report["state"], "staged");
 }
@@ -117,11 +120,13 @@ TEST_F(WeightsCommandTest, ListShowsEveryVersion) {
   const auto report = nlohmann::json::parse(Run({"list", "--json", "--head", "policy"}).out);
 
   EXPECT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(text.out, AllOf(HasSubstr("live        1    3 MiB  2023-11-14 22:13:20  unknown"),
-                              HasSubstr("staged        2"), HasSubstr("previous        7"),
-                              HasSubstr("pushed        8"), HasSubstr("10 of 1000 rows")));
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("live        1      f32    3 MiB  2023-11-14 22:13:20  unknown"),
+                    HasSubstr("staged        2"), HasSubstr("previous        7"),
+                    HasSubstr("pushed        8"), HasSubstr("10 of 1000 rows")));
   EXPECT_EQ(report["heads"][0]["head"], "policy");
   EXPECT_EQ(report["heads"][0]["live"]["source"], "/models/step-100");
+  EXPECT_EQ(report["heads"][0]["live"]["dtype"], "f32");
   EXPECT_EQ(report["heads"][0]["staged"]["version"], 2);
   EXPECT_EQ(report["heads"][0]["pushed"]["rows"], 10);
   EXPECT_EQ(report["heads"][0]["highest_version"], 9);

@@ -306,7 +306,7 @@ def test_requests_of_weights_have_the_bytes_of_protobuf(weights_pb2):
 
 def test_answers_of_weights_decode_as_in_protobuf(weights_pb2):
     version = {"version": 3, "sha256": "ab", "source": "pushed", "weight_bytes": 2**40}
-    version["loaded_unix_seconds"] = 2**33
+    version |= {"loaded_unix_seconds": 2**33, "dtype": 3}
     pushed = {"version": 4, "rows": 5, "vocab_rows": 6}
     state = {"head": "h", "live": version, "pushed": pushed, "highest_version": 7}
 

@@ -74,7 +74,7 @@ class WeightsServiceTest : public ::testing::Test {
 };
 
 WeightsVersion SomeVersion(uint64_t version) {
-  return {version, "abc", absl::StrCat("/m/", version), 1'700'000'000, 8'000};
+  return {version, "abc", absl::StrCat("/m/", version), 1'700'000'000, 8'000, Dtype::kF32};
 }
 
 TEST_F(WeightsServiceTest, PassesTheFieldsOfALoadToTheStore) {
@@ -123,6 +123,30 @@ TEST_F(WeightsServiceTest, StreamsProgressAndEndsWithTheVersion) {
   EXPECT_EQ(messages[1].done().source(), "/m/2");
   EXPECT_EQ(messages[1].done().loaded_unix_seconds(), 1'700'000'000);
   EXPECT_EQ(messages[1].done().weight_bytes(), 8'000U);
+  EXPECT_EQ(messages[1].done().dtype(), v1::DTYPE_F32);
+}
+
+// Regression: the lines of calls that name no head and no version had head="" and version=0.
+TEST_F(WeightsServiceTest, WritesOneAuditLineWithTheFieldsThatAreKnown) {
+  store_.state.head = "policy";
+  store_.state.live = SomeVersion(3);
+  store_.on_load = [](const WeightsLoad&, const TellProgress&) {
+    return absl::NotFoundError("/m/new: no such folder");
+  };
+  v1::LoadWeightsRequest request;
+  request.set_path("/m/new");
+  v1::WeightsResponse response;
+  grpc::ClientContext context;
+
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE(Load(request).ok());
+  EXPECT_TRUE(stub_->Rollback(&context, v1::RollbackWeightsRequest(), &response).ok());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_THAT(log, HasSubstr(" head=policy path=/m/new outcome=NOT_FOUND reason=\"/m/new: no such "
+                             "folder\"\n"));
+  EXPECT_THAT(log, HasSubstr(" head=policy version=3 sha256=abc outcome=OK\n"));
+  EXPECT_EQ(log.find("no such folder"), log.rfind("no such folder")) << log;
 }
 
 // Regression: a phase that ended before the message of the previous phase was written was not

@@ -53,6 +53,12 @@ TEST(HeadTableTest, SaysThatNothingIsLoadedAndWhenToRetry) {
   EXPECT_TRUE(table.List().empty());
 }
 
+TEST(HeadTableTest, NamesTheOnlyHeadOfACallThatNamesNone) {
+  EXPECT_EQ(HeadTable(Infos({"policy"})).NameOf(""), "policy");
+  EXPECT_EQ(HeadTable(Infos({"policy"})).NameOf("other"), "other");
+  EXPECT_EQ(HeadTable(Infos({"policy", "draft"})).NameOf(""), "");
+}
+
 TEST(HeadTableTest, FindsTheOnlyHeadWithoutItsName) {
   HeadTable table(Infos({"policy"}));
   table.Publish(std::make_shared<NamedHead>("policy"), nullptr);

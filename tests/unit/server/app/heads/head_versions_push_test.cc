@@ -224,6 +224,7 @@ TEST_F(HeadVersionsPushTest, RefusesHeadersThatDoNotFit) {
   EXPECT_EQ(code_of({.version = 0}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.version = 1}), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(code_of({.version = 2, .sha256 = "00"}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.version = 2, .dtype = Dtype::kF16}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.version = 2, .vocab_rows = kVocab - 1}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.version = 2, .vocab_rows = kVocab + (1 << 16) + 1}),
             absl::StatusCode::kInvalidArgument);
@@ -232,6 +233,37 @@ TEST_F(HeadVersionsPushTest, RefusesHeadersThatDoNotFit) {
   EXPECT_EQ(code_of({.version = 2}), absl::StatusCode::kInvalidArgument);  // not the first's
   ASSERT_TRUE(Push({.version = 3}, {Rows(0, kVocab)}).ok());
   EXPECT_EQ(code_of({.version = 4}), absl::StatusCode::kFailedPrecondition);  // 3 is staged
+}
+
+// Regression: rows in fp32 made a bf16 head an fp32 head, of twice the size.
+TEST_F(HeadVersionsPushTest, RefusesRowsOfAnotherDtypeThanThatOfTheLiveVersion) {
+  const absl::Status refused = Push({.version = 2, .dtype = Dtype::kF32}, {}).status();
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("dtype: f32, must be bf16"));
+  ExpectUnharmed();
+}
+
+// Regression: a number below the live one was accepted, so that a newer version had a lower number.
+TEST_F(HeadVersionsPushTest, RefusesANumberBelowTheLiveOneBeforeItTakesMemory) {
+  ASSERT_TRUE(Load({.path = "/m/2", .version = 7, .commit = true}).ok());
+  available_ = 0;
+
+  const absl::Status refused = Push({.version = 3}, {}).status();
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(refused.message(), HasSubstr("version: 3, must be above 7, which is live"));
+}
+
+TEST_F(HeadVersionsPushTest, DropsTheRowsIfAHigherNumberIsLiveBeforeTheirLast) {
+  ASSERT_TRUE(Push({.version = 3}, {Rows(0, kHalf)}).ok());
+  ASSERT_TRUE(Load({.path = "/m/2", .version = 7, .commit = true}).ok());
+  ASSERT_TRUE(versions_->List().pushed.has_value());
+
+  const absl::Status refused = Push({.version = 3}, {Rows(kHalf, kVocab)}).status();
+
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(ScoredBy(), 7U);
 }
 
 TEST_F(HeadVersionsPushTest, RefusesPushesIfLoadingIsOffOrMemoryIsMissing) {
@@ -270,8 +302,7 @@ TEST_F(HeadVersionsPushTest, OtherRowsOfTheStagedVersionAreRefused) {
 
   for (const auto& [push, text] : std::vector<std::pair<WeightsPush, std::string>>{
            {{.version = 2}, "rows 0 to 1000 differ"},
-           {{.version = 2, .dtype = Dtype::kF16}, "dtype or vocab_rows differs"},
-           {{.version = 2, .vocab_rows = kVocab + 1}, "dtype or vocab_rows differs"},
+           {{.version = 2, .vocab_rows = kVocab + 1}, "vocab_rows differs"},
            {{.version = 2, .sha256 = std::string(64, '0')}, "sha256 differs"}}) {
     const absl::Status refused = Push(push, {Rows(0, kVocab)}).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);

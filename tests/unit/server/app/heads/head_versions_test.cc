@@ -357,6 +357,25 @@ TEST_F(HeadVersionsTest, RefusesAllNumbersUpToThoseThatItHasForgotten) {
   EXPECT_TRUE(Load({.path = "/m/2", .version = 3}).ok());
 }
 
+// Regression: a number below the live one was accepted, so that a newer version had a lower number.
+TEST_F(HeadVersionsTest, RefusesNumbersBelowOneThatHasBeenLive) {
+  Make();
+  ASSERT_TRUE(Load({.path = "/m/2", .version = 7, .commit = true}).ok());
+
+  const absl::Status below = Load({.path = "/m/3", .version = 3}).status();
+  ASSERT_TRUE(versions_->Rollback().ok());
+  const absl::Status after_rollback =
+      Load({.path = "/m/3", .version = 3, .in_place = true}).status();
+
+  EXPECT_EQ(below.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(below.message(), HasSubstr("version: 3, must be above 7, which is live"));
+  EXPECT_THAT(below.message(), HasSubstr("the next free number is 8"));
+  EXPECT_EQ(after_rollback.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(after_rollback.message(), HasSubstr("must be above 7, which has been live"));
+  EXPECT_EQ(ScoredBy(), 1U);
+  EXPECT_TRUE(Load({.path = "/m/3", .version = 8, .commit = true}).ok());
+}
+
 // Regression: "already kept" hid that the folder did not exist.
 TEST_F(HeadVersionsTest, AMissingFolderIsReportedBeforeANumberThatIsTaken) {
   Make();

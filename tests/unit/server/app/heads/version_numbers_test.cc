@@ -27,6 +27,7 @@ TEST(VersionNumbersTest, TheHighestNumberCountsStagedAndLiveVersions) {
 
   EXPECT_EQ(numbers.highest(), 7U);
   EXPECT_TRUE(numbers.CheckNames(7, "c").ok());  // it was never live
+  EXPECT_TRUE(numbers.CheckRises(6, 5).ok());
 }
 
 TEST(VersionNumbersTest, ANumberThatWasLiveBelongsToItsDigest) {
@@ -58,34 +59,36 @@ TEST(VersionNumbersTest, ADigestThatIsNotKnownYetIsThatOfNoOtherWeights) {
   EXPECT_EQ(numbers.DigestOf(2), "b");
 }
 
+TEST(VersionNumbersTest, NumbersRiseAboveAllThatHaveBeenLive) {
+  VersionNumbers numbers;
+  RecordLive(numbers, 3, "a");
+  RecordLive(numbers, 7, "b");
+  numbers.RecordStaged(9);
+
+  EXPECT_TRUE(numbers.CheckRises(8, 7).ok());
+  EXPECT_TRUE(numbers.CheckRises(3, 7).ok());  // its weights may return
+  EXPECT_EQ(
+      numbers.CheckRises(5, 7),
+      absl::AlreadyExistsError(
+          "version: 5, must be above 7, which is live, because the numbers of a head rise; the "
+          "next free number is 10. A rollback returns to the previous version"));
+  RecordLive(numbers, 3, "a");
+  EXPECT_THAT(numbers.CheckRises(5, 3).message(),
+              HasSubstr("version: 5, must be above 7, which has been live"));
+}
+
 TEST(VersionNumbersTest, ForgottenNumbersAreNeverFree) {
   VersionNumbers numbers;
   constexpr uint64_t kLast = VersionNumbers::kDigestsMax + 10;
   for (uint64_t number = 10; number < kLast; ++number) {
     RecordLive(numbers, number, "a");
   }
-  EXPECT_TRUE(numbers.CheckNames(9, "b").ok());
-  EXPECT_TRUE(numbers.CheckNames(10, "a").ok());
+  EXPECT_TRUE(numbers.CheckRises(10, kLast - 1).ok());
 
   RecordLive(numbers, kLast, "a");
 
-  EXPECT_EQ(numbers.CheckNames(9, "b").code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(numbers.CheckNames(10, "a").code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_TRUE(numbers.CheckNames(11, "a").ok());
-}
-
-// Regression: a lower number that was forgotten after a higher one freed those between them.
-TEST(VersionNumbersTest, ForgottenNumbersStayTakenIfALowerOneFollows) {
-  VersionNumbers numbers;
-  constexpr uint64_t kLast = VersionNumbers::kDigestsMax + 10;
-  for (uint64_t number = 10; number <= kLast; ++number) {
-    RecordLive(numbers, number, "a");
-  }
-  ASSERT_EQ(numbers.CheckNames(10, "a").code(), absl::StatusCode::kAlreadyExists);
-
-  RecordLive(numbers, 5, "b");
-
-  EXPECT_EQ(numbers.CheckNames(10, "a").code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(numbers.CheckRises(10, kLast).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(numbers.CheckRises(11, kLast).ok());
   EXPECT_TRUE(numbers.CheckNames(11, "a").ok());
 }
 
