@@ -527,10 +527,14 @@ def test_bf16_logprobs_agree_with_double_precision(make_scorer, folders, tmp_pat
 
 # Regression: the policy's logits were rounded and the reference's were not, without a word.
 @pytest.mark.usefixtures("restored_trl")
-@pytest.mark.parametrize("make", [grpo, dpo], ids=["grpo", "dpo"])
+@pytest.mark.parametrize(
+    ("make", "tolerance"),
+    [(grpo, 1e-9), (dpo, 1e-6)],  # of a loss, TRL logs six decimals
+    ids=["grpo", "dpo"],
+)
 @pytest.mark.parametrize("is_switched", (False, True))
 def test_equal_models_in_bf16_differ_unless_the_policy_is_switched(
-    make_scorer, folders, tmp_path, recwarn, make, is_switched
+    make_scorer, folders, tmp_path, recwarn, make, tolerance, is_switched
 ) -> None:
     folder = folders[torch.bfloat16]
     policy = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -544,7 +548,7 @@ def test_equal_models_in_bf16_differ_unless_the_policy_is_switched(
 
     log = trainer.state.log_history[0]
     divergence = log["kl"] if "kl" in log else abs(log["loss"] - math.log(2))
-    assert divergence <= 1e-9 if is_switched else divergence > 1e-6
+    assert divergence <= tolerance if is_switched else divergence > 10 * tolerance
     assert is_switched != any("apply_logprobd_kernel" in str(each.message) for each in recwarn)
 
 
@@ -568,7 +572,8 @@ def test_a_policy_whose_logits_are_rounded_causes_a_warning_unless_it_is_switche
 ) -> None:
     folder = folders[dtype]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    trainer = make(folder, tmp_path, make is sft, **options)
+    policy = None if make is sft else transformers.AutoModelForCausalLM.from_pretrained(folder)
+    trainer = make(folder, tmp_path, make is sft, policy=policy, **options)
 
     def is_warned() -> bool:
         recwarn.clear()

@@ -19,7 +19,6 @@ import torch
 from datasets import Dataset
 from logprobd_adapters import RemoteScorer, Scorer
 from logprobd_adapters.trl import use_scorer
-from logprobd_ops.compat.trl import apply_logprobd_kernel
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
@@ -93,6 +92,8 @@ def train(folder: Path, steps: int, scorer: Scorer | None = None) -> list[dict[s
             train_dataset=Dataset.from_dict({"prompt": prompts}),
         )
         if scorer is not None:
+            from logprobd_ops.compat.trl import apply_logprobd_kernel  # noqa: PLC0415  (a library)
+
             apply_logprobd_kernel()
             use_scorer(trainer, scorer)
             trainer.ref_model.set_output_embeddings(torch.nn.Identity())
