@@ -70,6 +70,11 @@ void AddExportHeadCommand(CLI::App& app, CommandState& state) {
       ->add_option("--head-tensor", options->head.head_tensor,
                    "Name of the head's tensor in the checkpoint, if it is not found by itself")
       ->type_name("NAME");
+  command
+      ->add_option("--ignore-config-key", options->head.ignored_keys,
+                   "Key of config.json that does not change the logits, although its name suggests "
+                   "that; may be repeated")
+      ->type_name("NAME");
   command->add_flag("--force", options->head.force,
                     "Replace OUT if an earlier export-head has written it");
   command->add_flag("--json", options->common.json, "Print the result as JSON instead of text");

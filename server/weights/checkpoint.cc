@@ -156,16 +156,16 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
   return ExplainNoWeights(path);
 }
 
-Checkpoint::Checkpoint(ModelPaths paths, HeadNameFilter& filter, const AllowedRoots* roots)
-    : paths_(std::move(paths)), filter_(&filter), roots_(roots) {}
+Checkpoint::Checkpoint(ModelPaths paths, HeadNames& names, const AllowedRoots* roots)
+    : paths_(std::move(paths)), names_(&names), roots_(roots) {}
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNameFilter& filter,
+absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNames& names,
                                             const AllowedRoots* roots) {
-  Checkpoint checkpoint(paths, filter, roots);
+  Checkpoint checkpoint(paths, names, roots);
   if (paths.indexed) {
     LOGPROBD_ASSIGN_OR_RETURN(checkpoint.index_, RegularFile::Open(paths.weights, roots));
     auto files = ReadSafetensorsIndex(
-        *checkpoint.index_, [&filter](absl::string_view name) { return filter.Wants(name); });
+        *checkpoint.index_, [&names](absl::string_view name) { return names.Wants(name); });
     if (!files.ok()) {
       return WithContext(files.status(), PrintableName(paths.weights));
     }
@@ -186,7 +186,7 @@ absl::StatusOr<const Checkpoint::Shard*> Checkpoint::OpenShard(const std::string
     const std::string path = (fs::path(paths_.folder) / file_name).string();
     LOGPROBD_ASSIGN_OR_RETURN(auto file, RegularFile::Open(path, roots_));
     auto header = ReadSafetensorsHeader(
-        *file, [this](absl::string_view name) { return filter_->Wants(name); });
+        *file, [this](absl::string_view name) { return names_->Wants(name); });
     if (!header.ok()) {
       return WithContext(header.status(), PrintableName(path));
     }

@@ -32,13 +32,13 @@ struct ModelPaths {
 /// there are only pickle or GGUF files.
 absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path);
 
-/// The tensors of a checkpoint that a HeadNameFilter selects. The checkpoint is one safetensors
+/// The tensors of a checkpoint that HeadNames selects. The checkpoint is one safetensors
 /// file, or several with an index. A shard is opened and checked when one of its tensors is
 /// requested. Not thread-safe.
 class Checkpoint {
  public:
-  /// `filter` and `roots` must outlive the Checkpoint. If `roots` is null, files may be anywhere.
-  static absl::StatusOr<Checkpoint> Open(const ModelPaths& paths, HeadNameFilter& filter,
+  /// `names` and `roots` must outlive the Checkpoint. If `roots` is null, files may be anywhere.
+  static absl::StatusOr<Checkpoint> Open(const ModelPaths& paths, HeadNames& names,
                                          const AllowedRoots* roots = nullptr);
 
   bool Has(absl::string_view name) const { return files_.contains(name); }
@@ -57,11 +57,11 @@ class Checkpoint {
     SafetensorsHeader header;
   };
 
-  Checkpoint(ModelPaths paths, HeadNameFilter& filter, const AllowedRoots* roots);
+  Checkpoint(ModelPaths paths, HeadNames& names, const AllowedRoots* roots);
   absl::StatusOr<const Shard*> OpenShard(const std::string& file_name);
 
   ModelPaths paths_;
-  HeadNameFilter* filter_;
+  HeadNames* names_;
   const AllowedRoots* roots_;
   std::shared_ptr<RegularFile> index_;
   WeightMap files_;  ///< File name of each tensor's shard, relative to the folder.

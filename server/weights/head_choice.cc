@@ -1,13 +1,16 @@
 #include "server/weights/head_choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/base/errors.h"
@@ -20,13 +23,16 @@
 namespace logprobd {
 namespace {
 
-std::string FirstPresent(const Checkpoint& checkpoint, absl::Span<const absl::string_view> names) {
-  for (const absl::string_view name : names) {
-    if (checkpoint.Has(name)) {
-      return std::string(name);
-    }
-  }
-  return "";
+std::string FirstPresent(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
+  const auto found = std::find_if(names.begin(), names.end(),
+                                  [&](const std::string& name) { return checkpoint.Has(name); });
+  return found == names.end() ? "" : *found;
+}
+
+std::string Printable(const std::vector<std::string>& names) {
+  return absl::StrJoin(names, ", ", [](std::string* out, const std::string& name) {
+    absl::StrAppend(out, PrintableName(name));
+  });
 }
 
 // Returns the name of a tensor that only a quantised `weight_name` has, or an empty string.
@@ -49,107 +55,239 @@ absl::Status QuantizedUnsupported(absl::string_view trace, const HeadConfig& con
       "(modules_to_not_convert=['lm_head'])"));
 }
 
-absl::Status NoHead(const HeadNameFilter& filter) {
-  std::string hint;
-  if (!filter.lookalikes().empty()) {
-    hint = absl::StrCat(
-        "; names that look like one: ",
-        absl::StrJoin(filter.lookalikes(), ", ", [](std::string* out, const std::string& name) {
-          absl::StrAppend(out, PrintableName(name));
-        }));
-  }
-  return absl::NotFoundError(absl::StrCat(
-      "the checkpoint has no head under a known name (", absl::StrJoin(HeadTensorNames(), ", "),
-      ", or for tied weights ", absl::StrJoin(EmbeddingTensorNames(), ", "),
-      "); name it with --head-tensor", hint));
+absl::Status NoHead(const HeadNames& names) {
+  const std::string hint = names.lookalikes().empty() ? ""
+                                                      : absl::StrCat("; names that look like one: ",
+                                                                     Printable(names.lookalikes()));
+  return absl::NotFoundError(
+      absl::StrCat("the checkpoint has no head under a known name (",
+                   absl::StrJoin(names.heads(), ", "), ", or for tied weights ",
+                   absl::StrJoin(names.embeddings(), ", "), "); name it with --head-tensor", hint));
 }
 
-// Returns whether two tensors look the same. Compares small tensors completely and large ones in
-// pieces spread over their length. Reads at most 2 MiB, so that the time to open a model does not
-// depend on its size.
-absl::StatusOr<bool> LookTheSame(const StoredTensor& a, const StoredTensor& b) {
-  if (a.entry.dtype != b.entry.dtype || a.entry.shape != b.entry.shape) {
+// Returns whether a name belongs to an adapter or to a part that an adapter replaces.
+bool IsOfAdapter(const std::string& name) {
+  const std::string lower = absl::AsciiStrToLower(name);
+  const std::vector<absl::string_view> parts = absl::StrSplit(lower, '.');
+  const std::vector<std::string>& adapters = HeadRules::Get().adapter_parts;
+  return std::any_of(parts.begin(), parts.end(), [&adapters](absl::string_view part) {
+    return std::find(adapters.begin(), adapters.end(), part) != adapters.end();
+  });
+}
+
+// `names` may be a head, or a part of one, in a form that is not understood.
+absl::Status NotUnderstood(const std::vector<std::string>& names) {
+  if (std::any_of(names.begin(), names.end(), IsOfAdapter)) {
+    return absl::UnimplementedError(
+        absl::StrCat("unsupported: the head has an adapter (tensors ", Printable(names),
+                     "); merge it into the model first (in PEFT: model.merge_and_unload(), then "
+                     "save_pretrained)"));
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "the checkpoint stores something that may be a head in a form that is not understood "
+      "(tensors ",
+      Printable(names),
+      "), so no other tensor is taken for the head; serve the model's unquantised checkpoint, or "
+      "name the tensor that is the head with --head-tensor"));
+}
+
+// Returns an error if the tensor `name` is quantised, has an adapter, or has parts that are not
+// understood.
+absl::Status CheckForm(const Checkpoint& checkpoint, const HeadConfig& config,
+                       const HeadNames& names, const std::string& name) {
+  if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
+    return QuantizedUnsupported(trace, config);
+  }
+  const std::vector<std::string> parts = names.UnknownPartsOf(name);
+  return parts.empty() ? absl::OkStatus() : NotUnderstood(parts);
+}
+
+constexpr int64_t kCompareBytes = int64_t{4} << 20;
+
+// Returns the fp32 values of rows [row, row + num_rows).
+absl::StatusOr<std::vector<float>> ReadWide(const StoredTensor& tensor, Dtype dtype, int64_t row,
+                                            int64_t num_rows) {
+  const int64_t row_bytes = tensor.entry.shape[1] * DtypeBytes(dtype);
+  std::vector<std::byte> bytes(static_cast<size_t>(num_rows * row_bytes));
+  LOGPROBD_RETURN_IF_ERROR(
+      tensor.file->Read(tensor.entry.file_begin + row * row_bytes, absl::MakeSpan(bytes)));
+  return Widen(bytes, dtype);
+}
+
+// Returns whether the first `num_rows` rows of two tensors have equal values, whatever their types.
+absl::StatusOr<bool> HaveEqualRows(const StoredTensor& a, const StoredTensor& b,
+                                   std::optional<int64_t> num_rows) {
+  const std::optional<Dtype> dtype_a = ServedDtype(a.entry.dtype);
+  const std::optional<Dtype> dtype_b = ServedDtype(b.entry.dtype);
+  const std::vector<int64_t>& shape_a = a.entry.shape;
+  const std::vector<int64_t>& shape_b = b.entry.shape;
+  if (shape_a.size() != 2 || shape_b.size() != 2 || shape_a[1] != shape_b[1] || shape_a[1] < 1 ||
+      !dtype_a.has_value() || !dtype_b.has_value()) {
+    return a.entry.dtype == b.entry.dtype && shape_a == shape_b && a.entry.name == b.entry.name;
+  }
+  const int64_t stored = std::min(shape_a[0], shape_b[0]);
+  const int64_t rows = num_rows.value_or(std::max(shape_a[0], shape_b[0]));
+  if (stored < rows) {
     return false;
   }
-  constexpr int64_t kPieces = 16;
-  constexpr int64_t kPieceBytesMax = int64_t{64} << 10;
-  const int64_t total = a.entry.file_end - a.entry.file_begin;
-  const int64_t piece_bytes = std::min(kPieceBytesMax, (total + kPieces - 1) / kPieces);
-  std::vector<std::byte> piece_a(static_cast<size_t>(piece_bytes));
-  std::vector<std::byte> piece_b(static_cast<size_t>(piece_bytes));
-  for (int64_t i = 0; i < kPieces; ++i) {
-    const int64_t offset = (total - piece_bytes) * i / (kPieces - 1);
-    LOGPROBD_RETURN_IF_ERROR(a.file->Read(a.entry.file_begin + offset, absl::MakeSpan(piece_a)));
-    LOGPROBD_RETURN_IF_ERROR(b.file->Read(b.entry.file_begin + offset, absl::MakeSpan(piece_b)));
-    if (std::memcmp(piece_a.data(), piece_b.data(), piece_a.size()) != 0) {
+  const int64_t block = std::max<int64_t>(
+      1, kCompareBytes / (shape_a[1] * std::max(DtypeBytes(*dtype_a), DtypeBytes(*dtype_b))));
+  for (int64_t row = 0; row < rows; row += block) {
+    const int64_t count = std::min(block, rows - row);
+    LOGPROBD_ASSIGN_OR_RETURN(const auto values_a, ReadWide(a, *dtype_a, row, count));
+    LOGPROBD_ASSIGN_OR_RETURN(const auto values_b, ReadWide(b, *dtype_b, row, count));
+    // Values that are not numbers count as equal here; CheckContent refuses them.
+    const bool are_equal =
+        std::equal(values_a.begin(), values_a.end(), values_b.begin(),
+                   [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+    if (!are_equal) {
       return false;
     }
   }
   return true;
 }
 
-// Chooses the head if the checkpoint stores both a head and an embedding, and config.json says that
-// they are tied. The embedding is correct whether or not they are equal, because the model was tied
-// to it; they are compared only for the warning.
-absl::StatusOr<HeadChoice> ChooseAmongTied(Checkpoint& checkpoint, const std::string& head,
-                                           const std::string& embedding) {
+// Says which of two different tensors is the head, if that can be said.
+enum class Evidence { kUntied, kTied, kUnclear };
+
+// Both a head and an embedding are stored, so the flag is believed, or what the class assumes.
+Evidence OfTwoTensors(const TieFlag& tied) {
+  if (tied.is_contradictory) {
+    return Evidence::kUnclear;
+  }
+  if (tied.is_never) {
+    return Evidence::kUntied;
+  }
+  if (tied.stated.has_value()) {
+    return *tied.stated ? Evidence::kTied : Evidence::kUntied;
+  }
+  if (tied.elsewhere == std::optional<bool>(false) || !tied.by_default.value_or(false)) {
+    return Evidence::kUntied;
+  }
+  return Evidence::kTied;
+}
+
+// Only an embedding is stored. It is the head if the model's class ties it.
+Evidence OfEmbeddingAlone(const TieFlag& tied) {
+  if (tied.is_contradictory) {
+    return Evidence::kUnclear;
+  }
+  if (tied.is_never) {
+    return Evidence::kUntied;
+  }
+  if (tied.is_always) {
+    return Evidence::kTied;
+  }
+  const std::optional<bool> says = tied.stated.has_value() ? tied.stated : tied.by_default;
+  return !says.has_value() ? Evidence::kUnclear : *says ? Evidence::kTied : Evidence::kUntied;
+}
+
+std::string WhatTheConfigSays(const TieFlag& tied) {
+  if (tied.is_contradictory) {
+    return "the levels of config.json contradict each other about tie_word_embeddings";
+  }
+  if (tied.is_never) {
+    return "the model's class never ties its head to the embedding";
+  }
+  if (tied.stated.has_value()) {
+    return absl::StrCat("config.json says that the head is ", *tied.stated ? "" : "not ",
+                        "tied to the embedding (", tied.name, " is ",
+                        *tied.stated ? "true" : "false", ")");
+  }
+  if (tied.by_default.has_value()) {
+    return absl::StrCat("config.json has no ", tied.name, ", which then is ",
+                        *tied.by_default ? "true" : "false", " for this model type");
+  }
+  return "config.json has no tie_word_embeddings, and the model type is not known";
+}
+
+absl::Status Contradiction(const TieFlag& tied, const std::string& head,
+                           const std::string& embedding) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      WhatTheConfigSays(tied), ", but ", head, " and ", embedding,
+      " are stored with different values: transformers ", HeadRules::Get().transformers_version,
+      " uses ", head, ", and vLLM, which does not load lm_head of a tied model, uses ", embedding,
+      "; say which is right with --head-tensor ", head, " or --head-tensor ", embedding));
+}
+
+absl::StatusOr<HeadChoice> ChooseOfTwo(Checkpoint& checkpoint, const HeadConfig& config,
+                                       const std::string& head, const std::string& embedding,
+                                       std::optional<int64_t> valid_vocab) {
   HeadChoice choice;
-  choice.tied = true;
-  LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(embedding));
-  LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor head_tensor, checkpoint.Find(head));
-  LOGPROBD_ASSIGN_OR_RETURN(const bool same, LookTheSame(choice.tensor, head_tensor));
-  if (!same) {
-    choice.warnings.push_back(absl::StrCat(
-        "config.json sets tie_word_embeddings, but ", head, " and ", embedding, " differ; ",
-        embedding, " is used (--head-tensor ", head, " selects the other)"));
+  LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head));
+  const Evidence evidence = OfTwoTensors(config.tied);
+  if (evidence == Evidence::kUntied) {
+    return choice;
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor embedding_tensor, checkpoint.Find(embedding));
+  LOGPROBD_ASSIGN_OR_RETURN(const bool are_equal,
+                            HaveEqualRows(choice.tensor, embedding_tensor, valid_vocab));
+  if (!are_equal) {
+    return Contradiction(config.tied, head, embedding);
+  }
+  if (evidence == Evidence::kTied) {
+    choice.tensor = embedding_tensor;
+    choice.tied = true;
   }
   return choice;
 }
 
 absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig& config,
-                                        const HeadNameFilter& filter) {
-  const std::string head = FirstPresent(checkpoint, HeadTensorNames());
-  const std::string embedding = FirstPresent(checkpoint, EmbeddingTensorNames());
+                                        const HeadNames& names,
+                                        std::optional<int64_t> valid_vocab) {
+  const std::string head = FirstPresent(checkpoint, names.heads());
+  const std::string embedding = FirstPresent(checkpoint, names.embeddings());
   HeadChoice choice;
   if (!head.empty()) {
-    if (config.tied.value_or(false) && !embedding.empty()) {
-      return ChooseAmongTied(checkpoint, head, embedding);
+    for (const std::string& other : names.heads()) {
+      if (other != head && checkpoint.Has(other) && head != names.heads().front()) {
+        return absl::InvalidArgumentError(absl::StrCat("several tensors may be the head (", head,
+                                                       ", ", other,
+                                                       "); name one with --head-tensor"));
+      }
+    }
+    LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, head));
+    if (!embedding.empty()) {
+      return ChooseOfTwo(checkpoint, config, head, embedding, valid_vocab);
     }
     LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head));
-    choice.tied = config.tied.value_or(false);
     return choice;
   }
-  for (const absl::string_view name : HeadTensorNames()) {
+  // A quantised tensor explains itself better than a name that is not understood.
+  for (const std::string& name : names.heads()) {
     if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
       return QuantizedUnsupported(trace, config);
     }
   }
+  if (!names.unknown_heads().empty()) {
+    return NotUnderstood(names.unknown_heads());
+  }
   if (embedding.empty()) {
-    for (const absl::string_view name : EmbeddingTensorNames()) {
-      if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
-        return QuantizedUnsupported(trace, config);
-      }
+    for (const std::string& name : names.embeddings()) {
+      LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, name));
     }
-    return NoHead(filter);
+    return NoHead(names);
+  }
+  LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, embedding));
+  if (OfEmbeddingAlone(config.tied) != Evidence::kTied) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        WhatTheConfigSays(config.tied), ", but the checkpoint has no head, only the embedding ",
+        embedding, "; if the files are complete and that is the head, set --head-tensor ",
+        embedding));
   }
   LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(embedding));
   choice.tied = true;
-  if (!config.tied.value_or(true)) {
-    choice.warnings.push_back(
-        absl::StrCat("config.json says that the head is not tied, but the checkpoint has no head; ",
-                     embedding, " is used"));
-  }
   return choice;
 }
 
 }  // namespace
 
 absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& config,
-                                      const HeadNameFilter& filter,
-                                      const std::string& head_tensor) {
+                                      const HeadNames& names, const std::string& head_tensor,
+                                      std::optional<int64_t> valid_vocab) {
   HeadChoice choice;
   if (head_tensor.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(choice, ChooseByName(checkpoint, config, filter));
+    LOGPROBD_ASSIGN_OR_RETURN(choice, ChooseByName(checkpoint, config, names, valid_vocab));
   } else {
     if (!checkpoint.Has(head_tensor)) {
       if (const std::string trace = QuantizedTrace(checkpoint, head_tensor); !trace.empty()) {
@@ -157,40 +295,50 @@ absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& 
       }
     }
     LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head_tensor));
-    const auto embeddings = EmbeddingTensorNames();
+    const auto& embeddings = names.embeddings();
     choice.tied = std::find(embeddings.begin(), embeddings.end(), head_tensor) != embeddings.end();
   }
-  const std::string& name = choice.tensor.entry.name;
-  if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
-    return QuantizedUnsupported(trace, config);
-  }
+  LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, choice.tensor.entry.name));
   return choice;
 }
 
 namespace {
 
-std::string FindBias(const Checkpoint& checkpoint, const std::string& weight_name) {
+// Returns the name of the head's bias, or an empty string.
+absl::StatusOr<std::string> FindBias(const Checkpoint& checkpoint, const HeadNames& names,
+                                     const std::string& weight_name) {
+  std::string found;
   if (std::string sibling = BiasNameOf(weight_name); checkpoint.Has(sibling)) {
-    return sibling;
+    found = sibling;
   }
   // An embedding has no bias of its own, but the head that it replaces may have one.
-  const auto embeddings = EmbeddingTensorNames();
-  if (std::find(embeddings.begin(), embeddings.end(), weight_name) != embeddings.end()) {
-    for (const absl::string_view head : HeadTensorNames()) {
-      if (std::string name = BiasNameOf(head); checkpoint.Has(name)) {
-        return name;
+  const auto& embeddings = names.embeddings();
+  if (found.empty() &&
+      std::find(embeddings.begin(), embeddings.end(), weight_name) != embeddings.end()) {
+    for (const std::string& head : names.heads()) {
+      if (std::string name = BiasNameOf(head); found.empty() && checkpoint.Has(name)) {
+        found = name;
       }
     }
   }
-  return "";
+  if (!checkpoint.Has(kFinalLogitsBias)) {
+    return found;
+  }
+  if (!found.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the checkpoint has two biases of the head, ",
+                                                   PrintableName(found), " and ", kFinalLogitsBias,
+                                                   "; store their sum as one of them"));
+  }
+  return std::string(kFinalLogitsBias);
 }
 
 }  // namespace
 
 absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& config,
-                                      const std::string& weight_name, int64_t rows) {
+                                      const HeadNames& names, const std::string& weight_name,
+                                      int64_t rows) {
   HeadBias result;
-  const std::string name = FindBias(checkpoint, weight_name);
+  LOGPROBD_ASSIGN_OR_RETURN(const std::string name, FindBias(checkpoint, names, weight_name));
   if (name.empty()) {
     if (config.has_bias.value_or(false)) {
       return absl::InvalidArgumentError(
@@ -205,7 +353,9 @@ absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& 
     return result;
   }
   LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor bias, checkpoint.Find(name));
-  if (bias.entry.shape != std::vector<int64_t>{rows}) {
+  const bool is_final = name == kFinalLogitsBias;
+  if (bias.entry.shape != std::vector<int64_t>{rows} &&
+      !(is_final && bias.entry.shape == std::vector<int64_t>{1, rows})) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", PrintableName(name), " has the shape [",
                      absl::StrJoin(bias.entry.shape, ", "), "]; the head needs [", rows, "]"));
@@ -219,6 +369,10 @@ absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& 
   std::vector<std::byte> bytes(static_cast<size_t>(bias.entry.file_end - bias.entry.file_begin));
   LOGPROBD_RETURN_IF_ERROR(bias.file->Read(bias.entry.file_begin, absl::MakeSpan(bytes)));
   result.values = Widen(bytes, *dtype);
+  if (is_final && std::all_of(result.values.begin(), result.values.end(),
+                              [](float value) { return value == 0.0F; })) {
+    return HeadBias();
+  }
   result.stored = std::move(bytes);
   result.tensor = bias;
   return result;

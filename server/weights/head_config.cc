@@ -7,15 +7,14 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
-#include "absl/types/span.h"
+#include "absl/strings/str_split.h"
 #include "server/base/errors.h"
+#include "server/weights/head_rules.h"
 #include "server/weights/untrusted_text.h"
 
 namespace logprobd {
@@ -85,76 +84,68 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kDimensionMax = int64_t{1} << 31;
+constexpr absl::string_view kTieKey = "tie_word_embeddings";
+constexpr absl::string_view kModelTypeKey = "model_type";
 
-constexpr std::array<absl::string_view, 3> kHiddenKeys = {"hidden_size", "n_embd", "d_model"};
-// Keys whose value multiplies the logits: the keys of Cohere and Falcon-H1, and three spellings
-// that muP models use.
-constexpr std::array<absl::string_view, 5> kMultipliers = {
-    "logit_scale", "lm_head_multiplier", "output_multiplier", "output_multiplier_scale",
-    "mup_output_mult"};
-// Keys that seem to change the head's logits but do not.
-constexpr std::array<absl::string_view, 6> kHarmless = {
-    "final_logit_softcapping", "logits_scaling",  "num_logits_to_keep",
-    "logits_to_keep",          "mup_denominator", "logit_scale_init_value"};
-// Other keys that describe a head, besides its sizes and the tie flag.
-constexpr std::array<absl::string_view, 6> kHeadKeys = {
-    "architectures",  "model_type",     "lm_head_bias",
-    "logits_scaling", "dim_model_base", "final_logit_softcapping"};
-// Keys of the objects that ConfigLevels looks into.
-constexpr std::array<absl::string_view, 4> kNestedKeys = {"text_config", "llm_config",
-                                                          "thinker_config", "language_config"};
-constexpr std::array<absl::string_view, 4> kHarmlessParts = {"attn", "attention", "router", "gate"};
+bool Contains(const std::vector<std::string>& all, absl::string_view wanted) {
+  return std::find(all.begin(), all.end(), wanted) != all.end();
+}
 
-// Defaults of model classes whose config files may leave the key out: a nested configuration is
-// saved without the values that equal the defaults of its class. The values are from Transformers
-// 5.23.
-struct FamilyDefault {
-  absl::string_view model_type;
-  absl::string_view key;
-  double scale;    // 1: no default
-  double softcap;  // 0: no default
-};
-constexpr std::array<FamilyDefault, 15> kFamilyDefaults = {{
-    {"beam", "final_logit_softcapping", 1, 30},
-    {"cohere", "logit_scale", 0.0625, 0},
-    {"cohere2", "logit_scale", 0.0625, 0},
-    {"cohere2_moe", "logit_scale", 0.0625, 0},
-    {"gemma2", "final_logit_softcapping", 1, 30},
-    {"gemma3n_text", "final_logit_softcapping", 1, 30},
-    {"granite_docling_text", "logits_scaling", 0.25, 0},
-    {"inkling2_text", "final_logit_softcapping", 1, 30},
-    {"mistral_large4_text", "final_logit_softcapping", 1, 30},
-    {"muse_glimmer_text", "output_multiplier", 0.19611613513818404, 0},
-    {"muse_glimmer_text", "final_logit_softcapping", 1, 20},
-    {"muse_spark_text", "output_multiplier", 0.1767766952966369, 0},
-    {"muse_spark_text", "final_logit_softcapping", 1, 20},
-    {"nanochat", "final_logit_softcapping", 1, 15},
-    {"vaultgemma", "final_logit_softcapping", 1, 30},
-}};
+// Returns the object at `path`, keys separated by dots, or null if a part is missing or null.
+absl::StatusOr<const Json*> ObjectAt(const Json& top, absl::string_view path) {
+  const Json* object = &top;
+  for (const absl::string_view key : absl::StrSplit(path, '.', absl::SkipEmpty())) {
+    const auto found = object->find(std::string(key));
+    if (found == object->end() || found->is_null()) {
+      return nullptr;
+    }
+    if (!found->is_object()) {
+      return absl::InvalidArgumentError(absl::StrCat(key, " is not an object"));
+    }
+    object = &*found;
+  }
+  return object;
+}
 
-// The objects of a config in which keys are searched, innermost first.
+// Returns the model type of a level, or an empty string.
+std::string TypeOf(const Json& level) {
+  const auto found = level.find(std::string(kModelTypeKey));
+  return found != level.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+const TypeRule* RuleOf(const Json& level) { return HeadRules::Get().Find(TypeOf(level)); }
+
+// The objects of a config in which keys are searched, innermost first: the text model, and the
+// levels that enclose it.
 class ConfigLevels {
  public:
   static absl::StatusOr<ConfigLevels> Of(const Json& top) {
+    const TypeRule* const rule = RuleOf(top);
+    std::vector<std::string> paths = HeadRules::Get().config_levels;
+    if (rule != nullptr && !rule->text_level.empty()) {
+      paths = {rule->text_level};
+    }
     ConfigLevels levels;
-    LOGPROBD_ASSIGN_OR_RETURN(const Json* text, Nested(top, "text_config"));
-    if (text == nullptr) {
-      LOGPROBD_ASSIGN_OR_RETURN(text, Nested(top, "llm_config"));
-    }
-    const Json* thinker = nullptr;
-    if (text == nullptr) {
-      LOGPROBD_ASSIGN_OR_RETURN(thinker, Nested(top, "thinker_config"));
-    }
-    if (thinker != nullptr) {
-      LOGPROBD_ASSIGN_OR_RETURN(text, Nested(*thinker, "text_config"));
-    } else if (text == nullptr) {
-      LOGPROBD_ASSIGN_OR_RETURN(text, Nested(top, "language_config"));
-    }
-    for (const Json* level : {text, thinker, &top}) {
-      if (level != nullptr) {
-        levels.levels_.push_back(level);
+    for (const std::string& path : paths) {
+      LOGPROBD_ASSIGN_OR_RETURN(const Json* text, ObjectAt(top, path));
+      const auto dot = path.find('.');
+      const Json* enclosing = nullptr;
+      if (dot != std::string::npos) {
+        LOGPROBD_ASSIGN_OR_RETURN(enclosing, ObjectAt(top, path.substr(0, dot)));
       }
+      if (text == nullptr && enclosing == nullptr) {
+        continue;
+      }
+      for (const Json* level : {text, enclosing}) {
+        if (level != nullptr) {
+          levels.levels_.push_back(level);
+          levels.names_.push_back(level == text ? path : path.substr(0, dot));
+        }
+      }
+      break;
     }
+    levels.levels_.push_back(&top);
+    levels.names_.emplace_back("");
     return levels;
   }
 
@@ -175,30 +166,14 @@ class ConfigLevels {
                        [key](const Json* level) { return level->contains(std::string(key)); });
   }
 
-  // Returns whether the model or its text part has this type.
-  bool IsOfType(absl::string_view model_type) const {
-    return std::any_of(levels_.begin(), levels_.end(), [model_type](const Json* level) {
-      const auto found = level->find("model_type");
-      return found != level->end() && found->is_string() &&
-             found->get_ref<const std::string&>() == model_type;
-    });
-  }
-
-  absl::Span<const Json* const> all() const { return levels_; }
+  const Json& top() const { return *levels_.back(); }
+  const std::vector<const Json*>& all() const { return levels_; }
+  /// Paths of all(): "text_config", or "" for the top.
+  const std::vector<std::string>& names() const { return names_; }
 
  private:
-  static absl::StatusOr<const Json*> Nested(const Json& parent, absl::string_view key) {
-    const auto found = parent.find(std::string(key));
-    if (found == parent.end() || found->is_null()) {
-      return nullptr;
-    }
-    if (!found->is_object()) {
-      return absl::InvalidArgumentError(absl::StrCat(key, " is not an object"));
-    }
-    return &*found;
-  }
-
   std::vector<const Json*> levels_;
+  std::vector<std::string> names_;
 };
 
 absl::Status WrongValue(absl::string_view key, const Json& value, absl::string_view expected) {
@@ -249,16 +224,17 @@ absl::StatusOr<std::optional<double>> Factor(const ConfigLevels& levels, absl::s
 
 std::string ModelType(const ConfigLevels& levels) {
   // The outermost type names the model; a nested type only names its text part.
-  std::string model_type = "unknown";
+  std::string model_type;
   for (const Json* level : levels.all()) {
-    const auto found = level->find("model_type");
-    if (found != level->end() && found->is_string()) {
-      model_type = found->get<std::string>();
+    std::string type = TypeOf(*level);
+    if (!type.empty()) {
+      model_type = std::move(type);
     }
   }
   // The type is written to logs and labels, so it is escaped and truncated.
   constexpr size_t kModelTypeBytesMax = 64;
-  return absl::CHexEscape(model_type.substr(0, kModelTypeBytesMax));
+  return model_type.empty() ? "unknown"
+                            : absl::CHexEscape(model_type.substr(0, kModelTypeBytesMax));
 }
 
 std::string QuantizationMethod(const ConfigLevels& levels) {
@@ -270,41 +246,155 @@ std::string QuantizationMethod(const ConfigLevels& levels) {
   return method != config->end() && method->is_string() ? method->get<std::string>() : "";
 }
 
-absl::Status ResolveScale(const ConfigLevels& levels, HeadConfig& config) {
-  std::vector<std::string> used;
-  const auto apply = [&](absl::string_view key, double factor) {
-    config.scale *= factor;
-    used.emplace_back(key);
-  };
-  for (const absl::string_view key : kMultipliers) {
-    const Json* value = levels.Find(key);
-    if (value != nullptr && value->is_string() && *value == "inv_sqrt_d_model") {  // MPT
-      if (!config.hidden_size.has_value()) {
-        return absl::InvalidArgumentError(absl::StrCat(key, " needs d_model, which is missing"));
-      }
-      apply(key, 1.0 / std::sqrt(static_cast<double>(*config.hidden_size)));
+// The rules that apply to a config: of the model as a whole, or of the text model inside it if that
+// computes the logits.
+struct AppliedRules {
+  const TypeRule* outer = nullptr;   ///< Decides about the tie.
+  const TypeRule* logits = nullptr;  ///< Decides about scale and cap.
+};
+
+AppliedRules RulesOf(const ConfigLevels& levels) {
+  AppliedRules applied;
+  for (auto level = levels.all().rbegin(); level != levels.all().rend(); ++level) {
+    const TypeRule* const rule = RuleOf(**level);
+    if (rule == nullptr) {
       continue;
     }
-    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> factor, Factor(levels, key));
-    if (factor.has_value()) {
-      apply(key, *factor);
+    applied.outer = applied.outer == nullptr ? rule : applied.outer;
+    applied.logits = rule;
+    if (!rule->inner) {
+      break;
     }
   }
-  LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> divisor, Factor(levels, "logits_scaling"));
-  if (divisor.has_value()) {  // Granite
-    apply("logits_scaling", 1.0 / *divisor);
-  }
-  LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> base, Factor(levels, "dim_model_base"));
-  if (base.has_value()) {  // MiniCPM divides the hidden state
-    if (!config.hidden_size.has_value()) {
-      return absl::InvalidArgumentError("dim_model_base needs hidden_size, which is missing");
+  return applied;
+}
+
+absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* rule) {
+  // What each level says, innermost first. The text model's class has a default of its own.
+  std::vector<std::optional<bool>> flags;
+  for (const Json* level : levels.all()) {
+    std::optional<bool> flag;
+    for (const absl::string_view key :
+         {rule == nullptr ? absl::string_view() : rule->tie_key, kTieKey}) {
+      const auto found = level->find(std::string(key));
+      if (flag.has_value() || found == level->end() || found->is_null()) {
+        continue;
+      }
+      if (!found->is_boolean()) {
+        return WrongValue(key, *found, "true or false");
+      }
+      flag = found->get<bool>();
     }
-    apply("dim_model_base", *base / static_cast<double>(*config.hidden_size));
+    flags.push_back(flag);
   }
-  if (used.size() > 1) {
-    config.warnings.push_back(absl::StrCat("several keys of config.json scale the logits (",
-                                           absl::StrJoin(used, ", "),
-                                           "); their product is used: ", config.scale));
+  TieFlag tie;
+  const auto first_stated = [](const std::vector<std::optional<bool>>& all) {
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [](std::optional<bool> flag) { return flag.has_value(); });
+    return found == all.end() ? std::optional<bool>() : *found;
+  };
+  const auto says = [&flags](bool value) {
+    return std::find(flags.begin(), flags.end(), std::optional<bool>(value)) != flags.end();
+  };
+  if (rule == nullptr) {
+    tie.is_contradictory = says(true) && says(false);
+    tie.stated = tie.is_contradictory ? std::optional<bool>() : first_stated(flags);
+    return tie;
+  }
+  tie.by_default =
+      rule->tie == TypeRule::Tie::kTiedByDefault || rule->tie == TypeRule::Tie::kAlways;
+  tie.is_never = rule->tie == TypeRule::Tie::kNever;
+  tie.is_always = rule->tie == TypeRule::Tie::kAlways;
+  if (rule->tie_any_level) {
+    const TypeRule* const text = RuleOf(*levels.all().front());
+    const bool text_ties_by_default = text != nullptr && text != rule &&
+                                      text->tie == TypeRule::Tie::kTiedByDefault &&
+                                      !flags.front().has_value();
+    const bool top_ties_by_default = *tie.by_default && !flags.back().has_value();
+    tie.by_default = text_ties_by_default || top_ties_by_default;
+    if (says(true)) {
+      tie.stated = true;
+    } else if (says(false) && !*tie.by_default) {
+      tie.stated = false;
+    }
+    return tie;
+  }
+  // A file of the text model alone has no such level; then the top counts.
+  auto level = std::find(levels.names().begin(), levels.names().end(), rule->tie_level);
+  level = level == levels.names().end() ? level - 1 : level;
+  const auto index = static_cast<size_t>(level - levels.names().begin());
+  tie.stated = flags[index];
+  if (!level->empty()) {
+    tie.name = absl::StrCat(*level, ".", kTieKey);
+    const TypeRule* const text = RuleOf(*levels.all()[index]);
+    if (text != nullptr && text != rule) {
+      tie.by_default = text->tie == TypeRule::Tie::kTiedByDefault;
+    }
+  }
+  if (!tie.stated.has_value()) {
+    tie.elsewhere = first_stated(flags);
+  }
+  return tie;
+}
+
+// Returns the factor that a rule stands for, or nullopt if there is none.
+absl::StatusOr<std::optional<double>> FactorOf(const ConfigLevels& levels, const ScaleRule& rule,
+                                               const HeadConfig& config) {
+  const bool is_flag = rule.op == ScaleRule::Op::kInverseSqrtHiddenSize;
+  std::optional<double> value;
+  if (is_flag) {
+    LOGPROBD_ASSIGN_OR_RETURN(
+        const std::optional<bool> flag,
+        Flag(levels, levels.Has(rule.key) ? absl::string_view(rule.key) : rule.fallback));
+    value = flag.has_value() ? std::optional<double>(*flag) : rule.default_value;
+  } else {
+    LOGPROBD_ASSIGN_OR_RETURN(value, Factor(levels, rule.key));
+    if (!levels.Has(rule.key)) {
+      value = rule.default_value;
+    }
+  }
+  if (!value.has_value() || (is_flag && *value == 0.0)) {
+    return std::optional<double>();
+  }
+  const bool needs_hidden = is_flag || rule.op == ScaleRule::Op::kOverHiddenSize;
+  if (needs_hidden && !config.hidden_size.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(rule.key, " needs hidden_size, which is missing"));
+  }
+  switch (rule.op) {
+    case ScaleRule::Op::kMultiply:
+      return value;
+    case ScaleRule::Op::kDivide:
+      return std::optional<double>(1.0 / *value);
+    case ScaleRule::Op::kOverHiddenSize:
+      return std::optional<double>(*value / static_cast<double>(*config.hidden_size));
+    case ScaleRule::Op::kInverseSqrtHiddenSize:
+      return std::optional<double>(1.0 / std::sqrt(static_cast<double>(*config.hidden_size)));
+  }
+  return std::optional<double>();
+}
+
+void WarnOfDefault(absl::string_view key, absl::string_view what, double value,
+                   HeadConfig& config) {
+  config.warnings.push_back(absl::StrCat("config.json has no ", key, "; the default of model type ",
+                                         config.model_type, " is used: ", what, " ", value));
+}
+
+absl::Status ResolveScale(const ConfigLevels& levels, const TypeRule& rule,
+                          const LogitOverrides& overrides, HeadConfig& config) {
+  for (const ScaleRule& scale : rule.scales) {
+    if (Contains(overrides.ignored_keys, scale.key)) {
+      continue;
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> factor, FactorOf(levels, scale, config));
+    if (!factor.has_value()) {
+      continue;
+    }
+    config.scale *= *factor;
+    const bool is_stated = levels.Has(scale.key) || levels.Has(scale.fallback);
+    if (!is_stated && !scale.key.empty() && *factor != 1.0) {
+      WarnOfDefault(scale.key, "scale", *factor, config);
+    }
   }
   if (static_cast<float>(config.scale) <= 0.0F ||
       !std::isfinite(static_cast<float>(config.scale))) {
@@ -314,54 +404,172 @@ absl::Status ResolveScale(const ConfigLevels& levels, HeadConfig& config) {
   return absl::OkStatus();
 }
 
-void ApplyFamilyDefaults(const ConfigLevels& levels, HeadConfig& config) {
-  for (const FamilyDefault& family : kFamilyDefaults) {
-    if (!levels.IsOfType(family.model_type) || levels.Has(family.key)) {
+absl::Status ResolveSoftcap(const ConfigLevels& levels, const TypeRule& rule,
+                            const LogitOverrides& overrides, HeadConfig& config) {
+  if (!rule.softcap.has_value() || Contains(overrides.ignored_keys, rule.softcap->key)) {
+    return absl::OkStatus();
+  }
+  const std::string& key = rule.softcap->key;
+  if (!levels.Has(key)) {
+    config.softcap = rule.softcap->default_value.value_or(0.0);
+    if (config.softcap > 0) {
+      WarnOfDefault(key, "cap", config.softcap, config);
+    }
+    return absl::OkStatus();
+  }
+  if (const Json* value = levels.Find(key); value != nullptr && *value != 0) {
+    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> softcap, Factor(levels, key));
+    config.softcap = softcap.value_or(0.0);
+  }
+  return absl::OkStatus();
+}
+
+constexpr absl::string_view kHowToOverride =
+    "if it caps the logits, set --softcap; if it scales them, --logit-scale; and in any case "
+    "--ignore-config-key ";
+
+// The text model inside a known model may transform its own logits, which the class of the whole
+// model then must do, too. Implementations disagree where it does not.
+absl::Status CheckTextModel(const ConfigLevels& levels, const TypeRule& logits,
+                            const LogitOverrides& overrides, const HeadConfig& config) {
+  const TypeRule* const text = RuleOf(*levels.all().front());
+  if (text == nullptr || text == &logits) {
+    return absl::OkStatus();
+  }
+  struct Key {
+    std::string name;
+    std::optional<double> by_default;
+    double neutral;
+  };
+  std::vector<Key> keys;
+  for (const ScaleRule& scale : text->scales) {
+    if (scale.op != ScaleRule::Op::kInverseSqrtHiddenSize) {
+      keys.push_back({scale.key, scale.default_value, 1.0});
+    }
+  }
+  if (text->softcap.has_value()) {
+    keys.push_back({text->softcap->key, text->softcap->default_value, 0.0});
+  }
+  for (const auto& [key, by_default, neutral] : keys) {
+    if (logits.Transforms(key) || Contains(overrides.ignored_keys, key)) {
       continue;
     }
-    const bool is_cap = family.softcap > 0;
-    (is_cap ? config.softcap : config.scale) = is_cap ? family.softcap : family.scale;
-    config.warnings.push_back(absl::StrCat(
-        "config.json has no ", family.key, "; the default of model type ", family.model_type,
-        " is used: ", is_cap ? "cap " : "scale ", is_cap ? family.softcap : family.scale));
-  }
-}
-
-bool IsHarmless(absl::string_view key) {
-  return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end() ||
-         std::find(kMultipliers.begin(), kMultipliers.end(), key) != kMultipliers.end() ||
-         std::any_of(kHarmlessParts.begin(), kHarmlessParts.end(),
-                     [key](absl::string_view part) { return absl::StrContains(key, part); });
-}
-
-// Returns whether the name of a key suggests that it changes the logits, and it is not understood.
-bool IsSuspicious(absl::string_view key) {
-  // Removes "warmup", which contains "mup" but has nothing to do with it.
-  const std::string lower =
-      absl::StrReplaceAll(absl::AsciiStrToLower(key), {{"warmup", ""}, {"warm_up", ""}});
-  return !IsHarmless(lower) &&
-         (absl::StrContains(lower, "logit") || absl::StrContains(lower, "mup"));
-}
-
-// An unknown key may change the logits, so the operator is told that it is ignored.
-void WarnOfUnknownKeys(const ConfigLevels& levels, HeadConfig& config) {
-  constexpr size_t kWarningsMax = 16;
-  for (const Json* level : levels.all()) {
-    for (const auto& [key, value] : level->items()) {
-      const bool off = value.is_null() || (value.is_boolean() && !value.get<bool>());
-      if (off || !IsSuspicious(key) || config.warnings.size() >= kWarningsMax) {
-        continue;
+    std::optional<double> value = by_default;
+    if (const Json* found = levels.Find(key); levels.Has(key)) {
+      value = neutral;
+      if (found != nullptr && *found != 0) {
+        LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> factor, Factor(levels, key));
+        value = factor.value_or(neutral);
       }
-      config.warnings.push_back(
-          absl::StrCat("config.json has the key ", PrintableName(key),
-                       ", which may change the logits and is not understood: it is ignored"));
+    }
+    if (value.has_value() && *value != neutral) {
+      return absl::UnimplementedError(absl::StrCat(
+          "the text model, ", TypeOf(*levels.all().front()), ", changes its logits by ", key, " (",
+          *value, "), but transformers ", HeadRules::Get().transformers_version,
+          " ignores that inside ", config.model_type,
+          ", and vLLM does not; say which is right: set --softcap or --logit-scale (0 and 1: no "
+          "effect), and --ignore-config-key ",
+          key));
     }
   }
+  return absl::OkStatus();
+}
+
+bool IsOff(const Json& value) {
+  return value.is_null() || (value.is_boolean() && !value.get<bool>()) || value == 0 ||
+         (value.is_structured() && value.empty()) || value == "";
+}
+
+// A key that may change the logits and is not understood is refused, at any level of the config
+// that can describe the text model.
+// `understood` are the rules whose keys are accounted for.
+absl::Status RefuseUnknownKeys(const Json& level, const std::vector<const TypeRule*>& understood,
+                               const LogitOverrides& overrides, const HeadConfig& config) {
+  const HeadRules& rules = HeadRules::Get();
+  for (const auto& [key, value] : level.items()) {
+    if (IsOff(value) || Contains(overrides.ignored_keys, key)) {
+      continue;
+    }
+    if (value.is_object()) {
+      if (!rules.IsOtherLevel(key)) {
+        LOGPROBD_RETURN_IF_ERROR(RefuseUnknownKeys(value, understood, overrides, config));
+      }
+      continue;
+    }
+    const bool is_known =
+        std::any_of(understood.begin(), understood.end(), [&key = key](const TypeRule* rule) {
+          return rule->Transforms(key) || Contains(rule->no_effect, key);
+        });
+    if (!is_known && rules.MayChangeLogits(key)) {
+      return absl::UnimplementedError(absl::StrCat(
+          "config.json has the key ", PrintableName(key), " (", PrintableName(value.dump()),
+          "), which may change the logits and is not understood for model type ", config.model_type,
+          "; ", kHowToOverride, PrintableName(key)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RefuseType(const TypeRule& rule, const HeadConfig& config) {
+  std::string reason = rule.refused;
+  if (const auto found = rule.refused_vocab.find(config.vocab_size.value_or(0));
+      found != rule.refused_vocab.end()) {
+    reason = found->second;
+  }
+  if (reason.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "models of type ", config.model_type, " are not served: ", reason,
+      "; to serve the folder as the plain head of some other model, set --ignore-config-key "
+      "model_type"));
+}
+
+absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& overrides,
+                           HeadConfig& config) {
+  AppliedRules applied = RulesOf(levels);
+  if (Contains(overrides.ignored_keys, kModelTypeKey)) {
+    applied = {};
+  } else if (RuleOf(levels.top()) == nullptr) {
+    if (overrides.strict) {
+      return absl::UnimplementedError(
+          absl::StrCat("model type ", config.model_type,
+                       " is not known, and --strict-config refuses what is not known"));
+    }
+    config.warnings.push_back(
+        absl::StrCat("model type ", config.model_type, " is not known: ",
+                     applied.logits == nullptr
+                         ? std::string("the head is served as a plain one, without scale and cap")
+                         : absl::StrCat("its text model, ", TypeOf(*levels.all().front()),
+                                        ", decides about the logits")));
+  }
+  config.rule = applied.outer;
+  LOGPROBD_ASSIGN_OR_RETURN(config.tied, ResolveTie(levels, applied.outer));
+  std::vector<const TypeRule*> understood;
+  if (applied.logits != nullptr) {
+    for (const TypeRule* rule : {applied.outer, applied.logits}) {
+      LOGPROBD_RETURN_IF_ERROR(RefuseType(*rule, config));
+      understood.push_back(rule);
+    }
+    LOGPROBD_RETURN_IF_ERROR(CheckTextModel(levels, *applied.logits, overrides, config));
+    if (const TypeRule* text = RuleOf(*levels.all().front()); text != nullptr) {
+      understood.push_back(text);
+    }
+  }
+  LOGPROBD_RETURN_IF_ERROR(RefuseUnknownKeys(levels.top(), understood, overrides, config));
+  if (applied.logits != nullptr) {
+    LOGPROBD_RETURN_IF_ERROR(ResolveScale(levels, *applied.logits, overrides, config));
+    LOGPROBD_RETURN_IF_ERROR(ResolveSoftcap(levels, *applied.logits, overrides, config));
+  }
+  config.scale = overrides.scale.value_or(config.scale);
+  config.softcap = overrides.softcap.value_or(config.softcap);
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json) {
+absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json,
+                                           const LogitOverrides& overrides) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::string strict, StrictJson(json));
   const Json top = Json::parse(strict, nullptr, /*allow_exceptions=*/false);
   if (!top.is_object()) {
@@ -370,25 +578,28 @@ absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json) {
   }
   LOGPROBD_ASSIGN_OR_RETURN(const ConfigLevels levels, ConfigLevels::Of(top));
   HeadConfig config;
-  config.model_type = ModelType(levels);
+  if (!Contains(overrides.ignored_keys, kModelTypeKey)) {
+    config.model_type = ModelType(levels);
+  }
   config.quantization_method = QuantizationMethod(levels);
-  for (const absl::string_view key : kHiddenKeys) {
+  for (const std::string& key : HeadRules::Get().hidden_size_keys) {
     if (!config.hidden_size.has_value()) {
       LOGPROBD_ASSIGN_OR_RETURN(config.hidden_size, Dimension(levels, key));
     }
   }
   LOGPROBD_ASSIGN_OR_RETURN(config.vocab_size, Dimension(levels, "vocab_size"));
-  LOGPROBD_ASSIGN_OR_RETURN(config.tied, Flag(levels, "tie_word_embeddings"));
   LOGPROBD_ASSIGN_OR_RETURN(config.has_bias, Flag(levels, "lm_head_bias"));
-  LOGPROBD_RETURN_IF_ERROR(ResolveScale(levels, config));
-  if (const Json* softcap = levels.Find("final_logit_softcapping");
-      softcap != nullptr && *softcap != 0) {
-    LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> value,
-                              Factor(levels, "final_logit_softcapping"));
-    config.softcap = value.value_or(0.0);
+  LOGPROBD_RETURN_IF_ERROR(ResolveLogits(levels, overrides, config));
+  if (config.rule != nullptr && !config.rule->vocab_key.empty()) {
+    LOGPROBD_ASSIGN_OR_RETURN(std::optional<int64_t> valid,
+                              Dimension(levels, config.rule->vocab_key));
+    if (!levels.Has(config.rule->vocab_key)) {
+      valid = config.rule->vocab_default;
+    }
+    if (valid.has_value()) {
+      config.vocab_size = std::min(*valid, config.vocab_size.value_or(*valid));
+    }
   }
-  ApplyFamilyDefaults(levels, config);
-  WarnOfUnknownKeys(levels, config);
   return config;
 }
 
@@ -396,35 +607,61 @@ namespace {
 
 // Returns the parts of a level that describe the head. Levels stay levels, so that a key keeps its
 // precedence over the same key elsewhere, and the default of a model type applies as before.
-Json HeadKeysOf(const Json& level) {
+Json HeadKeysOf(const Json& level, const std::vector<std::string>& ignored_keys) {
+  const HeadRules& rules = HeadRules::Get();
+  static const auto* const kept_keys = [] {
+    auto* keys = new absl::flat_hash_set<std::string>{"architectures", std::string(kModelTypeKey),
+                                                      "lm_head_bias"};
+    for (const auto& [type, rule] : HeadRules::Get().types) {
+      for (const ScaleRule& scale : rule.scales) {
+        if (!scale.key.empty() && scale.key != kTieKey) keys->insert(scale.key);
+      }
+      if (!rule.vocab_key.empty()) keys->insert(rule.vocab_key);
+      if (rule.softcap.has_value()) keys->insert(rule.softcap->key);
+    }
+    return keys;
+  }();
   Json kept = Json::object();
   for (const auto& [key, value] : level.items()) {
-    if (std::find(kNestedKeys.begin(), kNestedKeys.end(), key) != kNestedKeys.end()) {
-      if (value.is_object()) {
-        kept[key] = HeadKeysOf(value);
+    if (Contains(ignored_keys, key)) {
+      continue;
+    }
+    if (value.is_object()) {
+      Json inner = rules.IsOtherLevel(key) ? Json() : HeadKeysOf(value, ignored_keys);
+      if (!inner.empty()) {
+        kept[key] = std::move(inner);
       }
-    } else if (std::find(kHeadKeys.begin(), kHeadKeys.end(), key) != kHeadKeys.end() ||
-               std::find(kMultipliers.begin(), kMultipliers.end(), key) != kMultipliers.end() ||
-               IsSuspicious(key)) {
+    } else if (kept_keys->contains(key) || rules.MayChangeLogits(key)) {
       kept[key] = value;
     }
   }
   return kept;
 }
 
+// Returns whether the flag of tied weights also scales the logits, as in T5.
+bool TieScalesLogits(const Json& top) {
+  const TypeRule* const rule = RuleOf(top);
+  return rule != nullptr && rule->Transforms(kTieKey);
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ConfigOfHead(absl::string_view json, int64_t hidden_size,
-                                         int64_t vocab_size) {
+                                         int64_t vocab_size,
+                                         const std::vector<std::string>& ignored_keys) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::string strict, StrictJson(json));
   const Json top = Json::parse(strict, nullptr, /*allow_exceptions=*/false);
   if (!top.is_object()) {
     return absl::InvalidArgumentError("it is not a JSON object");
   }
-  Json head = HeadKeysOf(top);
+  Json head = HeadKeysOf(top, ignored_keys);
   head["hidden_size"] = hidden_size;
   head["vocab_size"] = vocab_size;
-  head["tie_word_embeddings"] = false;
+  if (!TieScalesLogits(top)) {
+    head[std::string(kTieKey)] = false;
+  } else if (top.contains(std::string(kTieKey))) {
+    head[std::string(kTieKey)] = top.at(std::string(kTieKey));
+  }
   return absl::StrCat(head.dump(2), "\n");
 }
 

@@ -212,12 +212,19 @@ struct NewTensor {
   std::string name;
   const StoredTensor* stored = nullptr;
   int64_t num_bytes() const { return stored->entry.file_end - stored->entry.file_begin; }
+  // A bias [1, vocab] becomes [vocab].
+  std::vector<int64_t> shape() const {
+    const std::vector<int64_t>& shape = stored->entry.shape;
+    const bool is_row =
+        shape.size() == 2 && shape[0] == 1 && stored->entry.name == kFinalLogitsBias;
+    return is_row ? std::vector<int64_t>{shape[1]} : shape;
+  }
 };
 
 /// Returns the tensors in the order that other writers of the format use, which aligns each of
 /// them: by decreasing size of their elements, then by name.
 std::vector<NewTensor> TensorsOf(const HeadSource& source) {
-  const auto names = HeadTensorNames();
+  const std::vector<std::string>& names = HeadRules::Get().head_names;
   const std::string& found = source.weight.entry.name;
   const bool keeps_name = std::find(names.begin(), names.end(), found) != names.end();
   const std::string name = keeps_name ? found : std::string(kDefaultTensor);
@@ -240,7 +247,7 @@ std::string SafetensorsHeader(const std::vector<NewTensor>& tensors) {
   for (const NewTensor& tensor : tensors) {
     const int64_t end = begin + tensor.num_bytes();
     header[tensor.name] = {{"dtype", tensor.stored->entry.dtype},
-                           {"shape", tensor.stored->entry.shape},
+                           {"shape", tensor.shape()},
                            {"data_offsets", {begin, end}}};
     begin = end;
   }
@@ -358,8 +365,10 @@ absl::Status CheckSame(const HeadInfo& model, const HeadInfo& written) {
 absl::StatusOr<HeadExport> ExportHead(const HeadExportOptions& options,
                                       const ExportProgress& progress) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::string model, FindModel(options.model, HubCacheFolder()));
-  LOGPROBD_ASSIGN_OR_RETURN(ModelFolderHead found,
-                            OpenModelFolder(model, {.head_tensor = options.head_tensor}));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      ModelFolderHead found,
+      OpenModelFolder(model, {.head_tensor = options.head_tensor,
+                              .logits = {.ignored_keys = options.ignored_keys}}));
   const HeadSource& source = *found.source;
   const HeadInfo& info = found.weights->info();
   const std::vector<NewTensor> tensors = TensorsOf(source);
@@ -376,8 +385,9 @@ absl::StatusOr<HeadExport> ExportHead(const HeadExportOptions& options,
                             WriteWeights(folder->PathOf(kWeightsFile), found, tensors, progress));
   manifest["files"][std::string(kWeightsFile)] = FileEntry(weights.file);
   manifest["head_sha256"] = weights.head_sha256;
-  LOGPROBD_ASSIGN_OR_RETURN(const std::string config,
-                            ConfigOfHead(source.config, info.hidden_size, info.vocab_size));
+  LOGPROBD_ASSIGN_OR_RETURN(
+      const std::string config,
+      ConfigOfHead(source.config, info.hidden_size, info.vocab_size, options.ignored_keys));
   LOGPROBD_ASSIGN_OR_RETURN(const FileDigest config_file,
                             WriteFile(folder->PathOf(kConfigFile), config));
   manifest["files"][std::string(kConfigFile)] = FileEntry(config_file);

@@ -15,9 +15,10 @@ namespace logprobd {
 struct HeadExportOptions {
   std::string model = "";  ///< Folder, .safetensors file, index, or Hugging Face id (FindModel).
   std::string out = "";    ///< Folder to write. Its parent must exist.
-  std::string head_tensor = "";  ///< As in ModelFolderOptions.
-  bool force = false;            ///< Replace `out` if an export has written it.
-  std::string version = "";      ///< Version of logprobd, for the manifest.
+  std::string head_tensor = "";                ///< As in ModelFolderOptions.
+  std::vector<std::string> ignored_keys = {};  ///< As in LogitOverrides; they are not written.
+  bool force = false;                          ///< Replace `out` if an export has written it.
+  std::string version = "";                    ///< Version of logprobd, for the manifest.
 };
 
 /// An exported head.

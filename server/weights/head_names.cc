@@ -1,7 +1,6 @@
 #include "server/weights/head_names.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 
 #include "absl/strings/match.h"
@@ -11,48 +10,10 @@
 namespace logprobd {
 namespace {
 
-constexpr std::array<absl::string_view, 9> kHeads = {
-    "lm_head.weight",
-    "language_model.lm_head.weight",
-    "model.language_model.lm_head.weight",
-    "thinker.lm_head.weight",
-    "output.weight",
-    "head.weight",
-    "transformer.output_layer.weight",
-    "embed_out.weight",
-    "output_layer.weight",
-};
+constexpr size_t kNamesMax = 8;
+constexpr size_t kPartsMax = 64;
 
-constexpr std::array<absl::string_view, 14> kEmbeddings = {
-    "model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-    "thinker.model.embed_tokens.weight",
-    "transformer.wte.weight",
-    "wte.weight",
-    "transformer.word_embeddings.weight",
-    "model.tok_embeddings.weight",
-    "tok_embeddings.weight",
-    "model.decoder.embed_tokens.weight",
-    "transformer.embedding.word_embeddings.weight",
-    "embedding.word_embeddings.weight",
-    "gpt_neox.embed_in.weight",
-    "backbone.embeddings.weight",
-};
-
-// Suffixes that GPTQ and AWQ, compressed-tensors and FP8, DeepSeek, bitsandbytes and MLX use.
-constexpr std::array<absl::string_view, 16> kQuantizedSuffixes = {
-    ".qweight",        ".qzeros",           ".scales",
-    ".g_idx",          ".weight_packed",    ".weight_scale",
-    ".weight_scale_2", ".weight_scale_inv", ".weight_zero_point",
-    ".scale",          ".input_scale",      ".SCB",
-    ".weight.absmax",  ".weight.quant_map", ".biases",
-    ".weight_shape",
-};
-
-constexpr size_t kLookalikesMax = 8;
-
-absl::string_view BaseOf(absl::string_view weight_name) {
+absl::string_view StemOf(absl::string_view weight_name) {
   return absl::StripSuffix(weight_name, ".weight");
 }
 
@@ -65,49 +26,86 @@ bool LooksLikeHead(absl::string_view name) {
           absl::StrContains(name, "wte") || absl::StrContains(name, "output"));
 }
 
+// A checkpoint with an index passes the names of the opened files a second time.
+void AddOnce(std::vector<std::string>& names, absl::string_view name, size_t names_max) {
+  if (names.size() < names_max && std::find(names.begin(), names.end(), name) == names.end()) {
+    names.emplace_back(name);
+  }
+}
+
+// Returns `first`, unless it is empty, and then the others of `names`.
+std::vector<std::string> WithFirst(const std::string& first,
+                                   const std::vector<std::string>& names) {
+  std::vector<std::string> all;
+  if (!first.empty()) {
+    all.push_back(first);
+  }
+  std::copy_if(names.begin(), names.end(), std::back_inserter(all),
+               [&first](const std::string& name) { return name != first; });
+  return all;
+}
+
 }  // namespace
 
-absl::Span<const absl::string_view> HeadTensorNames() { return kHeads; }
-
-absl::Span<const absl::string_view> EmbeddingTensorNames() { return kEmbeddings; }
-
 std::string BiasNameOf(absl::string_view weight_name) {
-  return absl::EndsWith(weight_name, ".weight") ? absl::StrCat(BaseOf(weight_name), ".bias") : "";
+  return absl::EndsWith(weight_name, ".weight") ? absl::StrCat(StemOf(weight_name), ".bias") : "";
 }
 
 std::vector<std::string> QuantizedNamesOf(absl::string_view weight_name) {
   std::vector<std::string> names;
-  names.reserve(kQuantizedSuffixes.size());
-  for (const absl::string_view suffix : kQuantizedSuffixes) {
-    names.push_back(absl::StrCat(BaseOf(weight_name), suffix));
+  for (const std::string& suffix : HeadRules::Get().quantized_suffixes) {
+    names.push_back(absl::StrCat(StemOf(weight_name), suffix));
   }
   return names;
 }
 
-HeadNameFilter::HeadNameFilter(absl::string_view head_tensor) {
-  const auto add = [this](absl::string_view weight_name) {
+HeadNames::HeadNames(const TypeRule* rule, absl::string_view head_tensor) {
+  const HeadRules& rules = HeadRules::Get();
+  heads_ = WithFirst(rule == nullptr ? "" : rule->head, rules.head_names);
+  embeddings_ = WithFirst(rule == nullptr ? "" : rule->embedding, rules.embedding_names);
+  const auto add = [this, &rules](absl::string_view weight_name) {
     selected_.insert(std::string(weight_name));
     selected_.insert(BiasNameOf(weight_name));
     for (std::string& name : QuantizedNamesOf(weight_name)) {
       selected_.insert(std::move(name));
     }
+    for (const std::string& sibling : rules.head_siblings) {
+      selected_.insert(absl::StrCat(StemOf(weight_name), ".", sibling));
+    }
+    stems_.push_back(absl::StrCat(StemOf(weight_name), "."));
   };
-  std::for_each(kHeads.begin(), kHeads.end(), add);
-  std::for_each(kEmbeddings.begin(), kEmbeddings.end(), add);
+  std::for_each(heads_.begin(), heads_.end(), add);
+  std::for_each(embeddings_.begin(), embeddings_.end(), add);
   if (!head_tensor.empty()) {
     add(head_tensor);
   }
+  selected_.insert(std::string(kFinalLogitsBias));
   selected_.erase("");
 }
 
-bool HeadNameFilter::Wants(absl::string_view name) {
+bool HeadNames::Wants(absl::string_view name) {
   if (selected_.contains(name)) {
     return true;
   }
-  if (lookalikes_.size() < kLookalikesMax && LooksLikeHead(name)) {
-    lookalikes_.emplace_back(name);
+  if (unknown_heads_.size() < kNamesMax && HeadRules::Get().MayBeHead(name)) {
+    AddOnce(unknown_heads_, name, kNamesMax);
+  }
+  if (std::any_of(stems_.begin(), stems_.end(),
+                  [name](const std::string& stem) { return absl::StartsWith(name, stem); })) {
+    AddOnce(unknown_parts_, name, kPartsMax);
+  }
+  if (LooksLikeHead(name)) {
+    AddOnce(lookalikes_, name, kNamesMax);
   }
   return false;
+}
+
+std::vector<std::string> HeadNames::UnknownPartsOf(absl::string_view weight_name) const {
+  const std::string stem = absl::StrCat(StemOf(weight_name), ".");
+  std::vector<std::string> parts;
+  std::copy_if(unknown_parts_.begin(), unknown_parts_.end(), std::back_inserter(parts),
+               [&stem](const std::string& name) { return absl::StartsWith(name, stem); });
+  return parts;
 }
 
 }  // namespace logprobd

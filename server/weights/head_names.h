@@ -5,17 +5,12 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
+#include "server/weights/head_rules.h"
 
 namespace logprobd {
 
-/// Returns the names under which published checkpoints store an output head, in order of
-/// preference. Names are compared as a whole, so copies in multi-token-prediction layers never
-/// match.
-absl::Span<const absl::string_view> HeadTensorNames();
-
-/// Returns the names of input embeddings, which are the head of a model with tied weights.
-absl::Span<const absl::string_view> EmbeddingTensorNames();
+/// Name of the bias that BART and its relatives add to the logits, [1, vocab].
+inline constexpr absl::string_view kFinalLogitsBias = "final_logits_bias";
 
 /// Turns "x.weight" into "x.bias". Returns an empty string if the name does not end in ".weight".
 std::string BiasNameOf(absl::string_view weight_name);
@@ -24,22 +19,43 @@ std::string BiasNameOf(absl::string_view weight_name);
 /// zero points).
 std::vector<std::string> QuantizedNamesOf(absl::string_view weight_name);
 
-/// Selects the tensors of a checkpoint that are needed to find its head: candidates, their biases,
-/// the tensors that show quantisation, and the tensor that the user named. Also remembers a few
-/// other names that look like a head, for messages.
-class HeadNameFilter {
+/// The names of a checkpoint's tensors that matter for its head. Checkpoint::Open passes every name
+/// through Wants; only those that it selects are kept in memory.
+class HeadNames {
  public:
-  /// `head_tensor` may be empty.
-  explicit HeadNameFilter(absl::string_view head_tensor);
+  /// `rule` is the rule of the model's type, or null. `head_tensor` is the tensor that the user
+  /// names, or empty.
+  HeadNames(const TypeRule* rule, absl::string_view head_tensor);
 
-  /// Returns whether `name` is needed. Must be called for every name of the checkpoint.
+  /// Returns whether a tensor is needed: a head or an embedding by name, its bias, a tensor that
+  /// shows quantisation, or `head_tensor`. Notes other names that may be a head. Must be called for
+  /// every name of the checkpoint.
   bool Wants(absl::string_view name);
+
+  /// Names of heads and of input embeddings, in order of preference: that of the model's type
+  /// first.
+  const std::vector<std::string>& heads() const { return heads_; }
+  const std::vector<std::string>& embeddings() const { return embeddings_; }
+
+  /// Returns up to 8 of the names that may be a head and are not understood. A name that shares the
+  /// part before ".weight" with a known head is not understood unless it is its weight, its bias,
+  /// one of head_siblings or shows quantisation: "lm_head.lora_A.default.weight".
+  const std::vector<std::string>& unknown_heads() const { return unknown_heads_; }
+
+  /// Returns up to 8 names of tensors that belong to `weight_name`, or to a part of it, and are not
+  /// understood, such as "model.embed_tokens.lora_embedding_A".
+  std::vector<std::string> UnknownPartsOf(absl::string_view weight_name) const;
 
   /// Returns up to 8 names that contain "head", "embed", "wte" or "output" and are not needed.
   const std::vector<std::string>& lookalikes() const { return lookalikes_; }
 
  private:
+  std::vector<std::string> heads_;
+  std::vector<std::string> embeddings_;
   absl::flat_hash_set<std::string> selected_;
+  std::vector<std::string> stems_;  ///< "lm_head." of each weight in selected_.
+  std::vector<std::string> unknown_heads_;
+  std::vector<std::string> unknown_parts_;
   std::vector<std::string> lookalikes_;
 };
 

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "server/base/head_info.h"
 #include "server/weights/allowed_roots.h"
+#include "server/weights/head_config.h"
 
 namespace logprobd {
 
@@ -53,6 +54,7 @@ struct ModelFolderOptions {
   std::string head_tensor = "";       ///< Tensor to use, or empty to choose by name and config.
   std::optional<int64_t> valid_vocab = std::nullopt;  ///< Number of leading rows to use.
   bool include_padding = false;                       ///< Use all rows of the tensor.
+  LogitOverrides logits = {};                         ///< What to believe instead of config.json.
   uint64_t weights_version = 1;
   /// Folders that must contain all files, or null for no restriction.
   std::shared_ptr<const AllowedRoots> roots = nullptr;
@@ -69,11 +71,13 @@ struct ModelFolderHead {
 
 /// Opens a folder with config.json and safetensors (single or indexed), or one .safetensors or
 /// index file with config.json in the same folder. Reads only headers and the bias; if a model that
-/// claims tied weights stores two tensors, also compares pieces of them, at most 2 MiB, to warn if
-/// they differ. README.md of this folder lists the rules. Error messages say what to change:
+/// claims tied weights stores two tensors, also reads their valid rows to compare them. README.md
+/// of this folder lists the rules. Error messages say what to change:
 ///   NOT_FOUND          no such folder, file or tensor.
-///   INVALID_ARGUMENT   malformed or contradictory files or options.
-///   UNIMPLEMENTED      a quantised head, or pickle files.
+///   INVALID_ARGUMENT   malformed files or options, or config.json and tensors that contradict each
+///                      other.
+///   UNIMPLEMENTED      a quantised head, one in an unknown form, logits that are computed in an
+///                      unknown way, or pickle files.
 ///   PERMISSION_DENIED  a path leaves the folder or `roots`, or a file is not readable.
 ///   DATA_LOSS          reading a file failed.
 absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,

@@ -67,7 +67,8 @@ class FileHeadWeights final : public HeadWeights {
 };
 
 // Reads config.json of `source.folder` into `source` and parses it.
-absl::StatusOr<HeadConfig> ReadHeadConfig(HeadSource& source, const AllowedRoots* roots) {
+absl::StatusOr<HeadConfig> ReadHeadConfig(HeadSource& source, const AllowedRoots* roots,
+                                          const LogitOverrides& overrides) {
   const std::string path = (std::filesystem::path(source.folder) / "config.json").string();
   const auto file = RegularFile::Open(path, roots);
   if (absl::IsNotFound(file.status())) {
@@ -85,7 +86,7 @@ absl::StatusOr<HeadConfig> ReadHeadConfig(HeadSource& source, const AllowedRoots
   LOGPROBD_RETURN_IF_ERROR(
       (*file)->Read(0, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
   source.files.push_back(*file);
-  auto config = ParseHeadConfig(text);
+  auto config = ParseHeadConfig(text, overrides);
   if (!config.ok()) {
     return WithContext(config.status(), PrintableName(path));
   }
@@ -190,11 +191,14 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   LOGPROBD_ASSIGN_OR_RETURN(const ModelPaths paths, FindModelPaths(path));
   auto source = std::make_shared<HeadSource>();
   source->folder = paths.folder;
-  LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(*source, roots));
-  HeadNameFilter filter(options.head_tensor);
-  LOGPROBD_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(paths, filter, roots));
+  LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(*source, roots, options.logits));
+  HeadNames names(config.rule, options.head_tensor);
+  LOGPROBD_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(paths, names, roots));
+  const std::optional<int64_t> compared = options.valid_vocab.has_value() || options.include_padding
+                                              ? options.valid_vocab
+                                              : config.vocab_size;
   LOGPROBD_ASSIGN_OR_RETURN(HeadChoice choice,
-                            ChooseHead(checkpoint, config, filter, options.head_tensor));
+                            ChooseHead(checkpoint, config, names, options.head_tensor, compared));
   const TensorEntry& tensor = choice.tensor.entry;
   LOGPROBD_ASSIGN_OR_RETURN(const Dtype dtype, HeadDtype(tensor));
   LOGPROBD_RETURN_IF_ERROR(CheckHidden(tensor, config));
@@ -205,7 +209,8 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
                                                    " ids, the limit is ", kVocabSizeMax,
                                                    " (2^20); --valid-vocab can exclude the rest"));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(HeadBias bias, ReadHeadBias(checkpoint, config, tensor.name, rows));
+  LOGPROBD_ASSIGN_OR_RETURN(HeadBias bias,
+                            ReadHeadBias(checkpoint, config, names, tensor.name, rows));
 
   HeadInfo info;
   info.name = options.head_name;

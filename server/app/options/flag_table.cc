@@ -13,6 +13,7 @@ constexpr double kKib = 1024;
 constexpr double kGib = kKib * kKib * kKib;
 constexpr double kTib = kKib * kGib;
 constexpr double kShardsMax = 256;
+constexpr double kLogitFactorMax = 1e30;
 constexpr double kInt32Max = std::numeric_limits<int32_t>::max();
 
 using Kind = Flag::Kind;
@@ -62,6 +63,22 @@ std::vector<Flag> MakeFlags() {
               0, kInt32Max}),
       OfHead({"include-padding", "Model", Kind::kSwitch, &O::include_padding, "",
               "Treat every row of the tensor as a valid vocabulary row, padding included."}),
+      OfHead(
+          {"softcap", "Model", Kind::kNumber, &O::softcap, "CAP",
+           "Soft cap of the logits, cap * tanh(z / cap), instead of that of config.json. 0 means "
+           "no cap; -1 takes it from config.json.",
+           -1, kLogitFactorMax}),
+      OfHead({"logit-scale", "Model", Kind::kNumber, &O::logit_scale, "FACTOR",
+              "Factor of the products of hidden states and weight, instead of that of config.json. "
+              "0 takes it from config.json.",
+              0, kLogitFactorMax}),
+      OfHead({"ignore-config-key", "Model", Kind::kText, &O::ignore_config_key, "NAMES",
+              "Keys of config.json, separated by colons, that the server refuses because their "
+              "names suggest that they change the logits, and that do not. model_type serves any "
+              "model as a plain head."}),
+      OfHead({"strict-config", "Model", Kind::kSwitch, &O::strict_config, "",
+              "Refuse a model whose type is not known, instead of serving a plain head with a "
+              "warning."}),
 
       Choice({"device", "Engine", Kind::kChoice, &O::device, "NAME",
               "Device that computes scores; auto takes a GPU if there is one, otherwise the CPU."},

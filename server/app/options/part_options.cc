@@ -33,6 +33,15 @@ ModelFolderOptions ModelOptionsOf(const ServerOptions& options) {
     result.valid_vocab = options.valid_vocab;
   }
   result.include_padding = options.include_padding;
+  if (options.softcap >= 0) {
+    result.logits.softcap = options.softcap;
+  }
+  if (options.logit_scale > 0) {
+    result.logits.scale = options.logit_scale;
+  }
+  result.logits.ignored_keys =
+      absl::StrSplit(options.ignore_config_key, ':', absl::SkipWhitespace());
+  result.logits.strict = options.strict_config;
   result.weights_version = static_cast<uint64_t>(options.weights_version);
   return result;
 }

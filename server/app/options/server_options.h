@@ -46,6 +46,10 @@ struct ServerOptions {
   std::string weights_root;  ///< Comma-separated folders, or "none". If empty, see WeightsRootsOf.
   int64_t valid_vocab = 0;
   bool include_padding = ModelFolderOptions().include_padding;
+  double softcap = -1;            ///< -1: that of config.json.
+  double logit_scale = 0;         ///< 0: that of config.json.
+  std::string ignore_config_key;  ///< Names separated by colons.
+  bool strict_config = LogitOverrides().strict;
 
   std::string device = "auto";
   std::string kernel = "auto";

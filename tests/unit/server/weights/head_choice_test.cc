@@ -36,9 +36,17 @@ absl::StatusOr<ModelFolderHead> Open(const std::string& config,
   return OpenModelFolder(folder.path(), options);
 }
 
-const std::string kTied = R"({"hidden_size":8,"vocab_size":6,"tie_word_embeddings":true})";
-const std::string kUntied = R"({"hidden_size":8,"vocab_size":6,"tie_word_embeddings":false})";
-const std::string kNoFlag = R"({"hidden_size":8,"vocab_size":6})";
+constexpr auto kNotFound = absl::StatusCode::kNotFound;
+
+// Returns a config.json with the sizes of Head and Embedding.
+std::string Config(const std::string& model_type, const std::string& more = "") {
+  return R"({"model_type":")" + model_type + R"(","hidden_size":8,"vocab_size":6)" +
+         (more.empty() ? "" : "," + more) + "}";
+}
+
+const std::string kTied = Config("llama", R"("tie_word_embeddings":true)");
+const std::string kUntied = Config("llama", R"("tie_word_embeddings":false)");
+const std::string kNoFlag = Config("llama");
 
 FileTensor Head(uint32_t seed) {
   return MakeRandomTensor("lm_head.weight", Dtype::kBf16, {6, 8}, 1.0F, seed);
@@ -56,40 +64,182 @@ TEST(HeadChoiceTest, UsesTheEmbeddingOfATiedModelWithoutAWarningWhenBothTensorsA
   EXPECT_THAT(head->warnings, IsEmpty());
 }
 
-TEST(HeadChoiceTest, UsesTheEmbeddingOfATiedModelAndWarnsWhenASingleBitDiffers) {
+// Regressions of all these: a flag had precedence over other values in the file, so the embedding
+// of such a model was served with a warning.
+TEST(HeadChoiceTest, RefusesATiedModelWhoseTensorsDifferInASingleBit) {
   FileTensor changed = Embedding(1);
   changed.bytes.back() = static_cast<char>(changed.bytes.back() ^ 1);
 
   const auto head = Open(kTied, {Head(1), changed});
 
-  ASSERT_THAT(head, Succeeds());
-  EXPECT_EQ(head->weights->info().tensor, "model.embed_tokens.weight");
-  EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("--head-tensor lm_head.weight")));
+  EXPECT_THAT(head, Fails(kInvalid, "says that the head is tied to the embedding"));
+  EXPECT_THAT(head, Fails(kInvalid, "transformers 5.23.0 uses lm_head.weight, and vLLM"));
+  EXPECT_THAT(
+      head,
+      Fails(kInvalid, "--head-tensor lm_head.weight or --head-tensor model.embed_tokens.weight"));
 }
 
-TEST(HeadChoiceTest, WarnsWhenTiedTensorsHaveDifferentShapes) {
+TEST(HeadChoiceTest, TheAdviceOfThatRefusalWorks) {
+  for (const std::string name : {"lm_head.weight", "model.embed_tokens.weight"}) {
+    const auto head = Open(kTied, {Head(1), Embedding(2)}, {.head_tensor = name});
+    ASSERT_THAT(head, Succeeds());
+    EXPECT_EQ(head->weights->info().tensor, name);
+  }
+}
+
+TEST(HeadChoiceTest, ComparesValuesWhateverTheTypes) {
+  const std::vector<float> values(48, 0.5F);
   const auto head =
-      Open(kTied, {Head(1), MakeZeroTensor("model.embed_tokens.weight", "F32", {6, 8})});
+      Open(kTied, {MakeTensor("lm_head.weight", Dtype::kF32, {6, 8}, values),
+                   MakeTensor("model.embed_tokens.weight", Dtype::kBf16, {6, 8}, values)});
 
   ASSERT_THAT(head, Succeeds());
-  EXPECT_EQ(head->weights->info().tensor, "model.embed_tokens.weight");
-  EXPECT_EQ(head->warnings.size(), 1U);
+  EXPECT_TRUE(head->weights->info().tied);
 }
 
-TEST(HeadChoiceTest, AStoredHeadTakesPrecedenceOverAMissingFlag) {
-  const auto head = Open(kNoFlag, {Head(1), Embedding(2)});
+TEST(HeadChoiceTest, ComparesOnlyValidRows) {
+  std::vector<float> padded(64, 0.5F);
+  padded.back() = 7.0F;
+  const std::vector<FileTensor> tensors = {
+      MakeTensor("lm_head.weight", Dtype::kF32, {6, 8}, std::vector<float>(48, 0.5F)),
+      MakeTensor("model.embed_tokens.weight", Dtype::kF32, {8, 8}, padded)};
 
-  ASSERT_THAT(head, Succeeds());
-  EXPECT_EQ(head->weights->info().tensor, "lm_head.weight");
-  EXPECT_FALSE(head->weights->info().tied);
+  EXPECT_THAT(Open(kTied, tensors), Succeeds());
+  EXPECT_THAT(Open(kTied, tensors, {.include_padding = true}), Fails(kInvalid, "different values"));
 }
 
-TEST(HeadChoiceTest, FallsBackToTheEmbeddingAndWarnsWhenAnUntiedModelHasNoHead) {
-  const auto head = Open(kUntied, {Embedding(1)});
+TEST(HeadChoiceTest, AStoredHeadIsUsedUnlessTheFlagOrItsDefaultSaysTied) {
+  for (const std::string& config : {kNoFlag, kUntied, Config("a_new_type")}) {
+    SCOPED_TRACE(config);
+    const auto head = Open(config, {Head(1), Embedding(2)});
+    ASSERT_THAT(head, Succeeds());
+    EXPECT_EQ(head->weights->info().tensor, "lm_head.weight");
+    EXPECT_FALSE(head->weights->info().tied);
+  }
+  EXPECT_THAT(Open(Config("gemma2"), {Head(1), Embedding(2)}),
+              Fails(kInvalid, "no tie_word_embeddings, which then is true for this model type"));
+  EXPECT_THAT(Open(Config("a_new_type", R"("tie_word_embeddings":true)"), {Head(1), Embedding(2)}),
+              Fails(kInvalid, "different values"));
+}
+
+TEST(HeadChoiceTest, ObeysTheFlagOfTheLevelThatTheClassReads) {
+  const auto config = [](const std::string& type, const std::string& outer,
+                         const std::string& inner) {
+    return Config(type, R"("tie_word_embeddings":)" + outer +
+                            R"(,"text_config":{"model_type":"x",)" + R"("tie_word_embeddings":)" +
+                            inner + "}");
+  };
+  const std::vector<FileTensor> both = {Head(1), Embedding(2)};
+  EXPECT_THAT(Open(config("qwen3_vl_moe", "false", "true"), both), Succeeds());
+  EXPECT_THAT(Open(config("qwen3_vl_moe", "true", "false"), both), Fails(kInvalid, "is true"));
+  // The class of blip-2 contains a causal model, which reads its own config.
+  EXPECT_THAT(Open(config("blip-2", "true", "false"), both), Succeeds());
+  EXPECT_THAT(Open(config("blip-2", "false", "true"), both),
+              Fails(kInvalid, "text_config.tie_word_embeddings is true"));
+  // The config of llava copies the flag of its text model.
+  EXPECT_THAT(Open(config("llava", "false", "true"), both), Fails(kInvalid, "is true"));
+  // Nobody knows what an unknown class reads.
+  EXPECT_THAT(Open(config("a_new_type", "false", "true"), both), Fails(kInvalid, "contradict"));
+}
+
+TEST(HeadChoiceTest, AnEmbeddingAloneIsTheHeadOnlyOfATiedModel) {
+  EXPECT_THAT(Open(kTied, {Embedding(1)}), Succeeds());
+  EXPECT_THAT(Open(Config("gemma2"), {Embedding(1)}), Succeeds());
+  EXPECT_THAT(Open(Config("t5", R"("tie_word_embeddings":false)"),
+                   {MakeZeroTensor("shared.weight", "BF16", {6, 8})}),
+              Succeeds());
+  EXPECT_THAT(Open(kUntied, {Embedding(1)}),
+              Fails(kInvalid,
+                    "not tied to the embedding (tie_word_embeddings is false), but the "
+                    "checkpoint has no head"));
+  EXPECT_THAT(Open(kNoFlag, {Embedding(1)}), Fails(kInvalid, "then is false for this model type"));
+  EXPECT_THAT(Open(Config("kimi_linear", R"("tie_word_embeddings":true)"), {Embedding(1)}),
+              Fails(kInvalid, "never ties"));
+  EXPECT_THAT(Open(Config("a_new_type"), {Embedding(1)}),
+              Fails(kInvalid, "the model type is not known"));
+  EXPECT_THAT(Open(kUntied, {Embedding(1)}, {.head_tensor = "model.embed_tokens.weight"}),
+              Succeeds());
+}
+
+struct UnknownForm {
+  std::string name;
+  std::vector<std::string> tensors;
+  std::string complaint;
+};
+
+class UnknownFormTest : public ::testing::TestWithParam<UnknownForm> {};
+
+TEST_P(UnknownFormTest, IsRefusedAndNotReplacedByTheEmbedding) {
+  std::vector<FileTensor> tensors = {Embedding(1)};
+  for (const std::string& name : GetParam().tensors) {
+    tensors.push_back(MakeZeroTensor(name, "BF16", {6, 8}));
+  }
+
+  for (const std::string& config : {kTied, kNoFlag}) {
+    EXPECT_THAT(Open(config, tensors), Fails(kUnimplemented, GetParam().complaint));
+    EXPECT_THAT(Open(config, tensors), Fails(kUnimplemented, GetParam().tensors.front()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, UnknownFormTest,
+    ::testing::Values(
+        UnknownForm{"Exl3", {"lm_head.trellis", "lm_head.suh", "lm_head.svh"}, "not understood"},
+        UnknownForm{"TorchAo", {"lm_head._weight_qdata"}, "not understood"},
+        UnknownForm{"Quanto", {"lm_head.weight._data", "lm_head.weight._scale"}, "not understood"},
+        UnknownForm{"Hqq", {"lm_head.W_q"}, "not understood"},
+        UnknownForm{"AFormOfTomorrow", {"decoder.text_head.blob"}, "not understood"},
+        UnknownForm{"Unembedding", {"unembed.W_U"}, "not understood"},
+        UnknownForm{"Peft",
+                    {"lm_head.base_layer.weight", "lm_head.lora_A.default.weight"},
+                    "merge_and_unload"},
+        UnknownForm{"PeftSaved", {"lm_head.modules_to_save.default.weight"}, "merge_and_unload"},
+        UnknownForm{
+            "PeftWrapped", {"base_model.model.lm_head.base_layer.weight"}, "merge_and_unload"},
+        UnknownForm{"PeftEmbedding", {"model.embed_tokens.lora_embedding_A"}, "merge_and_unload"},
+        UnknownForm{"BesideTheHead", {"lm_head.lora_A.weight", "lm_head.weight"}, "merge"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(HeadChoiceTest, NamesThatAreNoHeadsDoNotMatter) {
+  std::vector<FileTensor> tensors = {Embedding(1)};
+  for (const std::string name :
+       {"mtp.layers.0.shared_head.head.weight", "model.layers.61.shared_head.head.weight",
+        "v_head.summary.weight", "talker.codec_head.weight",
+        "vision_tower.vision_model.head.weight", "score.weight",
+        "model.layers.0.router_logits.weight", "audio_tower.proj_out.weight"}) {
+    tensors.push_back(MakeZeroTensor(name, "F32", {1}));
+  }
+  EXPECT_THAT(Open(kTied, tensors), Succeeds());
+
+  EXPECT_THAT(Open(kUntied, {Head(1), MakeZeroTensor("lm_head.input_scale", "F32", {1})}),
+              Succeeds());
+}
+
+TEST(HeadChoiceTest, SeveralHeadsAreRefused) {
+  EXPECT_THAT(Open(kUntied, {MakeZeroTensor("output.weight", "BF16", {6, 8}),
+                             MakeZeroTensor("head.weight", "BF16", {6, 8})}),
+              Fails(kInvalid, "several tensors may be the head (output.weight, head.weight)"));
+}
+
+TEST(HeadChoiceTest, TakesTheHeadOfTheModelType) {
+  const auto head = Open(
+      R"({"model_type":"t5gemma","decoder":{"hidden_size":8,"vocab_size":6,
+          "final_logit_softcapping":5.0},"encoder":{"final_logit_softcapping":9.0}})",
+      {MakeRandomTensor("lm_head.out_proj.weight", Dtype::kBf16, {6, 8}, 1.0F, 1),
+       MakeRandomTensor("model.decoder.embed_tokens.weight", Dtype::kBf16, {6, 8}, 1.0F, 1)});
 
   ASSERT_THAT(head, Succeeds());
-  EXPECT_EQ(head->weights->info().tensor, "model.embed_tokens.weight");
-  EXPECT_THAT(head->warnings, ElementsAre(HasSubstr("not tied")));
+  EXPECT_EQ(head->weights->info().softcap, 5.0F);
+}
+
+// Regression: the width of the head was compared with that of the layers.
+TEST(HeadChoiceTest, TheWidthOfAHeadMayDifferFromThatOfTheLayers) {
+  const auto head = Open(R"({"model_type":"opt","hidden_size":16,"word_embed_proj_dim":8,
+                             "vocab_size":6})",
+                         {MakeZeroTensor("model.decoder.embed_tokens.weight", "F16", {6, 8})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_EQ(head->weights->info().hidden_size, 8);
 }
 
 TEST(HeadChoiceTest, AnExplicitTensorTakesPrecedence) {
@@ -113,7 +263,7 @@ TEST(HeadChoiceTest, AnExplicitTensorMayBeACopyOfMultiTokenPrediction) {
 
 TEST(HeadChoiceTest, AMissingExplicitTensorIsNotFound) {
   EXPECT_THAT(Open(kTied, {Head(1)}, {.head_tensor = "my\nproj"}),
-              Fails(absl::StatusCode::kNotFound, "has no tensor 'my\\nproj'"));
+              Fails(kNotFound, "has no tensor 'my\\nproj'"));
 }
 
 TEST(HeadChoiceTest, WithoutAKnownNameIsNotFoundAndListsSimilarNames) {
@@ -122,8 +272,8 @@ TEST(HeadChoiceTest, WithoutAKnownNameIsNotFoundAndListsSimilarNames) {
                    MakeZeroTensor("mtp.head.weight", "BF16", {6, 8}),
                    MakeZeroTensor("model.layers.0.self_attn.head.weight", "U8", {1})});
 
-  EXPECT_THAT(head, Fails(absl::StatusCode::kNotFound, "--head-tensor"));
-  EXPECT_THAT(head, Fails(absl::StatusCode::kNotFound, "look like one: 'decoder.output_proj"));
+  EXPECT_THAT(head, Fails(kNotFound, "--head-tensor"));
+  EXPECT_THAT(head, Fails(kNotFound, "look like one: 'decoder.output_proj"));
   EXPECT_THAT(head.status().message(), ::testing::Not(HasSubstr("mtp")));
 }
 
@@ -131,7 +281,7 @@ TEST(HeadChoiceTest, NeverTakesACopyOfMultiTokenPrediction) {
   EXPECT_THAT(
       Open(kUntied, {MakeZeroTensor("mtp.lm_head.weight", "BF16", {6, 8}),
                      MakeZeroTensor("model.layers.61.shared_head.head.weight", "BF16", {6, 8})}),
-      Fails(absl::StatusCode::kNotFound, "no head under a known name"));
+      Fails(kNotFound, "no head under a known name"));
 }
 
 struct QuantizedCase {
@@ -228,7 +378,7 @@ namespace {
 absl::StatusOr<ModelFolderHead> OpenWithFlag(const std::string& flag,
                                              const std::vector<FileTensor>& tensors) {
   const ModelFolder folder;
-  folder.WriteConfig(R"({"hidden_size":2,"vocab_size":3)" + flag + "}");
+  folder.WriteConfig(R"({"model_type":"phi","hidden_size":2,"vocab_size":3)" + flag + "}");
   folder.WriteTensors(tensors);
   return OpenModelFolder(folder.path(), {});
 }
@@ -271,8 +421,9 @@ TEST(HeadBiasTest, IsEmptyWhenThereIsNoTensor) {
 }
 
 TEST(HeadBiasTest, IsTheHeadsBiasForATiedEmbedding) {
-  const auto head = OpenWithFlag("", {MakeZeroTensor("model.embed_tokens.weight", "BF16", {3, 2}),
-                                      MakeTensor("lm_head.bias", Dtype::kF32, {3}, {1, 2, 3})});
+  const auto head = OpenWithFlag(R"(,"tie_word_embeddings":true)",
+                                 {MakeZeroTensor("model.embed_tokens.weight", "BF16", {3, 2}),
+                                  MakeTensor("lm_head.bias", Dtype::kF32, {3}, {1, 2, 3})});
 
   ASSERT_THAT(head, Succeeds());
   EXPECT_THAT(head->weights->bias(), ElementsAre(1, 2, 3));
@@ -285,6 +436,30 @@ TEST(HeadBiasTest, IsTheSiblingOfTheChosenHead) {
 
   ASSERT_THAT(head, Succeeds());
   EXPECT_THAT(head->weights->bias(), ElementsAre(4, 5, 6));
+}
+
+// Regression: the bias of BART was ignored.
+TEST(HeadBiasTest, IsTheBiasOfTheLogitsUnlessThatIsZero) {
+  const auto with_bias = [](const std::vector<float>& values, const std::string& head_tensor) {
+    const ModelFolder folder;
+    folder.WriteConfig(R"({"model_type":"bart","d_model":2,"vocab_size":3})");
+    folder.WriteTensors({MakeZeroTensor("model.shared.weight", "BF16", {3, 2}),
+                         MakeTensor("final_logits_bias", Dtype::kF32, {1, 3}, values)});
+    const auto head = OpenModelFolder(folder.path(), {.head_tensor = head_tensor});
+    EXPECT_THAT(head, Succeeds());
+    return head->weights->bias();
+  };
+
+  for (const std::string head_tensor : {"", "model.shared.weight"}) {
+    EXPECT_THAT(with_bias({1, 2, 3}, head_tensor), ElementsAre(1, 2, 3));
+    EXPECT_THAT(with_bias({0, 0, 0}, head_tensor), IsEmpty());
+  }
+}
+
+TEST(HeadBiasTest, TwoBiasesAreRefused) {
+  EXPECT_THAT(OpenWithFlag("", {SmallHead(), MakeZeroTensor("lm_head.bias", "F32", {3}),
+                                MakeZeroTensor("final_logits_bias", "F32", {1, 3})}),
+              Fails(kInvalid, "two biases of the head"));
 }
 
 TEST(HeadBiasTest, MustExistWhenTheConfigRequiresIt) {

@@ -16,6 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
 
 HeadConfig Parse(const std::string& json) {
   auto config = ParseHeadConfig(json);
@@ -30,7 +31,7 @@ TEST(HeadConfigTest, PrefersTheNestedValueForEachKey) {
   EXPECT_EQ(config.model_type, "outer");
   EXPECT_EQ(config.hidden_size, 2);
   EXPECT_EQ(config.vocab_size, 7);
-  EXPECT_EQ(config.tied, false);
+  EXPECT_EQ(config.tied.stated, false);
 }
 
 TEST(HeadConfigTest, FindsEveryNestedConfiguration) {
@@ -46,7 +47,7 @@ TEST(HeadConfigTest, FindsEveryNestedConfiguration) {
 }
 
 TEST(HeadConfigTest, TreatsANestedNullAsOffAndStopsThere) {
-  EXPECT_EQ(Parse(R"({"text_config":{"final_logit_softcapping":null},
+  EXPECT_EQ(Parse(R"({"model_type":"paligemma","text_config":{"final_logit_softcapping":null},
       "final_logit_softcapping":30.0})")
                 .softcap,
             0.0);
@@ -58,24 +59,25 @@ TEST(HeadConfigTest, LeavesMissingValuesEmpty) {
   EXPECT_EQ(config.model_type, "unknown");
   EXPECT_FALSE(config.hidden_size.has_value());
   EXPECT_FALSE(config.vocab_size.has_value());
-  EXPECT_FALSE(config.tied.has_value());
+  EXPECT_FALSE(config.tied.stated.has_value());
   EXPECT_FALSE(config.has_bias.has_value());
   EXPECT_EQ(config.scale, 1.0);
   EXPECT_EQ(config.softcap, 0.0);
-  EXPECT_THAT(config.warnings, IsEmpty());
+  EXPECT_THAT(config.warnings, ElementsAre(HasSubstr("model type unknown is not known")));
 }
 
 TEST(HeadConfigTest, AcceptsTheNumbersThatPythonWrites) {
   const HeadConfig config = Parse(
       R"({"time_step_limit":[0.0,Infinity],"a":-Infinity,"b":NaN,"s":"NaN \" Infinity",
-          "hidden_size":3,"logit_scale":Infinity})");
+          "model_type":"cohere","hidden_size":3,"logit_scale":Infinity})");
 
   EXPECT_EQ(config.hidden_size, 3);
   EXPECT_EQ(config.scale, 1.0);
 }
 
 TEST(HeadConfigTest, NeverUsesOtherSoftCapsForTheHead) {
-  const HeadConfig config = Parse(R"({"attn_logit_softcapping":50.0,"router_logit_softcapping":30.0,
+  const HeadConfig config = Parse(
+      R"({"model_type":"gemma3_text","attn_logit_softcapping":50.0,"router_logit_softcapping":30.0,
           "attention_logit_cap":1,"output_router_logits":true,"num_logits_to_keep":1})");
 
   EXPECT_EQ(config.softcap, 0.0);
@@ -83,28 +85,96 @@ TEST(HeadConfigTest, NeverUsesOtherSoftCapsForTheHead) {
 }
 
 TEST(HeadConfigTest, TreatsACapOfZeroOrFalseAsOff) {
-  EXPECT_EQ(Parse(R"({"final_logit_softcapping":0})").softcap, 0.0);
-  EXPECT_EQ(Parse(R"({"final_logit_softcapping":0.0})").softcap, 0.0);
-  EXPECT_EQ(Parse(R"({"final_logit_softcapping":false})").softcap, 0.0);
+  EXPECT_EQ(Parse(R"({"model_type":"gemma2","final_logit_softcapping":0})").softcap, 0.0);
+  EXPECT_EQ(Parse(R"({"model_type":"gemma2","final_logit_softcapping":0.0})").softcap, 0.0);
+  EXPECT_EQ(Parse(R"({"model_type":"gemma2","final_logit_softcapping":false})").softcap, 0.0);
 }
 
-TEST(HeadConfigTest, WarnsOfUnknownKeysThatMayChangeTheLogits) {
-  const HeadConfig config = Parse(
-      R"({"Logit_Bonus":2.0,"mup_width_scale":0.5,"logit_off":null,"logit_no":false,
-          "warmup_steps":10,"text_config":{"output_logits_scaling":2}})");
-
-  EXPECT_THAT(config.warnings,
-              ElementsAre(HasSubstr("'output_logits_scaling'"), HasSubstr("'Logit_Bonus'"),
-                          HasSubstr("'mup_width_scale'")));
+// Regression: such keys were ignored with a warning, or understood by their names alone.
+TEST(HeadConfigTest, RefusesKeysThatMayChangeTheLogitsAtEveryLevel) {
+  for (const std::string json :
+       {R"("Logit_Bonus":2.0)", R"("mup_width_scale":0.5)",
+        R"("text_config":{"output_logits_scaling":2})", R"("a":{"b":{"final_softcap":2}})",
+        R"("logits_scaling":8.0)", R"("norm_head":true)", R"("logits_soft_cap":30.0)"}) {
+    const auto config = ParseHeadConfig(R"({"model_type":"llama",)" + json + "}");
+    EXPECT_THAT(config, Fails(kUnimplemented, "not understood for model type llama")) << json;
+    EXPECT_THAT(config, Fails(kUnimplemented, "--softcap")) << json;
+  }
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"llama","logit_off":null,"logit_no":false,
+      "logit_zero":0,"warmup_steps":10,"vision_config":{"logit_scale":2.0},
+      "router_logit_scale":2.0})"),
+              Succeeds());
 }
 
-TEST(HeadConfigTest, MultipliesSeveralScalesAndWarns) {
-  const HeadConfig config =
-      Parse(R"({"hidden_size":512,"logit_scale":0.5,"dim_model_base":256,"logits_scaling":2})");
+TEST(HeadConfigTest, TheAdviceOfThatRefusalWorks) {
+  const std::string json = R"({"model_type":"llama","my_logit_cap":20.0,"my_logit_factor":0.5})";
+  EXPECT_THAT(ParseHeadConfig(json), Fails(kUnimplemented, "--ignore-config-key 'my_logit_cap'"));
 
-  EXPECT_EQ(config.scale, 0.125);
-  EXPECT_THAT(config.warnings,
-              ElementsAre(HasSubstr("logit_scale, logits_scaling, dim_model_base")));
+  const auto config = ParseHeadConfig(
+      json, {.softcap = 20.0, .scale = 0.5, .ignored_keys = {"my_logit_cap", "my_logit_factor"}});
+
+  ASSERT_THAT(config, Succeeds());
+  EXPECT_EQ(config->softcap, 20.0);
+  EXPECT_EQ(config->scale, 0.5);
+}
+
+TEST(HeadConfigTest, OverridesHavePrecedenceOverTheConfig) {
+  const auto config = ParseHeadConfig(R"({"model_type":"gemma2"})", {.softcap = 0.0, .scale = 2.0});
+
+  ASSERT_THAT(config, Succeeds());
+  EXPECT_EQ(config->softcap, 0.0);
+  EXPECT_EQ(config->scale, 2.0);
+}
+
+// Regression: all these were served with another scale, cap or weight than the model's.
+TEST(HeadConfigTest, AKeyMeansWhatItMeansForItsModelType) {
+  EXPECT_EQ(Parse(R"({"model_type":"granite","logits_scaling":8.0})").scale, 0.125);
+  EXPECT_EQ(Parse(R"({"model_type":"hyperclovax","logits_scaling":8.0})").scale, 8.0);
+  EXPECT_EQ(Parse(R"({"model_type":"mpt","logit_scale":"inv_sqrt_d_model"})").scale, 1.0);
+  EXPECT_EQ(Parse(R"({"model_type":"recurrent_gemma","logits_soft_cap":5.0})").softcap, 5.0);
+  EXPECT_EQ(Parse(R"({"model_type":"inkling_text","logits_mup_width_multiplier":2.0})").scale, 0.5);
+  EXPECT_EQ(Parse(R"({"model_type":"t5","d_model":16})").scale, 0.25);
+  EXPECT_EQ(Parse(R"({"model_type":"t5","d_model":16,"tie_word_embeddings":false})").scale, 1.0);
+  EXPECT_EQ(Parse(R"({"model_type":"umt5","d_model":16,"tie_word_embeddings":false})").scale, 0.25);
+  EXPECT_EQ(Parse(R"({"model_type":"jais","mup_output_alpha":2,"mup_width_scale":0.25})").scale,
+            0.5);
+}
+
+TEST(HeadConfigTest, RefusesTypesWhoseLogitsAreNoPlainProduct) {
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"baichuan","vocab_size":125696})"),
+              Fails(kUnimplemented, "divides each row of its head by its norm"));
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"baichuan","vocab_size":64000})"), Succeeds());
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"bailing_moe","norm_head":true})"),
+              Fails(kUnimplemented, "norm_head"));
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"bert"})"), Fails(kUnimplemented, "dense layer"));
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"bert"})", {.ignored_keys = {"model_type"}}),
+              Succeeds());
+}
+
+// The class of the whole model does not scale, and that of its text model does.
+TEST(HeadConfigTest, RefusesATextModelWhoseTransformTheWholeModelLacks) {
+  const std::string json = R"({"model_type":"aya_vision","text_config":{"model_type":"cohere2"}})";
+  EXPECT_THAT(ParseHeadConfig(json), Fails(kUnimplemented, "changes its logits by logit_scale"));
+
+  const auto config = ParseHeadConfig(json, {.scale = 0.0625, .ignored_keys = {"logit_scale"}});
+
+  ASSERT_THAT(config, Succeeds());
+  EXPECT_EQ(config->scale, 0.0625);
+}
+
+TEST(HeadConfigTest, ServesAnUnknownTypeAsAPlainHeadUnlessItIsStrict) {
+  const std::string json = R"({"model_type":"a_new_type"})";
+  EXPECT_THAT(Parse(json).warnings, ElementsAre(HasSubstr("served as a plain one")));
+  EXPECT_THAT(ParseHeadConfig(json, {.strict = true}), Fails(kUnimplemented, "--strict-config"));
+  EXPECT_THAT(
+      Parse(R"({"model_type":"a_new_type","text_config":{"model_type":"gemma2"}})").warnings,
+      ElementsAre(HasSubstr("its text model, gemma2, decides"), HasSubstr("cap 30")));
+}
+
+TEST(HeadConfigTest, TheNumberOfValidIdsMayHaveAKeyOfItsOwn) {
+  EXPECT_EQ(
+      Parse(R"({"model_type":"inkling2_text","vocab_size":9,"unpadded_vocab_size":7})").vocab_size,
+      7);
 }
 
 TEST(HeadConfigTest, UsesTheDefaultsThatConfigsLeaveOut) {
@@ -117,23 +187,12 @@ TEST(HeadConfigTest, UsesTheDefaultsThatConfigsLeaveOut) {
 
 // Regression: only the outermost type was used, so such a model was scored without cap or scale.
 TEST(HeadConfigTest, UsesTheDefaultsOfANestedTextModel) {
-  const HeadConfig paligemma =
-      Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma2"}})");
-  EXPECT_EQ(paligemma.model_type, "paligemma");
-  EXPECT_EQ(paligemma.softcap, 30.0);
-  EXPECT_THAT(paligemma.warnings, ElementsAre(HasSubstr("gemma2")));
-  EXPECT_EQ(Parse(R"({"model_type":"aya_vision","text_config":{"model_type":"cohere2"}})").scale,
-            0.0625);
   EXPECT_EQ(Parse(R"({"thinker_config":{"model_type":"cohere","text_config":{}}})").scale, 0.0625);
   EXPECT_EQ(Parse(R"({"text_config":{"model_type":"gemma3n_text"}})").softcap, 30.0);
   EXPECT_EQ(Parse(R"({"text_config":{"model_type":"granite_docling_text"}})").scale, 0.25);
   const HeadConfig muse = Parse(R"({"text_config":{"model_type":"muse_spark_text"}})");
   EXPECT_EQ(muse.scale, 0.1767766952966369);
   EXPECT_EQ(muse.softcap, 20.0);
-  EXPECT_EQ(Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma2",
-      "final_logit_softcapping":null}})")
-                .softcap,
-            0.0);
 }
 
 TEST(HeadConfigTest, EscapesAndCutsTheModelType) {
@@ -171,16 +230,24 @@ INSTANTIATE_TEST_SUITE_P(
         ConfigCase{"VocabHuge", R"({"vocab_size":99999999999})", "vocab_size is '99999999999'"},
         ConfigCase{"TiedAsNumber", R"({"tie_word_embeddings":1})", "true or false"},
         ConfigCase{"BiasAsText", R"({"lm_head_bias":"yes"})", "true or false"},
-        ConfigCase{"ScaleZero", R"({"logit_scale":0})", "logit_scale is '0'"},
-        ConfigCase{"ScaleNegative", R"({"logits_scaling":-2.0})", "logits_scaling is '-2.0'"},
-        ConfigCase{"ScaleAsText", R"({"lm_head_multiplier":"2"})", "a number"},
-        ConfigCase{"ScaleBeyondFloat", R"({"logit_scale":1e200})", "fits fp32"},
-        ConfigCase{"ScaleBelowFloat", R"({"logit_scale":1e-200})", "fits fp32"},
-        ConfigCase{"ProductBeyondFloat", R"({"logit_scale":1e30,"output_multiplier":1e30})",
+        ConfigCase{"ScaleZero", R"({"model_type":"cohere","logit_scale":0})", "logit_scale is '0'"},
+        ConfigCase{"ScaleNegative", R"({"model_type":"granite","logits_scaling":-2.0})",
+                   "logits_scaling is '-2.0'"},
+        ConfigCase{"ScaleAsText", R"({"model_type":"falcon_h1","lm_head_multiplier":"2"})",
+                   "a number"},
+        ConfigCase{"ScaleBeyondFloat", R"({"model_type":"cohere","logit_scale":1e200})",
+                   "fits fp32"},
+        ConfigCase{"ScaleBelowFloat", R"({"model_type":"cohere","logit_scale":1e-200})",
+                   "fits fp32"},
+        ConfigCase{"ProductBeyondFloat",
+                   R"({"model_type":"jais","mup_output_alpha":1e30,"mup_width_scale":1e30})",
                    "does not fit fp32"},
-        ConfigCase{"CapNegative", R"({"final_logit_softcapping":-30})", "positive"},
-        ConfigCase{"CapAsList", R"({"final_logit_softcapping":[30]})", "a number"},
-        ConfigCase{"MiniCpmWithoutHidden", R"({"dim_model_base":256})", "needs hidden_size"}),
+        ConfigCase{"CapNegative", R"({"model_type":"gemma2","final_logit_softcapping":-30})",
+                   "positive"},
+        ConfigCase{"CapAsList", R"({"model_type":"gemma2","final_logit_softcapping":[30]})",
+                   "a number"},
+        ConfigCase{"MiniCpmWithoutHidden", R"({"model_type":"minicpm","dim_model_base":256})",
+                   "needs hidden_size"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(ConfigOfHeadTest, KeepsTheKeysThatDescribeTheHead) {
@@ -208,13 +275,17 @@ TEST(ConfigOfHeadTest, KeepsTheKeysThatDescribeTheHead) {
 
 TEST(ConfigOfHeadTest, KeepsThePrecedenceOfLevelsAndTheDefaultsOfModelTypes) {
   for (const std::string json :
-       {R"({"model_type":"outer","final_logit_softcapping":30.0,
+       {R"({"model_type":"paligemma","final_logit_softcapping":30.0,
             "text_config":{"final_logit_softcapping":null,"hidden_size":5,"vocab_size":7}})",
         R"({"model_type":"gemma3n","text_config":{"model_type":"gemma3n_text","hidden_size":5}})",
-        R"({"thinker_config":{"text_config":{"logits_scaling":8.0},"logit_scale":0.5}})",
+        R"({"model_type":"x","thinker_config":{"text_config":{"logits_scaling":8.0,
+            "model_type":"granite"}}})",
         R"({"model_type":"gemma2","text_config":null,"final_logit_softcapping":null})",
-        R"({"model_type":"mpt","logit_scale":"inv_sqrt_d_model","d_model":5})",
-        R"({"dim_model_base":256,"n_embd":5,"logit_scale":NaN})"}) {
+        R"({"model_type":"t5","tie_word_embeddings":false,"d_model":5})",
+        R"({"model_type":"t5","tie_word_embeddings":true,"scale_decoder_outputs":false})",
+        R"({"model_type":"t5gemma","decoder":{"final_logit_softcapping":3}})",
+        R"({"model_type":"inkling_text","unpadded_vocab_size":6,"vocab_size":7})",
+        R"({"model_type":"minicpm","dim_model_base":256,"n_embd":5})"}) {
     SCOPED_TRACE(json);
     const HeadConfig before = Parse(json);
 
@@ -226,19 +297,21 @@ TEST(ConfigOfHeadTest, KeepsThePrecedenceOfLevelsAndTheDefaultsOfModelTypes) {
     EXPECT_EQ(after.scale, before.scale);
     EXPECT_EQ(after.softcap, before.softcap);
     EXPECT_EQ(after.hidden_size, 5);
-    EXPECT_EQ(after.vocab_size, 7);
-    EXPECT_EQ(after.tied, false);
+    EXPECT_EQ(after.vocab_size, before.vocab_size.value_or(7));
   }
 }
 
-TEST(ConfigOfHeadTest, KeepsKeysThatAreNotUnderstoodSoThatTheServerWarnsAgain) {
+TEST(ConfigOfHeadTest, KeepsKeysThatAreNotUnderstoodSoThatTheServerRefusesThemAgain) {
   const std::string json = R"({"my_logit_shift":2.0,"router_logit_scale":3.0})";
 
   const auto config = ConfigOfHead(json, 4, 5);
 
   ASSERT_THAT(config, Succeeds());
-  EXPECT_THAT(Parse(*config).warnings, ElementsAre(HasSubstr("my_logit_shift")));
+  EXPECT_THAT(ParseHeadConfig(*config), Fails(kUnimplemented, "my_logit_shift"));
   EXPECT_EQ(config->find("router"), std::string::npos);
+  const auto without = ConfigOfHead(json, 4, 5, {"my_logit_shift"});
+  ASSERT_THAT(without, Succeeds());
+  EXPECT_THAT(ParseHeadConfig(*without), Succeeds());
 }
 
 TEST(ConfigOfHeadTest, RefusesTextThatIsNotAnObject) {

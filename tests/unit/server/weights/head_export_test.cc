@@ -36,7 +36,7 @@ using testing::ModelFolder;
 using ::testing::UnorderedElementsAre;
 
 const std::string kConfig =
-    R"({"model_type":"test","hidden_size":4,"vocab_size":6,"num_hidden_layers":2})";
+    R"({"model_type":"llama","hidden_size":4,"vocab_size":6,"num_hidden_layers":2})";
 
 void Ignore(absl::string_view /*step*/, int64_t /*done*/, int64_t /*total*/) {}
 
@@ -98,7 +98,7 @@ TEST_F(HeadExportTest, WritesTheHeadUnderTheNameThatWasFound) {
 
 TEST_F(HeadExportTest, WritesATiedEmbeddingAndItsBiasAsAHead) {
   model_.WriteConfig(
-      R"({"model_type":"test","hidden_size":4,"vocab_size":6,"tie_word_embeddings":true})");
+      R"({"model_type":"llama","hidden_size":4,"vocab_size":6,"tie_word_embeddings":true})");
   model_.WriteTensors({MakeRandomTensor("wte.weight", Dtype::kF16, {6, 4}, 1, 1),
                        MakeRandomTensor("lm_head.bias", Dtype::kBf16, {6}, 1, 2)});
 
@@ -166,16 +166,16 @@ TEST_F(HeadExportTest, DescribesItsSourcesAndFilesInTheManifest) {
               ElementsAre("config.json", "model-00002-of-00002.safetensors",
                           "model.safetensors.index.json"));
   EXPECT_THAT(keys(manifest["files"]), ElementsAre("config.json", "model.safetensors"));
-  // printf '%s' '{"model_type":"test",...}' | sha256sum, with the text of kConfig
+  // printf '%s' '{"model_type":"llama",...}' | sha256sum, with the text of kConfig
   EXPECT_EQ(manifest["sources"]["config.json"]["bytes"], kConfig.size());
   EXPECT_EQ(manifest["sources"]["config.json"]["sha256"],
-            "340836a63a7a96806fcff1725d163a98345d790a1f3f5fe75f1436076b7e7df0");
+            "193fa2cde8304247b71deaf3a7827864d4040995b271c24504fa3eb2826b5c7b");
   EXPECT_EQ(manifest["files"]["model.safetensors"]["bytes"],
             ReadFile(OutFile("model.safetensors")).size());
 }
 
 TEST_F(HeadExportTest, AlignsEachTensorToItsElements) {
-  model_.WriteConfig(R"({"hidden_size":3,"vocab_size":5})");
+  model_.WriteConfig(R"({"model_type":"llama","hidden_size":3,"vocab_size":5})");
   model_.WriteTensors({MakeRandomTensor("lm_head.weight", Dtype::kBf16, {5, 3}, 1, 1),
                        MakeRandomTensor("lm_head.bias", Dtype::kF32, {5}, 1, 2)});
 
@@ -263,7 +263,7 @@ TEST_F(HeadExportTest, LeavesNothingBehindWhenItFails) {
 }
 
 TEST_F(HeadExportTest, WarnsOfValuesThatAreNotFinite) {
-  model_.WriteConfig(R"({"hidden_size":2,"vocab_size":2})");
+  model_.WriteConfig(R"({"model_type":"llama","hidden_size":2,"vocab_size":2})");
   model_.WriteTensors({MakeTensor("lm_head.weight", Dtype::kBf16, {2, 2}, {1, 2, 3, NAN})});
 
   const auto exported = Export();

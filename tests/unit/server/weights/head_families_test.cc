@@ -20,6 +20,7 @@ namespace logprobd {
 namespace {
 
 using testing::FileTensor;
+using testing::MakeRandomTensor;
 using testing::MakeZeroTensor;
 using testing::ModelFolder;
 
@@ -36,10 +37,13 @@ std::string WithSizes(std::string config, int64_t hidden) {
 void WriteFamily(const ModelFolder& folder, const Family& family) {
   folder.WriteConfig(WithSizes(family.config, family.hidden));
   std::vector<FileTensor> tensors;
+  uint32_t seed = 1;
   for (const std::string& name : family.tensors) {
-    const bool is_bias = name.find(".bias") != std::string::npos;
+    const bool is_bias = name.find("bias") != std::string::npos;
+    // The tensors of a tied model are copies of each other, and those of another model differ.
     tensors.push_back(is_bias ? MakeZeroTensor(name, "BF16", {kFamilyRows})
-                              : MakeZeroTensor(name, "BF16", {kFamilyRows, family.hidden}));
+                              : MakeRandomTensor(name, Dtype::kBf16, {kFamilyRows, family.hidden},
+                                                 1.0F, family.tied ? 0 : seed++));
   }
   folder.WriteTensors(tensors);
 }

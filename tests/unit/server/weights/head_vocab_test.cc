@@ -23,7 +23,8 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 absl::StatusOr<ModelFolderHead> Open(int64_t rows, int64_t config_vocab,
                                      const ModelFolderOptions& options = {}) {
   const ModelFolder folder;
-  folder.WriteConfig(absl::StrCat(R"({"hidden_size":1,"vocab_size":)", config_vocab, "}"));
+  folder.WriteConfig(
+      absl::StrCat(R"({"model_type":"llama","hidden_size":1,"vocab_size":)", config_vocab, "}"));
   folder.WriteTensors({MakeZeroTensor("lm_head.weight", "BF16", {rows, 1})});
   return OpenModelFolder(folder.path(), options);
 }
