@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import pathlib
-from collections.abc import Iterable
+import warnings
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from logprobd import Client, Tls
 from logprobd.errors import InvalidArgument
-from logprobd.logit_shape import logit_shape
+from logprobd.head_config import HeadConfig
 from logprobd.score_args import DEFAULT_IGNORE_INDEX
 from torch import Tensor
 
@@ -275,12 +276,25 @@ class LocalScorer:
         self._head: dict[str, Any] = {"scale": scale, "softcap": softcap}
 
     @classmethod
-    def from_model(cls, model: Any) -> LocalScorer:
-        """Returns a scorer of the head of a Hugging Face model, with the scale, the cap and the
-        vocabulary size of its config.
+    def from_model(
+        cls,
+        model: Any,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        ignored_keys: Collection[str] = (),
+    ) -> LocalScorer:
+        """Returns a scorer of the head of a Hugging Face model, with the scale, the cap, the bias
+        and the vocabulary size that a server finds in its files.
+
+        Args:
+            scale: factor of the dot products instead of that of the config.
+            softcap: soft cap instead of that of the config; 0: no cap.
+            ignored_keys: keys of the config that do not change the logits although their names
+                suggest that; with "model_type", the head is a plain one, whatever the model.
 
         Raises InvalidArgument if the head is not a plain torch.nn.Linear, for example because it is
-        quantised or has an adapter.
+        quantised or has an adapter, or if the model makes its logits in a way that is not known.
         """
         head = model.get_output_embeddings()
         if type(head) is not torch.nn.Linear:
@@ -288,14 +302,28 @@ class LocalScorer:
                 f"the head of the model is a {type(head).__name__}, expected a torch.nn.Linear: "
                 "load the model without quantisation and without an adapter on its head"
             )
-        text = model.config.get_text_config()
-        shape = logit_shape(model.config.to_json_string(use_diff=False))
+        # With defaults: a class may transform logits where its config leaves the key out.
+        text = model.config.to_json_string(use_diff=False)
+        config = HeadConfig(text, f"the config of {type(model).__name__}", ignored_keys)
+        if not config.is_known:
+            warnings.warn(
+                f"model type {config.model_type} is not known: its head is taken for a plain one, "
+                "without scale and cap",
+                stacklevel=2,
+            )
+        shape = config.logit_shape()
+        rows = head.weight.shape[0]
+        bias = getattr(model, "final_logits_bias", None)  # BART and its relatives
+        if bias is not None and head.bias is not None:
+            raise InvalidArgument("the model has two biases of its head: pass their sum as bias")
+        if bias is not None:
+            bias = bias.flatten() if bias.any() else None
         return cls(
             head.weight,
-            head.bias,
-            scale=shape.scale,
-            softcap=shape.softcap,
-            vocab_size=min(text.vocab_size, head.weight.shape[0]),
+            head.bias if bias is None else bias,
+            scale=shape.scale if scale is None else scale,
+            softcap=shape.softcap if softcap is None else softcap or None,
+            vocab_size=min(config.vocab_size or rows, rows),
         )
 
     @property

@@ -1,8 +1,7 @@
 """Writes the folder of a head that is stored alone, in the format of `logprobctl export-head`.
 
-The folder contains model.safetensors, config.json and manifest.json. The rules for config.json are
-those of server/weights/head_config.cc, and a test compares the two. The same input gives the same
-bytes.
+The folder contains model.safetensors, config.json (head_config.py) and manifest.json. The same
+input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,25 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from logprobd.errors import LogprobdError
+from logprobd.head_config import CONFIG_FILE, json_text
 
 WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
 BLOCK_BYTES = 4 << 20
-
-_NESTED_KEYS = ("text_config", "llm_config", "thinker_config", "language_config")
-_HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
-_HEAD_KEYS = frozenset(
-    (
-        *("architectures", "model_type", "lm_head_bias", "logits_scaling", "dim_model_base"),
-        *("final_logit_softcapping", "logit_scale", "lm_head_multiplier", "output_multiplier"),
-        *("output_multiplier_scale", "mup_output_mult"),
-    )
-)
-_HARMLESS_KEYS = frozenset(
-    ("num_logits_to_keep", "logits_to_keep", "mup_denominator", "logit_scale_init_value")
-)
-_HARMLESS_PARTS = ("attn", "attention", "router", "gate")
 
 Progress = Callable[[str, int, int], None]
 """Is told what is done ("hashing x.bin"), and how many bytes of how many."""
@@ -45,93 +30,6 @@ Progress = Callable[[str, int, int], None]
 
 class ExportError(LogprobdError):
     """A head that cannot be exported. The message says what to change."""
-
-
-class Config:
-    """The parts of a config.json that describe a head. An empty one describes nothing."""
-
-    def __init__(self, text: str = "{}", path: str = CONFIG_FILE) -> None:
-        try:
-            # Python writes NaN and Infinity, which are not JSON; the server reads them as null.
-            top = json.loads(text, parse_constant=lambda _: None)
-        except ValueError as error:
-            raise ExportError(f"{path} is not valid JSON: {error}") from None
-        if not isinstance(top, dict):
-            raise ExportError(f"{path} is not a JSON object")
-        self._top: dict[str, Any] = top
-
-    def _levels(self) -> list[dict[str, Any]]:
-        """Returns the objects in which keys are searched, innermost first."""
-        text = _object(self._top, "text_config")
-        text = _object(self._top, "llm_config") if text is None else text
-        thinker = _object(self._top, "thinker_config") if text is None else None
-        if thinker is not None:
-            text = _object(thinker, "text_config")
-        elif text is None:
-            text = _object(self._top, "language_config")
-        return [level for level in (text, thinker, self._top) if level is not None]
-
-    def find(self, key: str) -> Any:
-        for level in self._levels():
-            if key in level:
-                return level[key]
-        return None
-
-    @property
-    def hidden_size(self) -> int | None:
-        sizes = [self._dimension(key) for key in _HIDDEN_KEYS]
-        return next((size for size in sizes if size is not None), None)
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self._dimension("vocab_size")
-
-    def _dimension(self, key: str) -> int | None:
-        value = self.find(key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ExportError(f"{key} of {CONFIG_FILE} is {value!r}, expected a positive integer")
-        return value
-
-    def text_for_head(self, hidden_size: int, vocab_size: int) -> str:
-        """Returns the config.json of the head alone."""
-        sizes = {
-            "hidden_size": hidden_size,
-            "vocab_size": vocab_size,
-            "tie_word_embeddings": False,
-        }
-        return _json(_head_keys_of(self._top) | sizes)
-
-
-def _object(parent: dict[str, Any], key: str) -> dict[str, Any] | None:
-    value = parent.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise ExportError(f"{key} of {CONFIG_FILE} is not an object")
-    return value
-
-
-def _head_keys_of(level: dict[str, Any]) -> dict[str, Any]:
-    kept = {}
-    for key, value in level.items():
-        if key in _NESTED_KEYS:
-            if isinstance(value, dict):
-                kept[key] = _head_keys_of(value)
-        elif key in _HEAD_KEYS or _is_suspicious(key):
-            kept[key] = value
-    return kept
-
-
-def _is_suspicious(key: str) -> bool:
-    """Returns whether a key may change the logits and is not understood: the server warns of it."""
-    lower = key.lower().replace("warmup", "").replace("warm_up", "")
-    return (
-        ("logit" in lower or "mup" in lower)
-        and lower not in _HARMLESS_KEYS
-        and not any(part in lower for part in _HARMLESS_PARTS)
-    )
-
-
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
@@ -200,7 +98,7 @@ def write_head_folder(
                     CONFIG_FILE: _write(folder / CONFIG_FILE, [config.encode()], progress),
                 },
             }
-            _write(folder / MANIFEST_FILE, [_json(manifest).encode()], progress)
+            _write(folder / MANIFEST_FILE, [json_text(manifest).encode()], progress)
             return str(manifest["head_sha256"])
     except OSError as error:
         raise ExportError(f"cannot write {out}: {error}") from error

@@ -10,17 +10,14 @@ folder has the format of `logprobctl export-head`, which reads safetensors. Need
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import logprobd
 from logprobd._head_folder import (
-    CONFIG_FILE,
-    Config,
     ExportError,
     Progress,
     Sources,
@@ -28,52 +25,13 @@ from logprobd._head_folder import (
     check_replaceable,
     write_head_folder,
 )
+from logprobd._head_rules import FINAL_LOGITS_BIAS, HEAD_NAMES
+from logprobd.errors import InvalidArgument
+from logprobd.head_choice import choose_bias, choose_head, stem
+from logprobd.head_config import CONFIG_FILE, HeadConfig
 
 if TYPE_CHECKING:
     import torch
-
-    from logprobd._torch_checkpoints import Checkpoint
-
-# The names of server/weights/head_names.cc, in order of preference; a test compares them.
-HEAD_NAMES = (
-    "lm_head.weight",
-    "language_model.lm_head.weight",
-    "model.language_model.lm_head.weight",
-    "thinker.lm_head.weight",
-    "output.weight",
-    "head.weight",
-    "transformer.output_layer.weight",
-    "embed_out.weight",
-    "output_layer.weight",
-)
-EMBEDDING_NAMES = (
-    "model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-    "thinker.model.embed_tokens.weight",
-    "transformer.wte.weight",
-    "wte.weight",
-    "transformer.word_embeddings.weight",
-    "model.tok_embeddings.weight",
-    "tok_embeddings.weight",
-    "model.decoder.embed_tokens.weight",
-    "transformer.embedding.word_embeddings.weight",
-    "embedding.word_embeddings.weight",
-    "gpt_neox.embed_in.weight",
-    "backbone.embeddings.weight",
-)
-# Names that only a quantised tensor has next to it.
-QUANTISED_SUFFIXES = (
-    *(".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale"),
-    *(".weight_scale_2", ".weight_scale_inv", ".weight_zero_point", ".scale", ".input_scale"),
-    *(".SCB", ".weight.absmax", ".weight.quant_map", ".biases", ".weight_shape"),
-)
-# Names that trainers put before the model's own names. A name of the lists above behind other words
-# belongs to something else, such as an optimizer or a layer for multi-token prediction.
-_WRAPPERS = re.compile(
-    r"((model\d*|module|state_dict|state|app|actor|policy|language_model|thinker|llava_model"
-    r"|_fsdp_wrapped_module|_orig_mod|_forward_module)\.)*"
-)
 
 
 @dataclass(frozen=True)
@@ -101,6 +59,7 @@ def export_head(
     vocab_size: int | None = None,
     config: Path | str | None = None,
     head_tensor: str = "",
+    ignored_keys: Collection[str] = (),
     force: bool = False,
     progress: Progress = lambda step, done, total: None,
 ) -> Exported:
@@ -111,30 +70,65 @@ def export_head(
         vocab_size: Rows to keep; the others are padding. By default the vocab_size of the config.
         config: The model's config.json. By default the one next to the checkpoint, if there is one.
         head_tensor: Name of the head's tensor in the checkpoint, if it is not found by itself.
+        ignored_keys: Keys of the config that do not change the logits although their names suggest
+            that. They are not written.
         force: Replace `out` if an export has written it.
 
     Raises ExportError, whose message says what to change.
     """
-    src, out = Path(src), Path(out)
+    try:
+        return _export(
+            Path(src),
+            Path(out),
+            vocab_size=vocab_size,
+            config=config,
+            head_tensor=head_tensor,
+            ignored_keys=ignored_keys,
+            force=force,
+            progress=progress,
+        )
+    except InvalidArgument as error:
+        raise ExportError(str(error)) from None
+
+
+def _export(
+    src: Path,
+    out: Path,
+    *,
+    vocab_size: int | None,
+    config: Path | str | None,
+    head_tensor: str,
+    ignored_keys: Collection[str],
+    force: bool,
+    progress: Progress,
+) -> Exported:
     check_replaceable(out, force)
     from logprobd._torch_checkpoints import open_checkpoint  # noqa: PLC0415  (needs PyTorch)
 
     checkpoint = open_checkpoint(src)
     warnings: list[str] = []
     config_path = _find_config(src, checkpoint.folder) if config is None else Path(config)
-    settings = Config()
+    settings = HeadConfig()
     if config_path is None:
         warnings.append(
             f"there is no {CONFIG_FILE} next to the checkpoint: if the model scales or caps its "
             "logits, name its file with --config"
         )
     else:
-        settings = _read_config(config_path)
+        settings = _read_config(config_path, ignored_keys)
+        settings.logit_shape()  # refuses a model whose logits are not served
 
-    name, is_embedding = _choose(checkpoint, settings, head_tensor)
+    def have_equal_rows(head: str, embedding: str) -> bool:
+        return _have_equal_rows(
+            checkpoint.read(head)[0],
+            checkpoint.read(embedding)[0],
+            vocab_size or settings.vocab_size,
+        )
+
+    name, is_embedding = choose_head(checkpoint.names(), settings, have_equal_rows, head_tensor)
     weight, weight_files = checkpoint.read(name)
     _check_weight(name, weight, settings)
-    bias_name = _choose_bias(checkpoint, settings, name, is_embedding)
+    bias_name = choose_bias(checkpoint.names(), settings, name, is_embedding)
     if vocab_size is None:
         vocab_size = settings.vocab_size
     rows = weight.shape[0]
@@ -148,9 +142,11 @@ def export_head(
     tensors = [_tensor(new_name, name, weight[:vocab_size], weight_files)]
     if bias_name is not None:
         bias, bias_files = checkpoint.read(bias_name)
+        if bias_name.endswith(FINAL_LOGITS_BIAS):
+            bias = bias.flatten()  # [1, vocab]
         if tuple(bias.shape) != (rows,):
             raise ExportError(f"{bias_name} has shape {tuple(bias.shape)}, not [{rows}]")
-        tensors.append(_tensor(_base(new_name) + ".bias", bias_name, bias[:vocab_size], bias_files))
+        tensors.append(_tensor(stem(new_name) + ".bias", bias_name, bias[:vocab_size], bias_files))
     files = {file: None for part in tensors for file in part.source_files}
     if config_path is not None:
         files[config_path] = None
@@ -182,87 +178,23 @@ def _find_config(src: Path, folder: Path) -> Path | None:
     return next((p / CONFIG_FILE for p in places if (p / CONFIG_FILE).is_file()), None)
 
 
-def _read_config(path: Path) -> Config:
+def _read_config(path: Path, ignored_keys: Collection[str]) -> HeadConfig:
     try:
-        return Config(path.read_text(encoding="utf-8"), str(path))
+        return HeadConfig(path.read_text(encoding="utf-8"), str(path), ignored_keys)
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None
 
 
-def _find(names: Sequence[str], wanted: str) -> str | None:
-    """Returns the name in the checkpoint that is `wanted` behind any number of wrappers."""
-    if wanted in names:
-        return wanted
-    found = [
-        name
-        for name in names
-        if name.endswith("." + wanted) and _WRAPPERS.fullmatch(name[: -len(wanted)])
-    ]
-    if len(found) > 1:
-        raise ExportError(f"several tensors may be the head: name one with --head-tensor: {found}")
-    return found[0] if found else None
+def _have_equal_rows(a: torch.Tensor, b: torch.Tensor, rows: int | None) -> bool:
+    """Returns whether the first `rows` rows have equal values, whatever their types."""
+    rows = max(len(a), len(b)) if rows is None else rows
+    is_comparable = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[1]
+    if not is_comparable or min(len(a), len(b)) < rows:
+        return False
+    return bool((a[:rows] == b[:rows]).logical_or(a[:rows].isnan() & b[:rows].isnan()).all())
 
 
-def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:
-    return next((found for each in wanted if (found := _find(names, each)) is not None), None)
-
-
-def _choose(checkpoint: Checkpoint, config: Config, head_tensor: str) -> tuple[str, bool]:
-    """Returns the name of the head's tensor, and whether it is an embedding."""
-    names = checkpoint.names()
-    if head_tensor:
-        if head_tensor not in names:
-            raise ExportError(f"the checkpoint has no tensor {head_tensor}; {_similar(names)}")
-        return head_tensor, any(_find([head_tensor], each) for each in EMBEDDING_NAMES)
-    head = _first(names, HEAD_NAMES)
-    embedding = _first(names, EMBEDDING_NAMES)
-    _refuse_quantised(names, HEAD_NAMES if head is None else [head])
-    # The embedding is correct for a tied model, whether or not a copy of it was stored as a head.
-    if embedding is not None and (head is None or config.find("tie_word_embeddings") is True):
-        return embedding, True
-    if head is None:
-        raise ExportError(
-            f"the checkpoint has no head under a known name; name it with --head-tensor; "
-            f"{_similar(names)}"
-        )
-    return head, False
-
-
-def _refuse_quantised(names: Sequence[str], weights: Sequence[str]) -> None:
-    suspects = [_base(weight) + suffix for weight in weights for suffix in QUANTISED_SUFFIXES]
-    if (found := _first(names, suspects)) is not None:
-        raise ExportError(f"the head is quantised (tensor {found}): use the unquantised model")
-
-
-def _base(weight: str) -> str:
-    return weight.removesuffix(".weight")
-
-
-def _similar(names: Sequence[str]) -> str:
-    words = ("head", "embed", "wte", "output")
-    found = [name for name in names if name.endswith("weight") and any(w in name for w in words)]
-    shown = [name for name in found if "layers." not in name][:8]
-    return f"names that look like one: {', '.join(shown) or 'none'}"
-
-
-def _choose_bias(
-    checkpoint: Checkpoint, config: Config, weight: str, is_embedding: bool
-) -> str | None:
-    wants_bias = config.find("lm_head_bias")
-    names = checkpoint.names()
-    sibling = _base(weight) + ".bias"
-    found = sibling if sibling in names else None
-    if found is None and is_embedding:
-        heads = [_base(name) + ".bias" for name in HEAD_NAMES]
-        found = _first(names, heads)
-    if wants_bias is True and found is None:
-        raise ExportError(
-            f"{CONFIG_FILE} sets lm_head_bias, but the checkpoint has no bias for {weight}"
-        )
-    return None if wants_bias is False else found
-
-
-def _check_weight(name: str, weight: torch.Tensor, config: Config) -> None:
+def _check_weight(name: str, weight: torch.Tensor, config: HeadConfig) -> None:
     if weight.dim() != 2 or 0 in weight.shape:
         raise ExportError(
             f"{name} has shape {list(weight.shape)}; a head has two dimensions, vocabulary and "
@@ -328,6 +260,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="name of the head's tensor in the checkpoint",
     )
     parser.add_argument(
+        "--ignore-config-key",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="key of config.json that does not change the logits although its name suggests that; "
+        "may be repeated",
+    )
+    parser.add_argument(
         "--force", action="store_true", help="replace OUT if an earlier export has written it"
     )
     given = parser.parse_args(arguments)
@@ -339,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             vocab_size=given.vocab_size,
             config=given.config,
             head_tensor=given.head_tensor,
+            ignored_keys=given.ignore_config_key,
             force=given.force,
             **({"progress": _show_progress} if is_terminal else {}),
         )

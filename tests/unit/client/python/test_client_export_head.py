@@ -19,12 +19,14 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from logprobd import export_head as tool
-from logprobd._head_folder import Config, ExportError
+from logprobd._head_folder import ExportError
+from logprobd.errors import InvalidArgument
 from logprobd.export_head import export_head
+from logprobd.head_config import HeadConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 VOCAB, HIDDEN = 11, 4
-CONFIG = {"model_type": "test", "hidden_size": HIDDEN, "vocab_size": VOCAB}
+CONFIG = {"model_type": "qwen3", "hidden_size": HIDDEN, "vocab_size": VOCAB}
 FILES = ["config.json", "manifest.json", "model.safetensors"]
 
 
@@ -83,6 +85,7 @@ def test_bin_file_becomes_a_folder_with_the_head_alone(src, out):
 
 
 def test_manifest_names_sources_tensors_and_files(src, out):
+    write_config(src, tie_word_embeddings=True)
     torch.save({"wte.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
 
     result = export_head(src / "pytorch_model.bin", out)
@@ -129,16 +132,30 @@ def test_other_dtypes_are_refused(src, out):
         export_head(src, out)
 
 
-def test_a_tied_model_uses_its_embedding(src, out):
+def test_a_tied_model_uses_its_embedding_unless_another_head_is_stored(src, out):
     write_config(src, tie_word_embeddings=True)
     embedding = random(VOCAB, HIDDEN)
-    stale = random(VOCAB, HIDDEN, seed=1)
-    torch.save(
-        {"model.embed_tokens.weight": embedding, "lm_head.weight": stale}, src / "pytorch_model.bin"
-    )
+    state = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.float()}
+    torch.save(state, src / "pytorch_model.bin")
 
     assert export_head(src, out).source == "model.embed_tokens.weight"
     assert torch.equal(exported_tensors(out)["lm_head.weight"], embedding)
+
+    state["lm_head.weight"][VOCAB - 1, HIDDEN - 1] += 1
+    torch.save(state, src / "pytorch_model.bin")
+    with pytest.raises(ExportError, match="different values.*--head-tensor lm_head.weight or"):
+        export_head(src, out, force=True)
+    assert export_head(src, out, head_tensor="lm_head.weight", force=True).dtype == "F32"
+
+
+def test_a_bias_of_the_logits_becomes_that_of_the_head(src, out):
+    write_config(src, model_type="bart")
+    state = {"model.shared.weight": random(VOCAB, HIDDEN), "final_logits_bias": random(1, VOCAB)}
+    torch.save(state, src / "pytorch_model.bin")
+
+    assert export_head(src, out).has_bias
+
+    assert torch.equal(exported_tensors(out)["lm_head.bias"], state["final_logits_bias"][0])
 
 
 def test_of_an_indexed_model_only_the_file_of_the_head_is_needed(src, out):
@@ -196,7 +213,7 @@ def test_without_a_config_all_rows_are_kept_with_a_warning(tmp_path, out):
 
 
 def test_the_config_may_be_elsewhere(tmp_path, out):
-    write_config(tmp_path / "hf", logits_scaling=8.0)
+    write_config(tmp_path / "hf", model_type="granite", logits_scaling=8.0)
     torch.save({"lm_head.weight": random(16, HIDDEN)}, tmp_path / "model.pt")
 
     result = export_head(tmp_path / "model.pt", out, config=tmp_path / "hf" / "config.json")
@@ -250,7 +267,8 @@ def test_a_failed_export_leaves_nothing_behind(src, tmp_path):
     ("tensors", "options", "message"),
     [
         ({"norm.weight": (4,)}, {}, "no head under a known name"),
-        ({"my_head.weight": (11, 4)}, {}, "look like one: my_head.weight"),
+        ({"my_head.weight": (11, 4)}, {}, "form that is not understood .tensors my_head.weight"),
+        ({"wte.weight": (11, 4)}, {}, "then is false for this model type, but .* no head"),
         ({"lm_head.weight": (11,)}, {}, "has two dimensions"),
         ({"lm_head.weight": (11, 5)}, {}, "rows of 5 values, but config.json says hidden_size 4"),
         ({"lm_head.weight": (10, 4)}, {}, "has 10 rows, but the vocabulary has 11 ids"),
@@ -546,6 +564,7 @@ def test_megatron_ranks_are_joined_and_their_padding_taken_off(tmp_path, out, tr
 
 @pytest.mark.parametrize("is_legacy_model", [False, True])
 def test_megatron_tied_embeddings_become_the_head(src, out, is_legacy_model):
+    write_config(src, tie_word_embeddings=True)
     embedding = random(16, HIDDEN)
     for rank in range(4):
         rows = {"weight": embedding[4 * rank : 4 * (rank + 1)].clone()}
@@ -603,6 +622,7 @@ def test_megatron_torch_dist(tmp_path, out):
 
 
 def test_the_command_prints_what_it_wrote(src, out, capsys):
+    write_config(src, tie_word_embeddings=True)
     torch.save({"wte.weight": random(16, HIDDEN)}, src / "pytorch_model.bin")
 
     assert tool.main([str(src), str(out), "--vocab-size", "9"]) == 0
@@ -633,24 +653,12 @@ def test_without_torch_the_command_says_what_to_install(src, out):
     assert "pip install 'torch>=2.6'" in result.stderr
 
 
-def test_names_are_those_of_the_server():
-    source = (ROOT / "server" / "weights" / "head_names.cc").read_text()
-
-    def names(array: str) -> tuple[str, ...]:
-        body = re.search(rf"{array} = {{(.*?)}};", source, re.DOTALL)[1]
-        return tuple(re.findall(r'"([^"]+)"', body))
-
-    assert names("kHeads") == tool.HEAD_NAMES
-    assert names("kEmbeddings") == tool.EMBEDDING_NAMES
-    assert set(names("kQuantizedSuffixes")) == set(tool.QUANTISED_SUFFIXES)
-
-
 def test_keys_of_the_config_are_searched_as_the_server_does():
-    nested = Config('{"vocab_size": 7, "hidden_size": 1, "text_config": {"n_embd": 2}}')
+    nested = HeadConfig('{"vocab_size": 7, "hidden_size": 1, "text_config": {"n_embd": 2}}')
     assert (nested.vocab_size, nested.hidden_size) == (7, 1)
-    assert Config('{"text_config": {"vocab_size": null}, "vocab_size": 3}').vocab_size is None
-    thinker = Config('{"thinker_config": {"text_config": {"vocab_size": 5}, "d_model": 6}}')
+    assert HeadConfig('{"text_config": {"vocab_size": null}, "vocab_size": 3}').vocab_size is None
+    thinker = HeadConfig('{"thinker_config": {"text_config": {"vocab_size": 5}, "d_model": 6}}')
     assert (thinker.vocab_size, thinker.hidden_size) == (5, 6)
     for text in ("[]", "{", '{"text_config": 1, "vocab_size": 2}', '{"vocab_size": "2"}'):
-        with pytest.raises(ExportError):
-            assert Config(text).vocab_size
+        with pytest.raises(InvalidArgument):
+            assert HeadConfig(text).vocab_size
