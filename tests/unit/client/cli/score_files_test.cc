@@ -163,7 +163,7 @@ TEST_F(ScoreInputTest, RefusesOtherFilesAndWords) {
   ScoreFiles zip = TwoRows();
   zip.row_temperatures = folder_.Write("t.npz", "PK\x03\x04");
   ScoreFiles one_array;
-  one_array.input = folder_.Write("h.npy", "x");
+  one_array.input = folder_.Write("one.npy", "x");
 
   EXPECT_THAT(ErrorOf(zip), HasSubstr("must be .npy, .safetensors or text with numbers"));
   EXPECT_THAT(ErrorOf(one_array), HasSubstr("give two .npy files with --hidden and --targets"));
