@@ -392,7 +392,8 @@ absl::Status ResolveScale(const ConfigLevels& levels, const TypeRule& rule,
     }
     config.scale *= *factor;
     const bool is_stated = levels.Has(scale.key) || levels.Has(scale.fallback);
-    if (!is_stated && !scale.key.empty() && *factor != 1.0) {
+    const bool is_flag = scale.op == ScaleRule::Op::kInverseSqrtHiddenSize;
+    if (!is_stated && !is_flag && *factor != 1.0) {
       WarnOfDefault(scale.key, "scale", *factor, config);
     }
   }

@@ -148,10 +148,11 @@ class HeadConfig:
         value = self.find(key)
         if value is None or value is False:
             return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < ctypes.c_float(value).value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidArgument(f"{key} of {CONFIG_FILE} is {value!r}, expected a number")
+        if not 0 < ctypes.c_float(value).value < math.inf:
             raise InvalidArgument(
-                f"{key} of the config is {value!r}, expected a positive number that fits fp32"
+                f"{key} of {CONFIG_FILE} is {value!r}, expected a positive number that fits fp32"
             )
         return float(value)
 

@@ -82,7 +82,7 @@ TEST(HeadVocabTest, AVocabularyBeyondTheKernelsLimitIsRefused) {
 
 TEST(HeadVocabTest, TheTensorDecidesWhenTheConfigHasNoVocabulary) {
   const ModelFolder folder;
-  folder.WriteConfig("{}");
+  folder.WriteConfig(R"({"model_type":"llama"})");
   folder.WriteTensors({MakeZeroTensor("lm_head.weight", "BF16", {6, 8})});
 
   const auto head = OpenModelFolder(folder.path(), {});
