@@ -56,10 +56,11 @@ class Case:
     def write(self, folder: pathlib.Path) -> None:
         write_safetensors(folder / "model.safetensors", self.arrays)
         config = {
+            "model_type": "muse_glimmer",
             "hidden_size": HIDDEN,
             "vocab_size": VOCAB,
             "tie_word_embeddings": False,
-            "logit_scale": SHAPE["scale"],
+            "output_multiplier": SHAPE["scale"],
             "final_logit_softcapping": SHAPE["softcap"],
         }
         (folder / "config.json").write_text(json.dumps(config))

@@ -73,14 +73,13 @@ class Head:
         path.mkdir()
         write_safetensors(path / "model.safetensors", tensors)
         config = {
-            "model_type": "test",
+            "model_type": "muse_glimmer",  # has a scale and a cap
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab,
             "tie_word_embeddings": False,
-            "logit_scale": self.scale,
+            "output_multiplier": self.scale,
+            "final_logit_softcapping": self.softcap,
         }
-        if self.softcap is not None:
-            config["final_logit_softcapping"] = self.softcap
         (path / "config.json").write_text(json.dumps(config))
         return path
 

@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 1, dtype=ml_dtypes.bfloat16) -> np.ndarray:
 
 def write_config(path: pathlib.Path, **more: object) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": "test", "hidden_size": HIDDEN, "vocab_size": VOCAB} | more
+    config = {"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCAB} | more
     (path / "config.json").write_text(json.dumps(config))
 
 
@@ -69,8 +69,8 @@ def bf16_with_bias(path: pathlib.Path) -> None:
 
 
 def scaled_and_capped(path: pathlib.Path) -> None:
-    text = {"model_type": "gemma3n_text", "hidden_size": HIDDEN, "vocab_size": VOCAB}
-    write_config(path, model_type="gemma3n", text_config=text, logits_scaling=0.3)
+    text = {"model_type": "muse_glimmer_text", "hidden_size": HIDDEN, "vocab_size": VOCAB}
+    write_config(path, model_type="muse_glimmer", text_config=text, output_multiplier=0.3)
     weight = normal(VOCAB, HIDDEN, dtype=np.float16)
     name = "language_model.lm_head.weight"
     write_safetensors(path / "model.safetensors", {name: weight})
@@ -213,7 +213,13 @@ def test_a_head_from_a_pytorch_checkpoint_has_the_same_bits(
     if kind == "bias":
         arrays = {"lm_head.weight": weight, "lm_head.bias": normal(VOCAB, seed=4)}
     for path in (model, checkpoint):
-        write_config(path, model_type="granite", logits_scaling=0.5, num_hidden_layers=2)
+        write_config(
+            path,
+            model_type="granite",
+            logits_scaling=0.5,
+            num_hidden_layers=2,
+            tie_word_embeddings=kind == "tied",
+        )
     write_safetensors(model / "model.safetensors", arrays)
     write(checkpoint, {name: as_torch(array) for name, array in arrays.items()})
 
@@ -244,12 +250,28 @@ def test_a_head_from_a_pytorch_checkpoint_has_the_same_bits(
 
 CONFIGS = [
     {"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text", "hidden_size": 9}},
-    {"thinker_config": {"text_config": {"logits_scaling": 8.0}, "vocab_size": 7}},
+    {
+        "thinker_config": {
+            "text_config": {"model_type": "granite", "logits_scaling": 8.0},
+            "vocab_size": 7,
+        }
+    },
     {"text_config": None, "llm_config": {"final_logit_softcapping": None, "tie": 1}},
-    {"architectures": ["Ä", "b"], "logit_scale": 0.0625, "attn_logit_softcapping": 50.0},
+    {
+        "model_type": "cohere",
+        "architectures": ["Ä", "b"],
+        "logit_scale": 0.0625,
+        "attn_logit_softcapping": 50.0,
+    },
+    {"model_type": "t5", "tie_word_embeddings": False, "d_model": HIDDEN},
+    {"model_type": "t5", "scale_decoder_outputs": True, "d_model": HIDDEN},
+    {"model_type": "inkling_text", "unpadded_vocab_size": VOCAB - 3},
     {"my_mup_factor": 1e-05, "warmup_steps": 3, "num_logits_to_keep": 1, "mup_denominator": 2},
     {"Router_Logit_Scale": 2, "Odd_LOGIT": [1, {"b": 1, "a": 2.5}], "d_model": HIDDEN},
 ]
+
+
+IGNORED = ("my_mup_factor", "Odd_LOGIT")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
@@ -267,8 +289,9 @@ def test_both_tools_keep_the_same_keys_of_the_config(logprobctl, tmp_path, confi
     write_safetensors(model / "model.safetensors", {"lm_head.weight": weight})
     torch.save({"lm_head.weight": as_torch(weight)}, model / "pytorch_model.bin")
 
-    result = logprobctl("export-head", model, tmp_path / "cpp")
-    export_head(model / "pytorch_model.bin", tmp_path / "python")
+    ignored = [word for key in IGNORED for word in ("--ignore-config-key", key)]
+    result = logprobctl("export-head", model, tmp_path / "cpp", *ignored)
+    export_head(model / "pytorch_model.bin", tmp_path / "python", ignored_keys=IGNORED)
 
     assert result.returncode == 0, result.stderr
     texts = [(tmp_path / tool / "config.json").read_text() for tool in ("cpp", "python")]

@@ -47,11 +47,11 @@ class Head:
         tensors = {f"lm_head.{name}": array for name, array in self.arrays().items()}
         write_safetensors(folder / "model.safetensors", tensors)
         config = {
-            "model_type": "test",
+            "model_type": "muse_glimmer",  # has a scale and a cap
             "hidden_size": HIDDEN,
             "vocab_size": VOCAB,
             "tie_word_embeddings": False,
-            "logit_scale": self.scale,
+            "output_multiplier": self.scale,
             "final_logit_softcapping": self.softcap,
         }
         (folder / "config.json").write_text(json.dumps(config))

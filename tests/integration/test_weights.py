@@ -210,9 +210,8 @@ def test_in_place_answers_with_the_new_version_and_keeps_no_other(start_swappabl
 
 
 def write(path: pathlib.Path, weight: np.ndarray, config: dict | None = None) -> None:
-    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "tie_word_embeddings": True} | (
-        config or {}
-    )
+    sizes = {"hidden_size": HIDDEN, "vocab_size": VOCAB}
+    config = {"model_type": "llama", "tie_word_embeddings": True} | sizes | (config or {})
     (path / "config.json").write_text(json.dumps(config))
     write_safetensors(path / "model.safetensors", {TENSOR: weight})
 
@@ -231,6 +230,20 @@ def other_vocabulary(path: pathlib.Path) -> None:
 
 def other_dtype(path: pathlib.Path) -> None:
     write(path, zeros().astype(np.float32))
+
+
+def other_scale(path: pathlib.Path) -> None:
+    write(path, zeros(), {"model_type": "granite", "logits_scaling": 8.0})
+
+
+def two_different_heads(path: pathlib.Path) -> None:
+    write(path, zeros())
+    tensors = {TENSOR: zeros(), "lm_head.weight": zeros() + 1}
+    write_safetensors(path / "model.safetensors", tensors)
+
+
+def unknown_key(path: pathlib.Path) -> None:
+    write(path, zeros(), {"logit_boost": 2.0})
 
 
 def integers(path: pathlib.Path) -> None:
@@ -324,6 +337,9 @@ BAD_FOLDERS = [
     ("C49", other_hidden, Code.INVALID_ARGUMENT, "hidden_size"),
     ("C49", other_vocabulary, Code.INVALID_ARGUMENT, "vocab_size"),
     ("C49", other_dtype, Code.INVALID_ARGUMENT, "dtype: the folder's head has f32"),
+    ("C49", other_scale, Code.INVALID_ARGUMENT, "scale: the folder's head has 0.125"),
+    ("C49", two_different_heads, Code.INVALID_ARGUMENT, "--head-tensor lm_head.weight"),
+    ("C49", unknown_key, Code.UNIMPLEMENTED, "--ignore-config-key 'logit_boost'"),
     ("C49", integers, Code.UNIMPLEMENTED, "I16"),
     ("C49", missing_rows, Code.INVALID_ARGUMENT, "1002"),
     ("C49", missing_file, Code.NOT_FOUND, "model-00001-of-00002.safetensors"),

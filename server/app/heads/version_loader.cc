@@ -59,6 +59,10 @@ absl::Status CheckSame(absl::string_view field, const T& found, const T& live) {
 absl::Status CheckMayReplace(const HeadInfo& found, const HeadInfo& live) {
   LOGPROBD_RETURN_IF_ERROR(CheckSame("hidden_size", found.hidden_size, live.hidden_size));
   LOGPROBD_RETURN_IF_ERROR(CheckSame("vocab_size", found.vocab_size, live.vocab_size));
+  // Another transform means another model, or a config.json that does not belong to the weights.
+  LOGPROBD_RETURN_IF_ERROR(CheckSame("scale", found.scale, live.scale));
+  LOGPROBD_RETURN_IF_ERROR(CheckSame("softcap", found.softcap, live.softcap));
+  LOGPROBD_RETURN_IF_ERROR(CheckSame("has_bias", found.has_bias, live.has_bias));
   return CheckSame("dtype", DtypeName(found.dtype), DtypeName(live.dtype));
 }
 

@@ -26,7 +26,7 @@ def write_head(
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "model_type": "test",
+        "model_type": "llama",
         "hidden_size": hidden,
         "vocab_size": vocab,
         "tie_word_embeddings": False,

@@ -35,7 +35,7 @@ def write_biased_head(path: pathlib.Path, weight: np.ndarray, bias: np.ndarray) 
     tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
     write_safetensors(path / "model.safetensors", tensors)
     vocab, hidden = weight.shape
-    config = {"hidden_size": hidden, "vocab_size": vocab, "tie_word_embeddings": False}
+    config = {"model_type": "phi", "hidden_size": hidden, "vocab_size": vocab}
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -71,7 +71,7 @@ class ModelFolder:
         weight = (weight * (logit_stddev / np.sqrt(hidden))).astype(DTYPES[dtype])
         write_safetensors(path / "model.safetensors", {"model.embed_tokens.weight": weight})
         config = {
-            "model_type": "test",
+            "model_type": "llama",
             "hidden_size": hidden,
             "vocab_size": vocab,
             "tie_word_embeddings": True,

@@ -25,7 +25,7 @@ struct Outcome {
 class ExportCommandTest : public ::testing::Test {
  protected:
   ExportCommandTest() {
-    model_.WriteConfig(R"({"model_type":"test","hidden_size":4,"vocab_size":6})");
+    model_.WriteConfig(R"({"model_type":"llama","hidden_size":4,"vocab_size":6})");
     model_.WriteTensors({logprobd::testing::MakeRandomTensor(
         "lm_head.weight", logprobd::Dtype::kBf16, {8, 4}, 1, 1)});
   }
