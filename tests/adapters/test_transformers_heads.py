@@ -1,0 +1,220 @@
+"""The server scores the head of every class of transformers that returns logits as the class does, or refuses it.
+
+Each class is saved with its tie flags at both levels of its config, with a head that is stored, equal to the embedding,
+or missing, and with every number of its config that may change the logits off its default.
+"""
+
+import itertools
+import os
+import pathlib
+import subprocess
+
+import logprobd
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from logprobd.errors import InvalidArgument
+from logprobd.head_choice import choose_bias, choose_head
+from logprobd.head_config import HeadConfig
+from safetensors.torch import load_file
+from transformers_heads import ROWS, TIE, Head, classes, levels_of, time_limit
+
+ERROR_MAX = 1e-5
+# Without a transform of its type, a log-probability would differ by more.
+TRANSFORM_MIN = 1e-2
+LEVELS = ("", "text_config", "decoder", "thinker_config")
+# What cannot be built or called here, and a part of the error: a package is missing, the default config is incomplete,
+# or the class needs images. A class that can be built later fails its test, so that it leaves the list.
+NOT_BUILT: dict[str, str] = {
+    "BlipForConditionalGeneration": "no layer with a weight",
+    "MusicgenForCausalLM": "no layer with a weight",
+    "MusicgenMelodyForCausalLM": "no layer with a weight",
+    "NemotronH_Omni_Reasoning_V3": "no layer with a weight",
+    "PI0ForConditionalGeneration": "no layer with a weight",
+    "CohereCompassForCausalLM": "full_attention",
+    "CohereCompassForConditionalGeneration": "full_attention",
+    "DeepseekOcr2ForConditionalGeneration": "NoneType|empty\\(\\)",
+    "DiffusionGemmaForBlockDiffusion": "NoneType|empty\\(\\)",
+    "Dots1ForCausalLM": "NoneType|empty\\(\\)",
+    "Granite4VisionForConditionalGeneration": "NoneType|empty\\(\\)",
+    "Qwen4ExpForCausalLM": "NoneType|empty\\(\\)",
+    "Qwen4ExpForConditionalGeneration": "NoneType|empty\\(\\)",
+    "Gemma4AssistantForCausalLM": "hidden_size_per_layer_input",
+    "Gemma4UnifiedAssistantForCausalLM": "layer types producing a cache",
+    "Blip2ForConditionalGeneration": "same dtype",
+    "InstructBlipForConditionalGeneration": "not callable",
+    "InstructBlipVideoForConditionalGeneration": "not enough values",
+    "Kosmos2ForConditionalGeneration": "pixel_values",
+    "Pix2StructForConditionalGeneration": "expected device meta",
+    "PPFormulaNetForConditionalGeneration": "get_input_embeddings",
+    "FastVlmForConditionalGeneration": "requires the timm library",
+    "Gemma3nForConditionalGeneration": "requires the timm library",
+    "PerceptionLMForConditionalGeneration": "requires the timm library",
+}
+# Classes that tie nothing, although another class of their model type does.
+NEVER_TIED = ("BigBirdPegasusForCausalLM",)
+# What is refused whatever is stored, and a part of the message.
+REFUSED: dict[str, str] = {
+    "BertLMHeadModel": "a dense layer, an activation and a norm",
+    "BertGenerationDecoder": "a dense layer, an activation and a norm",
+    "BigBirdForCausalLM": "a dense layer, an activation and a norm",
+    "CamembertForCausalLM": "a dense layer, an activation and a norm",
+    "Data2VecTextForCausalLM": "a dense layer, an activation and a norm",
+    "ElectraForCausalLM": "a dense layer, an activation and a norm",
+    "ErnieForCausalLM": "a dense layer, an activation and a norm",
+    "MegatronBertForCausalLM": "a dense layer, an activation and a norm",
+    "ModernBertDecoderForCausalLM": "a dense layer, an activation and a norm",
+    "RemBertForCausalLM": "a dense layer, an activation and a norm",
+    "RobertaForCausalLM": "a dense layer, an activation and a norm",
+    "RobertaPreLayerNormForCausalLM": "a dense layer, an activation and a norm",
+    "RoCBertForCausalLM": "a dense layer, an activation and a norm",
+    "RoFormerForCausalLM": "a dense layer, an activation and a norm",
+    "XLMRobertaForCausalLM": "a dense layer, an activation and a norm",
+    "XLMRobertaXLForCausalLM": "a dense layer, an activation and a norm",
+    "XmodForCausalLM": "a dense layer, an activation and a norm",
+    "AyaVisionForConditionalGeneration": "changes its logits by",
+    "Cohere2VisionForConditionalGeneration": "changes its logits by",
+    "Gemma3ForConditionalGeneration": "changes its logits by",
+    "GraniteSpeechForConditionalGeneration": "changes its logits by",
+    "GraniteSpeechPlusForConditionalGeneration": "changes its logits by",
+    "EncoderDecoderModel": "the decoder inside it",
+    "VisionEncoderDecoderModel": "the decoder inside it",
+    "ProphetNetForCausalLM": "several next tokens",
+    "ProphetNetForConditionalGeneration": "several next tokens",
+    "MoshiForCausalLM": "one head for each codebook",
+    "ReformerModelWithLMHead": "two streams of states",
+    "FSMTForConditionalGeneration": "under names of its own",
+    "IdeficsForVisionText2Text": "a second part for additional tokens",
+}
+
+
+def variants(head: Head) -> list[tuple[dict[str, bool], bool, bool]]:
+    """Returns the flags by level, whether the head is stored, and whether it equals the embedding."""
+    levels = [
+        path
+        for path, level in levels_of(head.model.config)
+        if path in LEVELS and hasattr(level, TIE)
+    ]
+    flags = [
+        dict(zip(levels, each, strict=True))
+        for each in itertools.product((False, True), repeat=len(levels))
+    ]
+    stored = [(True, False), (True, True), (False, False)] if head.has_twin else [(True, False)]
+    return [(flag, *each) for flag in flags or [{}] for each in stored]
+
+
+class Served:
+    """The head that the Python client finds in a folder."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        config = HeadConfig((folder / "config.json").read_text())
+        tensors = load_file(folder / "model.safetensors")
+        valid = config.vocab_size
+
+        def have_equal_rows(a: str, b: str) -> bool:
+            return torch.equal(tensors[a][:valid], tensors[b][:valid])
+
+        self.shape = config.logit_shape()
+        self.tensor, is_embedding = choose_head(list(tensors), config, have_equal_rows)
+        bias = choose_bias(list(tensors), config, self.tensor, is_embedding)
+        self.weight = tensors[self.tensor][:valid].double()
+        self.bias = None if bias is None else tensors[bias].flatten()[:valid].double()
+        self.model_type = config.model_type
+
+    def logprobs(self, rows: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
+        logits = rows.double() @ self.weight.T
+        if not plain:
+            logits *= self.shape.scale
+            if self.shape.softcap is not None:
+                logits = self.shape.softcap * torch.tanh(logits / self.shape.softcap)
+            if self.bias is not None:
+                logits += self.bias
+        return logits.log_softmax(-1)
+
+
+def plan_of(binaries: pathlib.Path, folder: pathlib.Path) -> dict[str, str] | str:
+    """Returns the server's plan for a folder, or its refusal."""
+    command = [binaries / "logprobd", "--device", "cpu", "--model", folder, "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        return done.stderr
+    return {
+        words[0]: words[1] for line in done.stdout.splitlines() if len(words := line.split()) > 1
+    }
+
+
+def check_plan(plan: dict[str, str] | str, served: Served) -> None:
+    assert isinstance(plan, dict), plan
+    assert plan["tensor"] == served.tensor
+    assert plan["scale"] == ("none" if served.shape.scale == 1 else f"{served.shape.scale:.6g}")
+    assert plan["cap"] == (
+        "none" if served.shape.softcap is None else f"{served.shape.softcap:.6g}"
+    )
+    assert plan["bias"] == ("none" if served.bias is None else "yes")
+
+
+def check_server(folder: pathlib.Path, rows: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compares log-probabilities and entropy of a running server with those of the class."""
+    targets = torch.arange(ROWS)
+    with logprobd.serve(folder, device="cpu") as client:
+        scores = client.score(rows, targets, outputs=("logprob", "entropy"))
+    entropy = -(expected.exp() * expected).sum(-1)
+    assert (scores.logprob.double() - expected[targets, targets]).abs().max() < ERROR_MAX
+    assert (scores.entropy.double() - entropy).abs().max() < ERROR_MAX
+
+
+@pytest.mark.parametrize("name", classes())
+def test_the_head_of_a_class_is_scored_as_the_class_does_or_refused(
+    binaries, tmp_path, monkeypatch, name
+) -> None:
+    if name in NOT_BUILT:
+        with time_limit(100), pytest.raises(Exception, match=NOT_BUILT[name]):  # noqa: PT012
+            Head(name).logits()
+        return
+    with time_limit(100):
+        head = Head(name)
+    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
+    rows = head.rows()[0]
+    num_right = 0
+    refusals = []
+    for index, (flags, with_head, equal) in enumerate(variants(head)):
+        folder = tmp_path / str(index)
+        head.save(folder, with_head=with_head, equal=equal, flags=flags)
+        plan = plan_of(binaries, folder)
+        try:
+            served = Served(folder)
+        except InvalidArgument as error:
+            assert isinstance(plan, str), (flags, with_head, equal, str(error))
+            refusals.append(plan)
+            continue
+        check_plan(plan, served)
+        try:
+            loaded = head.loaded(folder, with_head=with_head, equal=equal)
+        except StrictDataclassError:  # the class refuses these flags
+            continue
+        if name in NEVER_TIED and not loaded.has_head:
+            continue
+        assert loaded.has_head, (
+            "transformers would invent a head",
+            flags,
+            with_head,
+            equal,
+            served.tensor,
+        )
+        expected = loaded.logits().double().log_softmax(-1)
+        assert (served.logprobs(rows) - expected).abs().max() < ERROR_MAX, (
+            flags,
+            with_head,
+            equal,
+            served.tensor,
+        )
+        if served.shape != (1, None):
+            assert (served.logprobs(rows, plain=True) - expected).abs().max() > TRANSFORM_MIN
+        if num_right == 0:
+            check_server(folder, rows, expected)
+        num_right += 1
+    if name in REFUSED:
+        assert num_right == 0
+        assert all(REFUSED[name] in refusal for refusal in refusals)
+    else:
+        assert num_right > 0, refusals[0]
