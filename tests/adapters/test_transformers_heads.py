@@ -5,14 +5,19 @@ or missing, and with every number of its config that may change the logits off i
 """
 
 import itertools
+import json
 import os
 import pathlib
 import subprocess
+import tempfile
+from typing import Any
 
+import head_cases
 import logprobd
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from logprobd._head_rules import is_other_level
 from logprobd.errors import InvalidArgument
 from logprobd.head_choice import choose_bias, choose_head
 from logprobd.head_config import HeadConfig
@@ -85,6 +90,31 @@ REFUSED: dict[str, str] = {
     "ReformerModelWithLMHead": "two streams of states",
     "FSMTForConditionalGeneration": "under names of its own",
     "IdeficsForVisionText2Text": "a second part for additional tokens",
+}
+
+
+# The classes of tests/support/python/head_cases.json: each is there for a rule of its own.
+CASES = {
+    "LlamaForCausalLM": {"": False},
+    "Qwen2ForCausalLM": {"": False},
+    "Gemma2ForCausalLM": {"": True},
+    "GraniteForCausalLM": {"": True},
+    "HyperCLOVAXForCausalLM": {"": False},
+    "CohereForCausalLM": {"": True},
+    "MiniCPM3ForCausalLM": {"": False},
+    "FalconH1ForCausalLM": {"": False},
+    "RecurrentGemmaForCausalLM": {"": True},
+    "MptForCausalLM": {"": True},
+    "OPTForCausalLM": {"": True},
+    "PhiForCausalLM": {"": False},
+    "BartForConditionalGeneration": {"": True},
+    "T5ForConditionalGeneration": {"": True},
+    "UMT5ForConditionalGeneration": {"": False},
+    "T5GemmaForConditionalGeneration": {"": False, "decoder": False},
+    "InklingForCausalLM": {},
+    "MuseGlimmerForConditionalGeneration": {"": False},
+    "Qwen3VLMoeForConditionalGeneration": {"": False, "text_config": True},
+    "Llama4ForConditionalGeneration": {"": True, "text_config": False},
 }
 
 
@@ -218,3 +248,59 @@ def test_the_head_of_a_class_is_scored_as_the_class_does_or_refused(
         assert all(REFUSED[name] in refusal for refusal in refusals)
     else:
         assert num_right > 0, refusals[0]
+
+
+def scalars_of(level: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config without lists and parts for other modalities."""
+    kept = {}
+    for key, value in level.items():
+        if isinstance(value, dict) and "model_type" in value and not is_other_level(key):
+            kept[key] = scalars_of(value)
+        elif not isinstance(value, dict | list):
+            kept[key] = value
+    return kept
+
+
+def case_of(folder: pathlib.Path, name: str, flags: dict[str, bool]) -> dict[str, Any]:
+    """Returns the head of a class as head_cases.json has it. It is tied if all flags are true."""
+    head = Head(name)
+    is_tied = bool(flags) and all(flags.values())
+    for each, tensor in list(head.stored.items()):
+        role = (
+            "head"
+            if each in head.head_names or (is_tied and each in head.embedding_names)
+            else "embedding"
+        )
+        role = "bias" if "bias" in each else role
+        head.fill(each, head_cases.values(role, list(tensor.shape)))
+    head.save(folder, with_head=not is_tied, flags=flags)
+    roles = {}
+    for each, tensor in load_file(folder / "model.safetensors").items():
+        shape = list(tensor.shape)
+        roles[each] = [
+            next(r for r in head_cases.ROLES if torch.equal(tensor, head_cases.values(r, shape))),
+            shape,
+        ]
+    loaded = head.loaded(folder, with_head=not is_tied, equal=False)
+    expected = loaded.logits(head_cases.rows(head.hidden)).log_softmax(-1)
+    ids = torch.arange(head_cases.ROWS)
+    return {
+        "name": name,
+        "config": scalars_of(json.loads((folder / "config.json").read_text())),
+        "hidden_size": head.hidden,
+        "tensors": roles,
+        "logprobs": [round(float(value), 6) for value in expected[ids, ids]],
+    }
+
+
+def test_the_cases_for_tests_without_transformers_are_current(tmp_path) -> None:
+    found = [case_of(tmp_path / name, name, flags) for name, flags in CASES.items()]
+
+    # A difference: write the file again with python tests/adapters/test_transformers_heads.py.
+    assert found == head_cases.load()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [case_of(pathlib.Path(folder, name), name, flags) for name, flags in CASES.items()]
+    head_cases.FILE.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")

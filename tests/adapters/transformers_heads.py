@@ -156,11 +156,11 @@ class Head:
             modules = self.model.named_modules(remove_duplicate=False)
             self.embedding_names = {f"{n}.weight" for n, module in modules if module is embedding}
         for each in sorted(names | self.embedding_names):
-            self._fill(each, self._normal(*self.model.get_parameter(each).shape))
+            self.fill(each, self._normal(*self.model.get_parameter(each).shape))
         if getattr(head, "bias", None) is not None:
             bias = torch.randn(head.bias.shape, generator=self._random)
             for n in names:
-                self._fill(n.removesuffix("weight") + "bias", bias)
+                self.fill(n.removesuffix("weight") + "bias", bias)
         for n, buffer in list(self.model.named_buffers()):
             if n.endswith("final_logits_bias"):
                 self._set(n, torch.randn(buffer.shape, generator=self._random), is_buffer=True)
@@ -192,8 +192,9 @@ class Head:
             module._parameters[leaf] = torch.nn.Parameter(value, requires_grad=False)
         self.stored[name] = value
 
-    def _fill(self, name: str, value: torch.Tensor) -> None:
-        self._set(name, value)
+    def fill(self, name: str, value: torch.Tensor) -> None:
+        """Sets a parameter, or the buffer that BART adds to the logits."""
+        self._set(name, value, is_buffer=name.endswith("final_logits_bias"))
 
     def save(
         self,
@@ -274,9 +275,9 @@ class Head:
     def rows(self) -> torch.Tensor:
         return torch.randn((1, ROWS, self.hidden), generator=torch.Generator().manual_seed(7))
 
-    def logits(self) -> torch.Tensor:
-        """Returns the logits [ROWS, vocabulary] that the class computes from rows()."""
-        rows = self.rows().double()
+    def logits(self, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the logits [rows, vocabulary] that the class computes from rows [rows, hidden], by default rows()."""
+        rows = (self.rows() if rows is None else rows[None]).double()
         patch_bodies(self.model, rows)
         ids = torch.zeros((1, ROWS), dtype=torch.long)
         arguments: dict[str, Any] = {"input_ids": ids}
