@@ -143,11 +143,13 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
   if (status.type() != fs::file_type::directory) {
     return PathsOfFile(path);
   }
+  const std::string index = (fs::path(path) / std::string(kIndexFile)).string();
   for (const absl::string_view name : {kSingleFile, kIndexFile}) {
     const fs::path file = fs::path(path) / std::string(name);
     // A dangling link counts as present, so that the error of opening it explains the problem.
     if (fs::symlink_status(file, error).type() != fs::file_type::not_found && !error) {
-      return ModelPaths{path, file.string(), name == kIndexFile};
+      const bool has_other = name == kSingleFile && fs::exists(index, error);
+      return ModelPaths{path, file.string(), name == kIndexFile, has_other ? index : ""};
     }
     if (error && error != std::errc::no_such_file_or_directory) {
       return PathError(path, error);

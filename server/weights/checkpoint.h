@@ -23,8 +23,9 @@ struct StoredTensor {
 /// The paths of a model's files.
 struct ModelPaths {
   std::string folder;
-  std::string weights;   ///< A .safetensors file or an index.
-  bool indexed = false;  ///< True if `weights` is an index.
+  std::string weights;            ///< A .safetensors file or an index.
+  bool indexed = false;           ///< True if `weights` is an index.
+  std::string unused_index = "";  ///< An index beside the single file `weights`, or empty.
 };
 
 /// Finds the weights in a folder, or accepts the file that `path` names. Returns NOT_FOUND,

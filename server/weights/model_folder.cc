@@ -93,6 +93,29 @@ absl::StatusOr<HeadConfig> ReadHeadConfig(HeadSource& source, const AllowedRoots
   return config;
 }
 
+// Returns a warning if the index beside the single file places the head elsewhere, as transformers
+// then ignores it, too. An index that cannot be read says nothing about the single file.
+std::optional<std::string> WarnOfUnusedIndex(const ModelPaths& paths, const std::string& head,
+                                             const AllowedRoots* roots) {
+  if (paths.unused_index.empty()) {
+    return std::nullopt;
+  }
+  const auto file = RegularFile::Open(paths.unused_index, roots);
+  if (!file.ok()) {
+    return std::nullopt;
+  }
+  const auto places =
+      ReadSafetensorsIndex(**file, [&head](absl::string_view name) { return name == head; });
+  const std::string used = std::filesystem::path(paths.weights).filename().string();
+  if (places.ok() && places->contains(head) && places->at(head) == used) {
+    return std::nullopt;
+  }
+  return absl::StrCat(PrintableName(paths.unused_index), " does not place ", PrintableName(head),
+                      " in ", used,
+                      ": the single file is used, as transformers does; remove the "
+                      "one that is out of date");
+}
+
 // Appends a file that is not null and not yet in `source`.
 void AddFile(HeadSource& source, const std::shared_ptr<RegularFile>& file) {
   if (file != nullptr &&
@@ -231,6 +254,9 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   head.warnings = std::move(config.warnings);
   for (const auto* warnings : {&choice.warnings, &bias.warnings}) {
     head.warnings.insert(head.warnings.end(), warnings->begin(), warnings->end());
+  }
+  if (auto warning = WarnOfUnusedIndex(paths, tensor.name, roots); warning.has_value()) {
+    head.warnings.push_back(*std::move(warning));
   }
   source->weight = choice.tensor;
   source->bias = bias.tensor;

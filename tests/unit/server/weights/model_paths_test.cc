@@ -56,6 +56,21 @@ TEST(ModelPathsTest, PrefersTheSingleFileToAnIndex) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Succeeds());
 }
 
+// Regression: a file and an index that disagree were served without a word.
+TEST(ModelPathsTest, WarnsOfAnIndexThatPlacesTheHeadElsewhere) {
+  const ModelFolder folder;
+  folder.WriteConfig(R"({"model_type":"llama","hidden_size":4,"vocab_size":5})");
+  folder.WriteFile("model.safetensors", Weights());
+  folder.WriteIndex({{"lm_head.weight", "model-00001-of-00002.safetensors"}});
+
+  const auto head = OpenModelFolder(folder.path(), {});
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->warnings, ::testing::ElementsAre(::testing::HasSubstr("single file is used")));
+
+  folder.WriteIndex({{"lm_head.weight", "model.safetensors"}});
+  EXPECT_THAT(OpenModelFolder(folder.path(), {})->warnings, ::testing::IsEmpty());
+}
+
 TEST(ModelPathsTest, AMissingFolderIsNotFound) {
   const ModelFolder folder;
   EXPECT_THAT(OpenModelFolder(folder.PathOf("none"), {}), Fails(kNotFound, "does not exist"));
