@@ -255,8 +255,8 @@ struct AppliedRules {
 
 AppliedRules RulesOf(const ConfigLevels& levels) {
   AppliedRules applied;
-  for (auto level = levels.all().rbegin(); level != levels.all().rend(); ++level) {
-    const TypeRule* const rule = RuleOf(**level);
+  for (size_t i = levels.all().size(); i-- > 0;) {
+    const TypeRule* const rule = RuleOf(*levels.all()[i]);
     if (rule == nullptr) {
       continue;
     }

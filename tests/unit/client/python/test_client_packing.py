@@ -20,9 +20,7 @@ def test_packed_targets_are_shifted_within_each_sequence():
 def test_packed_torch_with_a_leading_axis():
     ids = torch.tensor([[1, 2, 3, 4]])
 
-    shifted = from_packed(
-        torch.zeros(1, 4, 2), ids, torch.tensor([0, 2, 4]), ignore_index=-1
-    )
+    shifted = from_packed(torch.zeros(1, 4, 2), ids, torch.tensor([0, 2, 4]), ignore_index=-1)
 
     assert shifted.targets.tolist() == [[2, -1, 4, -1]]
 
@@ -59,9 +57,7 @@ def test_the_last_tokens_alone():
     ids = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     hidden = np.arange(2 * 4).reshape(2, 4, 1)
 
-    shifted = from_padded(
-        hidden, ids, np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), keep_last=2
-    )
+    shifted = from_padded(hidden, ids, np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), keep_last=2)
 
     assert shifted.targets.tolist() == [[3, 4], [7, -100]]
     assert shifted.hidden[..., 0].tolist() == [[1, 2], [5, 6]]
@@ -91,9 +87,7 @@ def test_packed_and_padded_give_the_same_sums(server, client, rows):
         lambda: from_padded(np.zeros((2, 4, 2)), np.zeros((2, 3), int)),
         lambda: from_padded(np.zeros((2, 1, 2)), np.zeros((2, 1), int)),
         lambda: from_padded(np.zeros((2, 4, 2)), np.zeros((2, 4), int), keep_last=4),
-        lambda: from_padded(
-            np.zeros((2, 4, 2)), np.zeros((2, 4), int), np.zeros((2, 3))
-        ),
+        lambda: from_padded(np.zeros((2, 4, 2)), np.zeros((2, 4), int), np.zeros((2, 3))),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(call):
@@ -127,11 +121,7 @@ def test_ids_of_every_integer_type_can_be_ignored(dtype):
 
     assert padded.targets.tolist() == [[2, -100], [5, 6]]
     assert packed.targets.tolist() == [2, 3, -100, 5, 6, -100]
-    assert (
-        padded.targets.dtype
-        == packed.targets.dtype
-        == (torch.int64 if is_torch else np.int64)
-    )
+    assert padded.targets.dtype == packed.targets.dtype == (torch.int64 if is_torch else np.int64)
     assert ids.reshape(-1).tolist() == [1, 2, 3, 4, 5, 6]
 
 
@@ -148,13 +138,9 @@ def test_ids_of_every_integer_type_can_be_ignored(dtype):
     ids=lambda ids: str(ids.dtype),
 )
 def test_ids_that_are_not_integers_are_refused(ids):
-    with pytest.raises(
-        InvalidArgument, match="input_ids has type .*ids must be integers"
-    ):
+    with pytest.raises(InvalidArgument, match="input_ids has type .*ids must be integers"):
         from_padded(np.zeros((1, 3, 2)), ids)
-    with pytest.raises(
-        InvalidArgument, match="input_ids has type .*ids must be integers"
-    ):
+    with pytest.raises(InvalidArgument, match="input_ids has type .*ids must be integers"):
         from_packed(np.zeros((1, 3, 2)), ids, [0, 3])
 
 
@@ -183,9 +169,7 @@ def test_targets_beyond_32_bits_are_refused(client, rows):
         too_large = targets.astype(np.uint64)
         too_large[3] = wrong
         for given in (too_large, torch.from_numpy(too_large)):
-            with pytest.raises(
-                InvalidArgument, match=rf"targets\[3\]: {wrong}, must fit in int32"
-            ):
+            with pytest.raises(InvalidArgument, match=rf"targets\[3\]: {wrong}, must fit in int32"):
                 client.score(hidden, given)
 
 
@@ -213,9 +197,7 @@ def test_documents_are_scored_as_if_each_had_its_own_row(client, rows):
     packed = from_packed(hidden, ids, [0, 4, 7, 10])
 
     result = client.score(shifted.hidden, shifted.targets).logprob
-    assert np.array_equal(
-        result, client.score(packed.hidden, packed.targets).logprob[:, :-1]
-    )
+    assert np.array_equal(result, client.score(packed.hidden, packed.targets).logprob[:, :-1])
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.float16, np.float64])
@@ -246,9 +228,7 @@ def test_bfloat16_masks_of_zeros_and_ones():
     ],
 )
 def test_masks_of_other_values_are_refused(mask, value):
-    with pytest.raises(
-        InvalidArgument, match=f"attention_mask has the value {value} "
-    ) as error:
+    with pytest.raises(InvalidArgument, match=f"attention_mask has the value {value} ") as error:
         from_padded(np.zeros((1, 3, 1)), np.array([[1, 2, 3]]), np.array(mask))
 
     assert error.value.field == "attention_mask"

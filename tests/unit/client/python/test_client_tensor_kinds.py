@@ -30,9 +30,7 @@ def tensors(rows):
 
 @pytest.fixture
 def mesh(tmp_path):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield DeviceMesh("cpu", [0])
     dist.destroy_process_group()
 
@@ -51,9 +49,7 @@ def test_jagged_nested_tensors_are_scored_as_packed_rows(client, tensors):
     assert result.shape == (10,)
     assert torch.equal(result.logprob, plain.logprob)
     assert torch.equal(result.top_k_ids, plain.top_k_ids)
-    rewrapped = torch.nested.nested_tensor_from_jagged(
-        result.logprob, jagged(hidden).offsets()
-    )
+    rewrapped = torch.nested.nested_tensor_from_jagged(result.logprob, jagged(hidden).offsets())
     assert [len(each) for each in rewrapped.unbind()] == list(LENGTHS)
 
 
@@ -110,31 +106,23 @@ def test_nested_tensors_of_other_sequences_are_refused(client, tensors, name):
     assert error.value.field == name
 
 
-def test_nested_sequences_with_gaps_are_refused_until_they_are_contiguous(
-    client, tensors
-):
+def test_nested_sequences_with_gaps_are_refused_until_they_are_contiguous(client, tensors):
     hidden, targets = tensors
     begin, length = torch.tensor([1, 0]), torch.tensor([2, 3])
-    with_gaps = torch.nested.narrow(
-        hidden.reshape(2, 5, -1), 1, begin, length, layout=torch.jagged
-    )
+    with_gaps = torch.nested.narrow(hidden.reshape(2, 5, -1), 1, begin, length, layout=torch.jagged)
 
     with pytest.raises(InvalidArgument, match=r"hidden .*gaps.*hidden\.contiguous\(\)"):
         client.score(with_gaps, targets[:5])
 
     some = torch.tensor([1, 2, 5, 6, 7])
     expected = client.score(hidden[some], targets[some]).logprob
-    assert torch.equal(
-        client.score(with_gaps.contiguous(), targets[some]).logprob, expected
-    )
+    assert torch.equal(client.score(with_gaps.contiguous(), targets[some]).logprob, expected)
 
 
 def test_nested_tensors_with_another_ragged_axis_are_refused(client, tensors):
     hidden, targets = tensors
 
-    with pytest.raises(
-        InvalidArgument, match=r"hidden .*second axis must be the ragged one"
-    ):
+    with pytest.raises(InvalidArgument, match=r"hidden .*second axis must be the ragged one"):
         client.score(jagged(hidden).transpose(1, 2), targets)
 
 
@@ -143,15 +131,11 @@ def test_strided_nested_tensors_are_refused_with_a_remedy_that_works(client, ten
     hidden, targets = tensors
     strided = torch.nested.nested_tensor(list(hidden.split(LENGTHS)))
 
-    with pytest.raises(
-        InvalidArgument, match=r"hidden .*strided.*torch\.nested\.nested_tensor\("
-    ):
+    with pytest.raises(InvalidArgument, match=r"hidden .*strided.*torch\.nested\.nested_tensor\("):
         client.score(strided, targets)
 
     remedied = torch.nested.nested_tensor(strided.unbind(), layout=torch.jagged)
-    assert torch.equal(
-        client.score(remedied, targets).logprob, client.score(*tensors).logprob
-    )
+    assert torch.equal(client.score(remedied, targets).logprob, client.score(*tensors).logprob)
 
 
 REFUSED = {
@@ -222,9 +206,7 @@ def test_dtensors_are_refused_until_they_are_gathered(client, tensors, mesh):
     assert torch.equal(client.score(spread.to_local(), targets).logprob, expected)
 
 
-@pytest.mark.parametrize(
-    "argument", ["targets", "temperature", "candidates", "segments"]
-)
+@pytest.mark.parametrize("argument", ["targets", "temperature", "candidates", "segments"])
 def test_every_argument_refuses_by_name(client, tensors, argument):
     hidden, targets = tensors
     arguments = {
@@ -244,9 +226,7 @@ def test_subclasses_that_compute_as_torch_does_are_plain_tensors(client, tensors
         hidden.as_subclass(Tagged),
         torch.nn.Parameter(hidden, requires_grad=False),
         torch.nn.Buffer(hidden),
-        torch.complex(torch.zeros_like(hidden), -hidden)
-        .conj()
-        .imag,  # has its negative bit set
+        torch.complex(torch.zeros_like(hidden), -hidden).conj().imag,  # has its negative bit set
     ):
         result = client.score(other, targets.as_subclass(Tagged))
 
@@ -270,17 +250,13 @@ def test_packed_nested_tensors_are_shifted_within_their_sequences(client, tensor
 def test_packing_refuses_nested_tensors_that_do_not_fit(tensors):
     hidden, ids = tensors
 
-    with pytest.raises(
-        InvalidArgument, match=r"cu_seqlens is given with a nested tensor"
-    ):
+    with pytest.raises(InvalidArgument, match=r"cu_seqlens is given with a nested tensor"):
         from_packed(jagged(hidden), jagged(ids), OFFSETS)
     with pytest.raises(InvalidArgument, match=r"cu_seqlens is None: pass the offsets"):
         from_packed(hidden, ids)
     with pytest.raises(InvalidArgument, match=r"input_ids .*\[5, 4, 1\].*\[4, 1, 5\]"):
         from_packed(jagged(hidden), jagged(ids, (5, 4, 1)))
-    with pytest.raises(
-        InvalidArgument, match=r"hidden is a nested tensor.*from_packed takes it"
-    ):
+    with pytest.raises(InvalidArgument, match=r"hidden is a nested tensor.*from_packed takes it"):
         from_padded(jagged(hidden), ids.reshape(2, 5))
 
 
@@ -294,7 +270,5 @@ def test_packing_refuses_other_kinds_by_name(tensors, argument):
     }
     padded[argument] = padded[argument].to_sparse()
 
-    with pytest.raises(
-        InvalidArgument, match=rf"^{argument} is of the layout torch.sparse_coo"
-    ):
+    with pytest.raises(InvalidArgument, match=rf"^{argument} is of the layout torch.sparse_coo"):
         from_padded(**padded)
