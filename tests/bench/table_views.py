@@ -393,6 +393,19 @@ GATEWAY = (
     ),
 )
 
+REAL_MODEL = (
+    View(
+        "The head, beside double precision of the same hidden states",
+        r"head, (?P<dtype>\w+), (?P<scores>.+): (?P<column>.+)",
+        ("figure",),
+    ),
+    View(
+        "Ten continuations of 512 tokens in lm-eval",
+        r"lm-eval, (?P<dtype>\w+), (?P<model>.+): (?P<column>.+)",
+        ("figure",),
+    ),
+)
+
 VIEWS: dict[str, tuple[View, ...]] = {
     "cpu_accuracy": CPU_ACCURACY,
     "cpu_accuracy_amx": CPU_ACCURACY,
@@ -418,6 +431,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "operator_ranks": RANKS,
     "operator_rows": OPERATOR_ROWS,
     "peers": PEERS,
+    "real_model_cpu": REAL_MODEL,
     "service": SERVICE,
     "service_one_row": ONE_ROW,
     "service_replicas": SERVICE,
