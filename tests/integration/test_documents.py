@@ -292,6 +292,7 @@ UNITS = {
     "GB/s",
     "s/GB",
     "nats",
+    "rows",
     "rows/s",
     "thousand rows/s",
     "of the norm",
