@@ -103,6 +103,7 @@ nlohmann::ordered_json ToJson(const Head& head) {
           {"weight_bytes", head.weight_bytes},
           {"transports", head.transports},
           {"layout", ToJson(head.layout)},
+          {"warnings", head.warnings},
           {"limits",
            {{"message_bytes_max", head.limits.message_bytes_max},
             {"request_rows_max", head.limits.request_rows_max},
@@ -160,6 +161,11 @@ void PrintTables(const ServerInfo& info, std::ostream& out) {
   if (has_layout) {
     out << '\n';
     layout.Print(out);
+  }
+  for (const Head& head : info.heads) {
+    for (const std::string& warning : head.warnings) {
+      out << "\nwarning: head " << head.name << ": " << warning << '\n';
+    }
   }
 }
 

@@ -50,6 +50,8 @@ struct Head {
   Limits limits = {};
   std::vector<std::string> transports = {};
   std::vector<Shard> layout = {};  ///< Ordered by replica, then shard; empty from an old server.
+  /// What is surprising about how the head was found in its files; empty from an old server.
+  std::vector<std::string> warnings = {};
 };
 
 /// Ways in which a same-host client reaches the server without TCP.

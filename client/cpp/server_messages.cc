@@ -76,7 +76,8 @@ Head ToHead(const v1::Head& head) {
           .weight_bytes = static_cast<int64_t>(head.weight_bytes()),
           .limits = ToLimits(head.limits()),
           .transports = {head.transports().begin(), head.transports().end()},
-          .layout = ToLayout(head)};
+          .layout = ToLayout(head),
+          .warnings = {head.warnings().begin(), head.warnings().end()}};
 }
 
 }  // namespace

@@ -72,6 +72,8 @@ struct HeadInfo {
   /// Shards of all replicas, ordered by replica, then by shard; empty before an engine is planned.
   std::vector<ShardPlace> layout;
   RequestLimits limits;
+  /// What is surprising about how the head was found in its files, for the operator.
+  std::vector<std::string> warnings;
 };
 
 /// Memory of one kind that is reserved in one place; used by the plan, the log and the metrics.

@@ -50,6 +50,9 @@ void Fill(const ServedHead& head, const ServerInfo& server, v1::Head& out) {
   for (const std::string& transport : server.transports) {
     out.add_transports(transport);
   }
+  for (const std::string& warning : info.warnings) {
+    out.add_warnings(warning);
+  }
   for (const ShardPlace& place : info.layout) {
     v1::Shard& shard = *out.add_layout();
     shard.set_replica(static_cast<uint32_t>(place.replica));

@@ -110,8 +110,8 @@ std::optional<std::string> WarnOfUnusedIndex(const ModelPaths& paths, const std:
   if (places.ok() && places->contains(head) && places->at(head) == used) {
     return std::nullopt;
   }
-  return absl::StrCat(PrintableName(paths.unused_index), " does not place ", PrintableName(head),
-                      " in ", used,
+  return absl::StrCat(PrintableName(std::filesystem::path(paths.unused_index).filename().string()),
+                      " does not place ", PrintableName(head), " in ", used,
                       ": the single file is used, as transformers does; remove the "
                       "one that is out of date");
 }
@@ -264,6 +264,7 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   AddFile(*source, source->weight.file);
   AddFile(*source, source->bias.has_value() ? source->bias->file : nullptr);
   head.source = std::move(source);
+  info.warnings = head.warnings;
   LOGPROBD_ASSIGN_OR_RETURN(head.weights,
                             SteadyWeights::Create(std::make_unique<FileHeadWeights>(
                                 std::move(info), std::move(choice.tensor), std::move(bias))));

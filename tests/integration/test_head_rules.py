@@ -7,6 +7,7 @@ import re
 import subprocess
 from typing import Any, NamedTuple
 
+import logprobd
 import ml_dtypes
 import numpy as np
 import pytest
@@ -211,6 +212,19 @@ def test_a_strict_server_refuses_types_that_it_does_not_know(binaries, tmp_path)
     assert (
         "--strict-config refuses" in server_outcome(binaries, tmp_path, "--strict-config").refusal
     )
+
+
+def test_info_shows_that_a_type_is_not_known(binaries, start_server, tmp_path) -> None:
+    config = {"model_type": "a_new_type", "hidden_size": HIDDEN, "vocab_size": VOCAB}
+    write_model(tmp_path, json.dumps(config), {"lm_head.weight": values(1, VOCAB, HIDDEN)})
+    server = start_server("--model", str(tmp_path))
+
+    command = [binaries / "logprobctl", "info", "--address", server.grpc]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+    assert "warning: head default: model type a_new_type is not known" in printed
+    with logprobd.Client(server.grpc) as client:
+        assert ["a_new_type is not known" in warning for warning in client.info().warnings] == [True]
 
 
 def test_every_type_of_the_table_is_well_formed() -> None:

@@ -247,6 +247,7 @@ class Head:
     limits: Limits = wire(16, "message", message=Limits)
     transports: list[str] = wire(17, "string", repeated=True)
     layout: list[Shard] = wire(18, "message", message=Shard, repeated=True)
+    warnings: list[str] = wire(19, "string", repeated=True)
 
 
 @dataclass

@@ -68,6 +68,9 @@ class HeadInfo:
     transports: tuple[str, ...]
     layout: tuple[Shard, ...]
     """All shards, ordered by replica and then by shard. Empty if the server is an old version."""
+    warnings: tuple[str, ...]
+    """What is surprising about how the head was found in its files, such as a model type that is
+    not known. Empty if the server is an old version."""
     server_version: str
 
 
@@ -97,6 +100,7 @@ def heads_from_wire(response: _wire.ListHeadsResponse) -> list[HeadInfo]:
         fields["limits"] = Limits(**vars(head.limits))
         fields["transports"] = tuple(head.transports)
         fields["layout"] = tuple(Shard(**vars(shard)) for shard in head.layout)
+        fields["warnings"] = tuple(head.warnings)
         heads.append(HeadInfo(**fields, server_version=response.server_version))
     return heads
 

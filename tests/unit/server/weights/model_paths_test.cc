@@ -66,6 +66,7 @@ TEST(ModelPathsTest, WarnsOfAnIndexThatPlacesTheHeadElsewhere) {
   const auto head = OpenModelFolder(folder.path(), {});
   ASSERT_THAT(head, Succeeds());
   EXPECT_THAT(head->warnings, ::testing::ElementsAre(::testing::HasSubstr("single file is used")));
+  EXPECT_EQ(head->weights->info().warnings, head->warnings);
 
   folder.WriteIndex({{"lm_head.weight", "model.safetensors"}});
   EXPECT_THAT(OpenModelFolder(folder.path(), {})->warnings, ::testing::IsEmpty());
