@@ -114,6 +114,19 @@ def test_scores_agree_with_double_precision(scorer, case) -> None:
 
 
 # Regression: the operator took no tensor of integers, and the server did.
+# Regression: greedy of unsigned ids was torch's own error, or compared 156 with -100 in 8 bits.
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.int32])
+def test_targets_may_be_unsigned(scorer, case, dtype) -> None:
+    targets = case.targets % 256
+    targets[:2] = torch.tensor([156, int(case.logits()[1].argmax()) % 256])
+    expected = scorer.score(case.hidden, targets, outputs=("logprob", "greedy"))
+
+    found = scorer.score(case.hidden, targets.to(dtype), outputs=("logprob", "greedy"))
+
+    assert torch.equal(found.logprob, expected.logprob)
+    assert torch.equal(found.greedy, expected.greedy)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_temperatures_may_be_integers(scorer, case, dtype) -> None:
     temperatures = torch.arange(1, ROWS + 1, dtype=dtype)

@@ -382,7 +382,10 @@ class LocalScorer:
         if "argmax" in tensors:
             tensors["argmax_id"] = tensors.pop("argmax")
         if "greedy" in tensors:
-            tensors["greedy"] = (tensors["greedy"] == targets) & (targets != ignore_index)
+            target_ids = (
+                targets.long()
+            )  # torch compares unsigned ids with others of their type only
+            tensors["greedy"] = (tensors["greedy"] == target_ids) & (target_ids != ignore_index)
         lists = ("top_k_ids", "top_k_logprobs", "candidate_logprobs")
         tensors |= {name: values for name in lists if (values := getattr(result, name)) is not None}
         return Scores(tensors)
