@@ -72,10 +72,11 @@ std::vector<Flag> MakeFlags() {
               "Factor of the products of hidden states and weight, instead of that of config.json. "
               "0 takes it from config.json.",
               0, kLogitFactorMax}),
-      OfHead({"ignore-config-key", "Model", Kind::kText, &O::ignore_config_key, "NAMES",
-              "Keys of config.json, separated by colons, that the server refuses because their "
-              "names suggest that they change the logits, and that do not. model_type serves any "
-              "model as a plain head."}),
+      OfHead(
+          {"ignore-config-key", "Model", Kind::kText, &O::ignore_config_key, "NAMES",
+           "Keys of config.json or tensors, separated by colons, that the server refuses because "
+           "their names suggest that they change the logits, and that do not. model_type serves "
+           "any model as a plain head."}),
       OfHead({"strict-config", "Model", Kind::kSwitch, &O::strict_config, "",
               "Refuse a model whose type is not known, instead of serving a plain head with a "
               "warning."}),

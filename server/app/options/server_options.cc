@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <utility>
 #include <variant>
 
@@ -217,6 +218,19 @@ absl::Status CheckHead(const ServerOptions& head) {
   if (head.valid_vocab > 0 && head.include_padding) {
     return absl::InvalidArgumentError(
         "--valid-vocab and --include-padding contradict each other: use one of them");
+  }
+  if (head.softcap < 0 && head.softcap != -1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--softcap is ", head.softcap, ": it must be -1 (config.json's), 0 (no cap) or positive"));
+  }
+  // The engines compute with fp32.
+  constexpr double kFactorMin = std::numeric_limits<float>::min();
+  for (const auto& [flag, value] :
+       {std::pair("--softcap", head.softcap), std::pair("--logit-scale", head.logit_scale)}) {
+    if (value > 0 && value < kFactorMin) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, " is ", value, ": it must be 0 or at least ", kFactorMin));
+    }
   }
   return CheckLayout(head);
 }

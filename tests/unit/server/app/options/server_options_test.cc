@@ -277,6 +277,16 @@ TEST(CheckHeadsTest, NamesTheHeadWhoseSettingsContradictEachOther) {
               StartsWith("head \"b\": --gpus names 3 GPUs"));
 }
 
+TEST(CheckHeadsTest, RefusesTransformsThatCannotBeComputed) {
+  EXPECT_THAT(ErrorOf({{"model", "/x"}, {"softcap", "-0.5"}}), StartsWith("--softcap is -0.5"));
+  EXPECT_THAT(ErrorOf({{"model", "/x"}, {"softcap", "1e-39"}}), StartsWith("--softcap is 1e-39"));
+  EXPECT_THAT(ErrorOf({{"model", "/x"}, {"logit-scale", "1e-39"}}),
+              StartsWith("--logit-scale is 1e-39"));
+  for (const std::string softcap : {"-1", "0", "30"}) {
+    EXPECT_TRUE(CheckServerOptions(With({{"model", "/x"}, {"softcap", softcap}})).ok());
+  }
+}
+
 TEST(CheckHeadsTest, RefusesMoreHeadsThanTheLimit) {
   std::string models = "h0=/x";
   for (int head = 1; head <= 64; ++head) {
