@@ -14,7 +14,7 @@ import os
 import pathlib
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +61,12 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "Ovis2ForConditionalGeneration": {"hidden_size": 4096},
     "ReformerModelWithLMHead": {"is_decoder": True},
 }
+
+
+def without_keys(level: Any, keys: Collection[str]) -> Any:
+    if isinstance(level, dict):
+        return {key: without_keys(value, keys) for key, value in level.items() if key not in keys}
+    return level
 
 
 class NotBuilt(Exception):
@@ -202,7 +208,8 @@ class Head:
         *,
         with_head: bool = True,
         equal: bool = False,
-        flags: dict[str, bool] | None = None,
+        flags: dict[str, bool | None] | None = None,
+        without: Collection[str] = (),
     ) -> None:
         """Writes config.json and the tensors of head, embedding and bias as transformers stores them.
 
@@ -210,6 +217,7 @@ class Head:
             with_head: whether the head is stored beside the embedding.
             equal: whether both have the same values.
             flags: values of tie_word_embeddings at the levels of the config; None removes the flag there.
+            without: keys that are removed at every level.
         """
         folder.mkdir(parents=True, exist_ok=True)
         settings = json.loads(self.model.config.to_json_string(use_diff=False))
@@ -221,7 +229,7 @@ class Head:
             place.pop(TIE, None)
             if value is not None:
                 place[TIE] = value
-        (folder / "config.json").write_text(json.dumps(settings))
+        (folder / "config.json").write_text(json.dumps(without_keys(settings, without)))
         state = {
             name: value
             for name, value in self.stored.items()
