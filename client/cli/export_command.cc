@@ -71,9 +71,11 @@ void AddExportHeadCommand(CLI::App& app, CommandState& state) {
                    "Name of the head's tensor in the checkpoint, if it is not found by itself")
       ->type_name("NAME");
   command
-      ->add_option("--ignore-config-key", options->head.ignored_keys,
-                   "Key of config.json that does not change the logits, although its name suggests "
-                   "that; may be repeated")
+      ->add_option(
+          "--ignore-config-key", options->head.ignored_keys,
+          "Key of config.json or tensor that does not change the logits, although its name "
+          "suggests that; several are separated by colons")
+      ->delimiter(':')
       ->type_name("NAME");
   command->add_flag("--force", options->head.force,
                     "Replace OUT if an earlier export-head has written it");

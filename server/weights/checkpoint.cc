@@ -192,6 +192,11 @@ absl::StatusOr<const Checkpoint::Shard*> Checkpoint::OpenShard(const std::string
     if (!header.ok()) {
       return WithContext(header.status(), PrintableName(path));
     }
+    for (const TensorEntry& entry : header->tensors) {
+      if (paths_.indexed && !files_.contains(entry.name)) {
+        unlisted_.push_back(entry.name);
+      }
+    }
     slot = std::make_unique<Shard>(Shard{std::move(file), *std::move(header)});
   }
   return slot.get();

@@ -47,6 +47,10 @@ class Checkpoint {
   /// Returns the index, or null if the checkpoint is a single file.
   const std::shared_ptr<RegularFile>& index() const { return index_; }
 
+  /// Returns the tensors that names select and that an opened shard contains, although the index
+  /// does not list them.
+  const std::vector<std::string>& unlisted() const { return unlisted_; }
+
   /// Returns a tensor. Returns NOT_FOUND if there is no such tensor or its shard is missing, and
   /// INVALID_ARGUMENT if the shard is malformed or does not contain the tensor that the index
   /// places there.
@@ -67,6 +71,7 @@ class Checkpoint {
   std::shared_ptr<RegularFile> index_;
   WeightMap files_;  ///< File name of each tensor's shard, relative to the folder.
   absl::flat_hash_map<std::string, std::unique_ptr<Shard>> shards_;
+  std::vector<std::string> unlisted_;
 };
 
 }  // namespace logprobd

@@ -102,49 +102,80 @@ absl::Status CheckForm(const Checkpoint& checkpoint, const HeadConfig& config,
   return parts.empty() ? absl::OkStatus() : NotUnderstood(parts);
 }
 
-constexpr int64_t kCompareBytes = int64_t{4} << 20;
+enum class Comparison {
+  kEqual,
+  kDifferent,
+  kUnrelated  ///< One of the two is not [>= num_rows, columns] of a type that is served.
+};
 
-// Returns the fp32 values of rows [row, row + num_rows).
-absl::StatusOr<std::vector<float>> ReadWide(const StoredTensor& tensor, Dtype dtype, int64_t row,
-                                            int64_t num_rows) {
-  const int64_t row_bytes = tensor.entry.shape[1] * DtypeBytes(dtype);
-  std::vector<std::byte> bytes(static_cast<size_t>(num_rows * row_bytes));
-  LOGPROBD_RETURN_IF_ERROR(
-      tensor.file->Read(tensor.entry.file_begin + row * row_bytes, absl::MakeSpan(bytes)));
-  return Widen(bytes, dtype);
-}
-
-// Returns whether the first `num_rows` rows of two tensors have equal values, whatever their types.
-absl::StatusOr<bool> HaveEqualRows(const StoredTensor& a, const StoredTensor& b,
+// Compares the values of the first `num_rows` rows of two tensors, whatever their types. Reads both
+// in blocks, which may split a row.
+absl::StatusOr<Comparison> Compare(const StoredTensor& a, const StoredTensor& b,
                                    std::optional<int64_t> num_rows) {
   const std::optional<Dtype> dtype_a = ServedDtype(a.entry.dtype);
   const std::optional<Dtype> dtype_b = ServedDtype(b.entry.dtype);
   const std::vector<int64_t>& shape_a = a.entry.shape;
   const std::vector<int64_t>& shape_b = b.entry.shape;
-  if (shape_a.size() != 2 || shape_b.size() != 2 || shape_a[1] != shape_b[1] || shape_a[1] < 1 ||
+  if (shape_a.size() != 2 || shape_b.size() != 2 || shape_a[1] != shape_b[1] ||
       !dtype_a.has_value() || !dtype_b.has_value()) {
-    return a.entry.dtype == b.entry.dtype && shape_a == shape_b && a.entry.name == b.entry.name;
+    return Comparison::kUnrelated;
   }
-  const int64_t stored = std::min(shape_a[0], shape_b[0]);
   const int64_t rows = num_rows.value_or(std::max(shape_a[0], shape_b[0]));
-  if (stored < rows) {
-    return false;
+  if (std::min(shape_a[0], shape_b[0]) < rows) {
+    return Comparison::kUnrelated;
   }
-  const int64_t block = std::max<int64_t>(
-      1, kCompareBytes / (shape_a[1] * std::max(DtypeBytes(*dtype_a), DtypeBytes(*dtype_b))));
-  for (int64_t row = 0; row < rows; row += block) {
-    const int64_t count = std::min(block, rows - row);
-    LOGPROBD_ASSIGN_OR_RETURN(const auto values_a, ReadWide(a, *dtype_a, row, count));
-    LOGPROBD_ASSIGN_OR_RETURN(const auto values_b, ReadWide(b, *dtype_b, row, count));
-    // Values that are not numbers count as equal here; CheckContent refuses them.
+  constexpr int64_t kBlockElements = int64_t{1} << 20;
+  const int64_t total = rows * shape_a[1];
+  std::vector<std::byte> bytes_a;
+  std::vector<std::byte> bytes_b;
+  for (int64_t begin = 0; begin < total; begin += kBlockElements) {
+    const int64_t count = std::min(kBlockElements, total - begin);
+    const auto read = [begin, count](const StoredTensor& tensor, Dtype dtype,
+                                     std::vector<std::byte>& bytes) {
+      bytes.resize(static_cast<size_t>(count * DtypeBytes(dtype)));
+      return tensor.file->Read(tensor.entry.file_begin + begin * DtypeBytes(dtype),
+                               absl::MakeSpan(bytes));
+    };
+    LOGPROBD_RETURN_IF_ERROR(read(a, *dtype_a, bytes_a));
+    LOGPROBD_RETURN_IF_ERROR(read(b, *dtype_b, bytes_b));
+    if (*dtype_a == *dtype_b && bytes_a == bytes_b) {
+      continue;
+    }
+    const std::vector<float> values_a = Widen(bytes_a, *dtype_a);
+    const std::vector<float> values_b = Widen(bytes_b, *dtype_b);
+    // Values that are not numbers count as equal here; they are refused later.
     const bool are_equal =
         std::equal(values_a.begin(), values_a.end(), values_b.begin(),
                    [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); });
     if (!are_equal) {
-      return false;
+      return Comparison::kDifferent;
     }
   }
-  return true;
+  return Comparison::kEqual;
+}
+
+// Returns an error if a tensor after `chosen` in `names`, heads or embeddings, has other values. A
+// name that the model type has for itself needs no comparison.
+absl::Status CheckOthers(Checkpoint& checkpoint, const std::vector<std::string>& names,
+                         const std::string& chosen, bool is_of_type,
+                         std::optional<int64_t> valid_vocab) {
+  if (is_of_type) {
+    return absl::OkStatus();
+  }
+  for (const std::string& other : names) {
+    if (other == chosen || !checkpoint.Has(other)) {
+      continue;
+    }
+    LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor a, checkpoint.Find(chosen));
+    LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor b, checkpoint.Find(other));
+    LOGPROBD_ASSIGN_OR_RETURN(const Comparison comparison, Compare(a, b, valid_vocab));
+    if (comparison == Comparison::kDifferent) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("several tensors may be the head (", chosen, ", ", other,
+                       ") and have different values; name one with --head-tensor"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Says which of two different tensors is the head, if that can be said.
@@ -206,8 +237,9 @@ absl::Status Contradiction(const TieFlag& tied, const std::string& head,
   return absl::InvalidArgumentError(absl::StrCat(
       WhatTheConfigSays(tied), ", but ", head, " and ", embedding,
       " are stored with different values: transformers ", HeadRules::Get().transformers_version,
-      " uses ", head, ", and vLLM, which does not load lm_head of a tied model, uses ", embedding,
-      "; say which is right with --head-tensor ", head, " or --head-tensor ", embedding));
+      " uses ", head, ", and vLLM, where it does not load lm_head of a tied model, uses ",
+      embedding, "; say which is right with --head-tensor ", head, " or --head-tensor ",
+      embedding));
 }
 
 absl::StatusOr<HeadChoice> ChooseOfTwo(Checkpoint& checkpoint, const HeadConfig& config,
@@ -220,9 +252,9 @@ absl::StatusOr<HeadChoice> ChooseOfTwo(Checkpoint& checkpoint, const HeadConfig&
     return choice;
   }
   LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor embedding_tensor, checkpoint.Find(embedding));
-  LOGPROBD_ASSIGN_OR_RETURN(const bool are_equal,
-                            HaveEqualRows(choice.tensor, embedding_tensor, valid_vocab));
-  if (!are_equal) {
+  LOGPROBD_ASSIGN_OR_RETURN(const Comparison comparison,
+                            Compare(choice.tensor, embedding_tensor, valid_vocab));
+  if (comparison != Comparison::kEqual) {
     return Contradiction(config.tied, head, embedding);
   }
   if (evidence == Evidence::kTied) {
@@ -239,14 +271,9 @@ absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig
   const std::string embedding = FirstPresent(checkpoint, names.embeddings());
   HeadChoice choice;
   if (!head.empty()) {
-    for (const std::string& other : names.heads()) {
-      if (other != head && checkpoint.Has(other) && head != names.heads().front()) {
-        return absl::InvalidArgumentError(absl::StrCat("several tensors may be the head (", head,
-                                                       ", ", other,
-                                                       "); name one with --head-tensor"));
-      }
-    }
     LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, head));
+    const bool is_of_type = config.rule != nullptr && config.rule->head == head;
+    LOGPROBD_RETURN_IF_ERROR(CheckOthers(checkpoint, names.heads(), head, is_of_type, valid_vocab));
     if (!embedding.empty()) {
       return ChooseOfTwo(checkpoint, config, head, embedding, valid_vocab);
     }
@@ -275,6 +302,9 @@ absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig
         embedding, "; if the files are complete and that is the head, set --head-tensor ",
         embedding));
   }
+  const bool is_of_type = config.rule != nullptr && config.rule->embedding == embedding;
+  LOGPROBD_RETURN_IF_ERROR(
+      CheckOthers(checkpoint, names.embeddings(), embedding, is_of_type, valid_vocab));
   LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(embedding));
   choice.tied = true;
   return choice;
@@ -299,6 +329,20 @@ absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& 
     choice.tied = std::find(embeddings.begin(), embeddings.end(), head_tensor) != embeddings.end();
   }
   LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, choice.tensor.entry.name));
+  std::vector<std::string> transforms = names.unknown_transforms();
+  transforms.erase(std::remove_if(transforms.begin(), transforms.end(),
+                                  [&config](const std::string& tensor) {
+                                    const auto& ignored = config.ignored_names;
+                                    return std::find(ignored.begin(), ignored.end(), tensor) !=
+                                           ignored.end();
+                                  }),
+                   transforms.end());
+  if (!transforms.empty()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "the checkpoint stores tensors that may scale or shift the logits and are not understood (",
+        Printable(transforms), "); if they do not, set --ignore-config-key ",
+        absl::StrJoin(transforms, ":")));
+  }
   return choice;
 }
 
@@ -321,15 +365,16 @@ absl::StatusOr<std::string> FindBias(const Checkpoint& checkpoint, const HeadNam
       }
     }
   }
-  if (!checkpoint.Has(kFinalLogitsBias)) {
-    return found;
-  }
+  std::vector<std::string> biases = names.final_biases();
   if (!found.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("the checkpoint has two biases of the head, ",
-                                                   PrintableName(found), " and ", kFinalLogitsBias,
-                                                   "; store their sum as one of them"));
+    biases.push_back(std::move(found));
   }
-  return std::string(kFinalLogitsBias);
+  if (biases.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the checkpoint has several biases of the head (", Printable(biases),
+                     "); store their sum as one of them"));
+  }
+  return biases.empty() ? "" : biases.front();
 }
 
 }  // namespace
@@ -353,7 +398,7 @@ absl::StatusOr<HeadBias> ReadHeadBias(Checkpoint& checkpoint, const HeadConfig& 
     return result;
   }
   LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor bias, checkpoint.Find(name));
-  const bool is_final = name == kFinalLogitsBias;
+  const bool is_final = IsFinalLogitsBias(name);
   if (bias.entry.shape != std::vector<int64_t>{rows} &&
       !(is_final && bias.entry.shape == std::vector<int64_t>{1, rows})) {
     return absl::InvalidArgumentError(

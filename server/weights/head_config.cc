@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "server/base/errors.h"
 #include "server/weights/head_rules.h"
@@ -22,6 +24,7 @@ namespace {
 
 constexpr int kDepthMax = 64;
 constexpr std::array<absl::string_view, 3> kNotFinite = {"NaN", "Infinity", "-Infinity"};
+constexpr std::array<absl::string_view, 3> kQuoted = {"\"NaN\"", "\"Infinity\"", "\"-Infinity\""};
 
 // Returns the length in bytes of the string literal at the front of `text`.
 size_t StringLength(absl::string_view text) {
@@ -38,7 +41,8 @@ size_t StringLength(absl::string_view text) {
 }  // namespace
 
 // Turns JSON as Python's json module writes it into strict JSON: NaN, Infinity and -Infinity
-// outside strings become null. Returns INVALID_ARGUMENT for nesting deeper than 64 levels or a NUL.
+// outside strings become strings, which no key that is read accepts. Returns INVALID_ARGUMENT for
+// nesting deeper than 64 levels or a NUL.
 absl::StatusOr<std::string> StrictJson(absl::string_view text) {
   std::string strict;
   strict.reserve(text.size());
@@ -65,11 +69,12 @@ absl::StatusOr<std::string> StrictJson(absl::string_view text) {
         --depth;
         break;
       default:
-        for (const absl::string_view name : kNotFinite) {
+        for (size_t i = 0; const absl::string_view name : kNotFinite) {
           if (absl::StartsWith(text, name)) {
             length = name.size();
-            written = "null";
+            written = kQuoted[i];
           }
+          ++i;
         }
         break;
     }
@@ -152,6 +157,9 @@ class ConfigLevels {
   // Returns null if no level has the key, or if its value is null in the innermost level that has
   // it.
   const Json* Find(absl::string_view key) const {
+    if (key.empty()) {
+      return nullptr;
+    }
     for (const Json* level : levels_) {
       const auto found = level->find(std::string(key));
       if (found != level->end()) {
@@ -162,8 +170,9 @@ class ConfigLevels {
   }
 
   bool Has(absl::string_view key) const {
-    return std::any_of(levels_.begin(), levels_.end(),
-                       [key](const Json* level) { return level->contains(std::string(key)); });
+    return !key.empty() && std::any_of(levels_.begin(), levels_.end(), [key](const Json* level) {
+      return level->contains(std::string(key));
+    });
   }
 
   const Json& top() const { return *levels_.back(); }
@@ -269,7 +278,13 @@ AppliedRules RulesOf(const ConfigLevels& levels) {
   return applied;
 }
 
-absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* rule) {
+// `rule` and `text` are those of the types of the whole model and of its text model, or null. If
+// the first is null, the text model's class tells what is assumed if no level has the flag.
+absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* rule,
+                                   const TypeRule* text) {
+  const bool text_ties_by_default =
+      text != nullptr &&
+      (text->tie == TypeRule::Tie::kTiedByDefault || text->tie == TypeRule::Tie::kAlways);
   // What each level says, innermost first. The text model's class has a default of its own.
   std::vector<std::optional<bool>> flags;
   for (const Json* level : levels.all()) {
@@ -277,7 +292,7 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
     for (const absl::string_view key :
          {rule == nullptr ? absl::string_view() : rule->tie_key, kTieKey}) {
       const auto found = level->find(std::string(key));
-      if (flag.has_value() || found == level->end() || found->is_null()) {
+      if (key.empty() || flag.has_value() || found == level->end() || found->is_null()) {
         continue;
       }
       if (!found->is_boolean()) {
@@ -299,6 +314,9 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
   if (rule == nullptr) {
     tie.is_contradictory = says(true) && says(false);
     tie.stated = tie.is_contradictory ? std::optional<bool>() : first_stated(flags);
+    if (text != nullptr && !tie.is_contradictory) {
+      tie.by_default = text_ties_by_default;
+    }
     return tie;
   }
   tie.by_default =
@@ -306,12 +324,9 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
   tie.is_never = rule->tie == TypeRule::Tie::kNever;
   tie.is_always = rule->tie == TypeRule::Tie::kAlways;
   if (rule->tie_any_level) {
-    const TypeRule* const text = RuleOf(*levels.all().front());
-    const bool text_ties_by_default = text != nullptr && text != rule &&
-                                      text->tie == TypeRule::Tie::kTiedByDefault &&
-                                      !flags.front().has_value();
-    const bool top_ties_by_default = *tie.by_default && !flags.back().has_value();
-    tie.by_default = text_ties_by_default || top_ties_by_default;
+    const bool text_ties = text != rule && text_ties_by_default && !flags.front().has_value();
+    const bool top_ties = *tie.by_default && !flags.back().has_value();
+    tie.by_default = text_ties || top_ties;
     if (says(true)) {
       tie.stated = true;
     } else if (says(false) && !*tie.by_default) {
@@ -326,15 +341,37 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
   tie.stated = flags[index];
   if (!level->empty()) {
     tie.name = absl::StrCat(*level, ".", kTieKey);
-    const TypeRule* const text = RuleOf(*levels.all()[index]);
-    if (text != nullptr && text != rule) {
-      tie.by_default = text->tie == TypeRule::Tie::kTiedByDefault;
+    const TypeRule* const of_level = RuleOf(*levels.all()[index]);
+    if (of_level != nullptr && of_level != rule) {
+      tie.by_default = of_level->tie == TypeRule::Tie::kTiedByDefault;
     }
   }
   if (!tie.stated.has_value()) {
     tie.elsewhere = first_stated(flags);
+    // Frameworks that build the text model by its own class find it untied.
+    if (!tie.elsewhere.has_value() && text != nullptr && text != rule && !text_ties_by_default) {
+      tie.elsewhere = false;
+    }
   }
   return tie;
+}
+
+// A class that reads a key of its text model gets the default of that model's class.
+std::optional<double> DefaultOf(const ConfigLevels& levels, const std::string& key,
+                                std::optional<double> own) {
+  const TypeRule* const text = RuleOf(*levels.all().front());
+  if (text == nullptr || key.empty()) {
+    return own;
+  }
+  if (text->softcap.has_value() && text->softcap->key == key) {
+    return text->softcap->default_value.has_value() ? text->softcap->default_value : own;
+  }
+  for (const ScaleRule& scale : text->scales) {
+    if (scale.key == key && scale.default_value.has_value()) {
+      return scale.default_value;
+    }
+  }
+  return own;
 }
 
 // Returns the factor that a rule stands for, or nullopt if there is none.
@@ -350,7 +387,7 @@ absl::StatusOr<std::optional<double>> FactorOf(const ConfigLevels& levels, const
   } else {
     LOGPROBD_ASSIGN_OR_RETURN(value, Factor(levels, rule.key));
     if (!levels.Has(rule.key)) {
-      value = rule.default_value;
+      value = DefaultOf(levels, rule.key, rule.default_value);
     }
   }
   if (!value.has_value() || (is_flag && *value == 0.0)) {
@@ -382,6 +419,17 @@ void WarnOfDefault(absl::string_view key, absl::string_view what, double value,
 
 absl::Status ResolveScale(const ConfigLevels& levels, const TypeRule& rule,
                           const LogitOverrides& overrides, HeadConfig& config) {
+  const bool has_key = std::any_of(rule.scales.begin(), rule.scales.end(), [&](const auto& scale) {
+    return levels.Has(scale.key) || Contains(overrides.ignored_keys, scale.key);
+  });
+  if (rule.needs_key && !has_key) {
+    return absl::UnimplementedError(absl::StrCat(
+        "models of type ", config.model_type, " scale their logits by ",
+        absl::StrJoin(
+            rule.scales, " or ",
+            [](std::string* out, const ScaleRule& scale) { absl::StrAppend(out, scale.key); }),
+        ", which config.json lacks; set --logit-scale"));
+  }
   for (const ScaleRule& scale : rule.scales) {
     if (Contains(overrides.ignored_keys, scale.key)) {
       continue;
@@ -391,9 +439,16 @@ absl::Status ResolveScale(const ConfigLevels& levels, const TypeRule& rule,
       continue;
     }
     config.scale *= *factor;
+    if (scale.key.empty() && config.tied.stated == std::optional<bool>(false)) {
+      config.warnings.push_back(absl::StrCat("transformers ", HeadRules::Get().transformers_version,
+                                             " scales the logits of ", config.model_type, " by ",
+                                             *factor,
+                                             " although tie_word_embeddings is false, and older "
+                                             "releases do not: --logit-scale 1 follows those"));
+    }
     const bool is_stated = levels.Has(scale.key) || levels.Has(scale.fallback);
     const bool is_flag = scale.op == ScaleRule::Op::kInverseSqrtHiddenSize;
-    if (!is_stated && !is_flag && *factor != 1.0) {
+    if (!is_stated && !is_flag && *factor != 1.0) {  // a flag that is not set is the norm
       WarnOfDefault(scale.key, "scale", *factor, config);
     }
   }
@@ -412,7 +467,7 @@ absl::Status ResolveSoftcap(const ConfigLevels& levels, const TypeRule& rule,
   }
   const std::string& key = rule.softcap->key;
   if (!levels.Has(key)) {
-    config.softcap = rule.softcap->default_value.value_or(0.0);
+    config.softcap = DefaultOf(levels, key, rule.softcap->default_value).value_or(0.0);
     if (config.softcap > 0) {
       WarnOfDefault(key, "cap", config.softcap, config);
     }
@@ -424,10 +479,6 @@ absl::Status ResolveSoftcap(const ConfigLevels& levels, const TypeRule& rule,
   }
   return absl::OkStatus();
 }
-
-constexpr absl::string_view kHowToOverride =
-    "if it caps the logits, set --softcap; if it scales them, --logit-scale; and in any case "
-    "--ignore-config-key ";
 
 // The text model inside a known model may transform its own logits, which the class of the whole
 // model then must do, too. Implementations disagree where it does not.
@@ -468,62 +519,102 @@ absl::Status CheckTextModel(const ConfigLevels& levels, const TypeRule& logits,
           "the text model, ", TypeOf(*levels.all().front()), ", changes its logits by ", key, " (",
           *value, "), but transformers ", HeadRules::Get().transformers_version,
           " ignores that inside ", config.model_type,
-          ", and vLLM does not; say which is right: set --softcap or --logit-scale (0 and 1: no "
-          "effect), and --ignore-config-key ",
+          ", and vLLM builds the text model by its own class; say which is right: set --softcap "
+          "(0: no cap) or --logit-scale (1: no factor), and --ignore-config-key ",
           key));
     }
   }
   return absl::OkStatus();
 }
 
+// Returns whether a value leaves a setting off.
 bool IsOff(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || value == 0 ||
          (value.is_structured() && value.empty()) || value == "";
 }
 
-// A key that may change the logits and is not understood is refused, at any level of the config
-// that can describe the text model.
-// `understood` are the rules whose keys are accounted for.
-absl::Status RefuseUnknownKeys(const Json& level, const std::vector<const TypeRule*>& understood,
-                               const LogitOverrides& overrides, const HeadConfig& config) {
+// Adds to `found` the keys that may change the logits and are not understood, "name (value)", at
+// any level of the config that can describe the text model. `understood` are the rules whose keys
+// are accounted for.
+void AddUnknownKeys(const Json& level, const std::vector<const TypeRule*>& understood,
+                    const LogitOverrides& overrides, std::map<std::string, std::string>& found) {
   const HeadRules& rules = HeadRules::Get();
-  for (const auto& [key, value] : level.items()) {
-    if (IsOff(value) || Contains(overrides.ignored_keys, key)) {
-      continue;
-    }
-    if (value.is_object()) {
-      if (!rules.IsOtherLevel(key)) {
-        LOGPROBD_RETURN_IF_ERROR(RefuseUnknownKeys(value, understood, overrides, config));
-      }
+  for (const auto& item : level.items()) {
+    const std::string& key = item.key();
+    const Json& value = item.value();
+    // A list has its places as keys.
+    if (IsOff(value) || (level.is_object() && Contains(overrides.ignored_keys, key))) {
       continue;
     }
     const bool is_known =
-        std::any_of(understood.begin(), understood.end(), [&key = key](const TypeRule* rule) {
+        std::any_of(understood.begin(), understood.end(), [&key](const TypeRule* rule) {
           return rule->Transforms(key) || Contains(rule->no_effect, key);
         });
-    if (!is_known && rules.MayChangeLogits(key)) {
-      return absl::UnimplementedError(absl::StrCat(
-          "config.json has the key ", PrintableName(key), " (", PrintableName(value.dump()),
-          "), which may change the logits and is not understood for model type ", config.model_type,
-          "; ", kHowToOverride, PrintableName(key)));
+    if (level.is_object() && rules.MayChangeLogits(key)) {
+      if (!is_known) {
+        constexpr size_t kValueBytesMax = 64;
+        found[key] = PrintableName(value.dump().substr(0, kValueBytesMax));
+      }
+    } else if (value.is_structured() && !rules.IsOtherLevel(key)) {
+      AddUnknownKeys(value, understood, overrides, found);
     }
   }
-  return absl::OkStatus();
+}
+
+absl::Status RefuseUnknownKeys(const Json& top, const std::vector<const TypeRule*>& understood,
+                               const LogitOverrides& overrides, const HeadConfig& config) {
+  std::map<std::string, std::string> found;
+  AddUnknownKeys(top, understood, overrides, found);
+  if (found.empty()) {
+    return absl::OkStatus();
+  }
+  std::vector<std::string> names;
+  for (const auto& [key, value] : found) {
+    names.push_back(key);
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "config.json has the key", found.size() == 1 ? " " : "s ",
+      absl::StrJoin(found, ", ",
+                    [](std::string* out, const auto& item) {
+                      absl::StrAppend(out, PrintableName(item.first), " (", item.second, ")");
+                    }),
+      ", which may change the logits and ", found.size() == 1 ? "is" : "are",
+      " not understood for model type ", config.model_type,
+      "; for a cap of the logits set --softcap, for a factor --logit-scale, and in any case "
+      "--ignore-config-key ",
+      PrintableName(absl::StrJoin(names, ":"))));
 }
 
 absl::Status RefuseType(const TypeRule& rule, const HeadConfig& config) {
-  std::string reason = rule.refused;
-  if (const auto found = rule.refused_vocab.find(config.vocab_size.value_or(0));
-      found != rule.refused_vocab.end()) {
-    reason = found->second;
-  }
-  if (reason.empty()) {
+  const bool is_plain = std::find(rule.plain_vocab.begin(), rule.plain_vocab.end(),
+                                  config.vocab_size.value_or(0)) != rule.plain_vocab.end();
+  if (rule.refused.empty() || is_plain) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError(absl::StrCat(
-      "models of type ", config.model_type, " are not served: ", reason,
+      "models of type ", config.model_type, " are not served: ", rule.refused,
       "; to serve the folder as the plain head of some other model, set --ignore-config-key "
       "model_type"));
+}
+
+// Returns why the type of the model, or of the text model that makes its logits, is not known, or
+// an empty string.
+std::string WhatIsNotKnown(const ConfigLevels& levels, const AppliedRules& applied,
+                           const HeadConfig& config) {
+  const std::string text_type = TypeOf(*levels.all().front());
+  if (RuleOf(levels.top()) == nullptr) {
+    return absl::StrCat(
+        "model type ", config.model_type, " is not known: ",
+        applied.logits == nullptr
+            ? std::string("the head is served as a plain one, without scale and cap")
+            : absl::StrCat("its text model, ", text_type, ", decides about the logits"));
+  }
+  if (applied.logits->inner) {
+    return absl::StrCat("the text model of ", config.model_type, ", ",
+                        text_type.empty() ? "which states no model_type" : PrintableName(text_type),
+                        ", is not known: the head is served as a plain one");
+  }
+  return "";
 }
 
 absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& overrides,
@@ -531,35 +622,34 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
   AppliedRules applied = RulesOf(levels);
   if (Contains(overrides.ignored_keys, kModelTypeKey)) {
     applied = {};
-  } else if (RuleOf(levels.top()) == nullptr) {
+  } else if (std::string unknown = WhatIsNotKnown(levels, applied, config); !unknown.empty()) {
     if (overrides.strict) {
       return absl::UnimplementedError(
-          absl::StrCat("model type ", config.model_type,
-                       " is not known, and --strict-config refuses what is not known"));
+          absl::StrCat(unknown, "; --strict-config refuses what is not known"));
     }
-    config.warnings.push_back(
-        absl::StrCat("model type ", config.model_type, " is not known: ",
-                     applied.logits == nullptr
-                         ? std::string("the head is served as a plain one, without scale and cap")
-                         : absl::StrCat("its text model, ", TypeOf(*levels.all().front()),
-                                        ", decides about the logits")));
+    config.warnings.push_back(std::move(unknown));
   }
   config.rule = applied.outer;
-  LOGPROBD_ASSIGN_OR_RETURN(config.tied, ResolveTie(levels, applied.outer));
+  const bool has_types = applied.outer != nullptr;
+  LOGPROBD_ASSIGN_OR_RETURN(config.tied,
+                            ResolveTie(levels, has_types ? RuleOf(levels.top()) : nullptr,
+                                       has_types ? RuleOf(*levels.all().front()) : nullptr));
   std::vector<const TypeRule*> understood;
   if (applied.logits != nullptr) {
-    for (const TypeRule* rule : {applied.outer, applied.logits}) {
-      LOGPROBD_RETURN_IF_ERROR(RefuseType(*rule, config));
-      understood.push_back(rule);
-    }
-    LOGPROBD_RETURN_IF_ERROR(CheckTextModel(levels, *applied.logits, overrides, config));
+    understood = {applied.outer, applied.logits};
     if (const TypeRule* text = RuleOf(*levels.all().front()); text != nullptr) {
       understood.push_back(text);
     }
+    for (const TypeRule* rule : understood) {
+      LOGPROBD_RETURN_IF_ERROR(RefuseType(*rule, config));
+    }
+    LOGPROBD_RETURN_IF_ERROR(CheckTextModel(levels, *applied.logits, overrides, config));
   }
   LOGPROBD_RETURN_IF_ERROR(RefuseUnknownKeys(levels.top(), understood, overrides, config));
-  if (applied.logits != nullptr) {
+  if (applied.logits != nullptr && !overrides.scale.has_value()) {
     LOGPROBD_RETURN_IF_ERROR(ResolveScale(levels, *applied.logits, overrides, config));
+  }
+  if (applied.logits != nullptr && !overrides.softcap.has_value()) {
     LOGPROBD_RETURN_IF_ERROR(ResolveSoftcap(levels, *applied.logits, overrides, config));
   }
   config.scale = overrides.scale.value_or(config.scale);
@@ -583,6 +673,7 @@ absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json,
     config.model_type = ModelType(levels);
   }
   config.quantization_method = QuantizationMethod(levels);
+  config.ignored_names = overrides.ignored_keys;
   for (const std::string& key : HeadRules::Get().hidden_size_keys) {
     if (!config.hidden_size.has_value()) {
       LOGPROBD_ASSIGN_OR_RETURN(config.hidden_size, Dimension(levels, key));
@@ -606,33 +697,50 @@ absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json,
 
 namespace {
 
+// Returns whether a key scales or caps the logits of some type, or says how many ids are valid.
+bool IsTransformKey(absl::string_view key) {
+  static const auto* const keys = [] {
+    auto* all = new absl::flat_hash_set<std::string>;
+    for (const auto& [type, rule] : HeadRules::Get().types) {
+      for (const ScaleRule& scale : rule.scales) {
+        if (!scale.key.empty() && scale.key != kTieKey) all->insert(scale.key);
+      }
+      if (!rule.vocab_key.empty()) all->insert(rule.vocab_key);
+      if (rule.softcap.has_value()) all->insert(rule.softcap->key);
+    }
+    return all;
+  }();
+  return keys->contains(key);
+}
+
+bool IsKeptKey(absl::string_view key) {
+  return key == "architectures" || key == kModelTypeKey || key == "lm_head_bias" ||
+         IsTransformKey(key);
+}
+
+bool IsConfigLevel(absl::string_view key) {
+  const std::vector<std::string>& paths = HeadRules::Get().config_levels;
+  return std::any_of(paths.begin(), paths.end(), [key](const std::string& path) {
+    return path == key || absl::StartsWith(path, absl::StrCat(key, "."));
+  });
+}
+
 // Returns the parts of a level that describe the head. Levels stay levels, so that a key keeps its
 // precedence over the same key elsewhere, and the default of a model type applies as before.
 Json HeadKeysOf(const Json& level, const std::vector<std::string>& ignored_keys) {
   const HeadRules& rules = HeadRules::Get();
-  static const auto* const kept_keys = [] {
-    auto* keys = new absl::flat_hash_set<std::string>{"architectures", std::string(kModelTypeKey),
-                                                      "lm_head_bias"};
-    for (const auto& [type, rule] : HeadRules::Get().types) {
-      for (const ScaleRule& scale : rule.scales) {
-        if (!scale.key.empty() && scale.key != kTieKey) keys->insert(scale.key);
-      }
-      if (!rule.vocab_key.empty()) keys->insert(rule.vocab_key);
-      if (rule.softcap.has_value()) keys->insert(rule.softcap->key);
-    }
-    return keys;
-  }();
   Json kept = Json::object();
   for (const auto& [key, value] : level.items()) {
     if (Contains(ignored_keys, key)) {
       continue;
     }
-    if (value.is_object()) {
+    if (value.is_object() && !rules.MayChangeLogits(key)) {
       Json inner = rules.IsOtherLevel(key) ? Json() : HeadKeysOf(value, ignored_keys);
-      if (!inner.empty()) {
-        kept[key] = std::move(inner);
+      // An empty level hides others in which keys would be searched instead.
+      if (!inner.empty() || IsConfigLevel(key)) {
+        kept[key] = inner.is_null() ? Json::object() : std::move(inner);
       }
-    } else if (kept_keys->contains(key) || rules.MayChangeLogits(key)) {
+    } else if (IsKeptKey(key) || rules.MayChangeLogits(key)) {
       kept[key] = value;
     }
   }
@@ -656,6 +764,12 @@ absl::StatusOr<std::string> ConfigOfHead(absl::string_view json, int64_t hidden_
     return absl::InvalidArgumentError("it is not a JSON object");
   }
   Json head = HeadKeysOf(top, ignored_keys);
+  // A class has a default for a key that is missing, and none for null.
+  for (const std::string& key : ignored_keys) {
+    if (IsTransformKey(key)) {
+      head[key] = nullptr;
+    }
+  }
   head["hidden_size"] = hidden_size;
   head["vocab_size"] = vocab_size;
   if (!TieScalesLogits(top)) {

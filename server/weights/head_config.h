@@ -32,7 +32,7 @@ struct TieFlag {
 struct LogitOverrides {
   std::optional<double> softcap = std::nullopt;  ///< The cap, or 0 for none.
   std::optional<double> scale = std::nullopt;    ///< The factor of the products.
-  std::vector<std::string> ignored_keys = {};    ///< Keys of config.json without effect.
+  std::vector<std::string> ignored_keys = {};    ///< Keys and tensors without effect.
   bool strict = false;                           ///< Refuse a model type that is not known.
 };
 
@@ -48,6 +48,7 @@ struct HeadConfig {
   double scale = 1.0;    ///< Factor in z = cap(scale * (h . w) + bias).
   double softcap = 0.0;  ///< Cap of the logits, or 0 if there is none.
   std::string quantization_method;
+  std::vector<std::string> ignored_names;  ///< LogitOverrides::ignored_keys.
   std::vector<std::string> warnings;
 };
 

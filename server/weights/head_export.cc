@@ -215,8 +215,7 @@ struct NewTensor {
   // A bias [1, vocab] becomes [vocab].
   std::vector<int64_t> shape() const {
     const std::vector<int64_t>& shape = stored->entry.shape;
-    const bool is_row =
-        shape.size() == 2 && shape[0] == 1 && stored->entry.name == kFinalLogitsBias;
+    const bool is_row = shape.size() == 2 && shape[0] == 1 && IsFinalLogitsBias(stored->entry.name);
     return is_row ? std::vector<int64_t>{shape[1]} : shape;
   }
 };

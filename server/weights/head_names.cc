@@ -11,7 +11,6 @@ namespace logprobd {
 namespace {
 
 constexpr size_t kNamesMax = 8;
-constexpr size_t kPartsMax = 64;
 
 absl::string_view StemOf(absl::string_view weight_name) {
   return absl::StripSuffix(weight_name, ".weight");
@@ -27,8 +26,8 @@ bool LooksLikeHead(absl::string_view name) {
 }
 
 // A checkpoint with an index passes the names of the opened files a second time.
-void AddOnce(std::vector<std::string>& names, absl::string_view name, size_t names_max) {
-  if (names.size() < names_max && std::find(names.begin(), names.end(), name) == names.end()) {
+void AddOnce(std::vector<std::string>& names, absl::string_view name) {
+  if (names.size() < kNamesMax && std::find(names.begin(), names.end(), name) == names.end()) {
     names.emplace_back(name);
   }
 }
@@ -59,6 +58,10 @@ std::vector<std::string> QuantizedNamesOf(absl::string_view weight_name) {
   return names;
 }
 
+bool IsFinalLogitsBias(absl::string_view name) {
+  return name == kFinalLogitsBias || absl::EndsWith(name, absl::StrCat(".", kFinalLogitsBias));
+}
+
 HeadNames::HeadNames(const TypeRule* rule, absl::string_view head_tensor) {
   const HeadRules& rules = HeadRules::Get();
   heads_ = WithFirst(rule == nullptr ? "" : rule->head, rules.head_names);
@@ -72,14 +75,13 @@ HeadNames::HeadNames(const TypeRule* rule, absl::string_view head_tensor) {
     for (const std::string& sibling : rules.head_siblings) {
       selected_.insert(absl::StrCat(StemOf(weight_name), ".", sibling));
     }
-    stems_.push_back(absl::StrCat(StemOf(weight_name), "."));
+    unknown_parts_[absl::StrCat(StemOf(weight_name), ".")];
   };
   std::for_each(heads_.begin(), heads_.end(), add);
   std::for_each(embeddings_.begin(), embeddings_.end(), add);
   if (!head_tensor.empty()) {
     add(head_tensor);
   }
-  selected_.insert(std::string(kFinalLogitsBias));
   selected_.erase("");
 }
 
@@ -87,25 +89,30 @@ bool HeadNames::Wants(absl::string_view name) {
   if (selected_.contains(name)) {
     return true;
   }
-  if (unknown_heads_.size() < kNamesMax && HeadRules::Get().MayBeHead(name)) {
-    AddOnce(unknown_heads_, name, kNamesMax);
+  if (IsFinalLogitsBias(name)) {
+    AddOnce(final_biases_, name);
+    return true;
   }
-  if (std::any_of(stems_.begin(), stems_.end(),
-                  [name](const std::string& stem) { return absl::StartsWith(name, stem); })) {
-    AddOnce(unknown_parts_, name, kPartsMax);
+  const HeadRules& rules = HeadRules::Get();
+  if (unknown_heads_.size() < kNamesMax && rules.MayBeHead(name)) {
+    AddOnce(unknown_heads_, name);
+  }
+  if (unknown_transforms_.size() < kNamesMax && rules.MayShiftLogits(name)) {
+    AddOnce(unknown_transforms_, name);
+  }
+  for (auto& [stem, parts] : unknown_parts_) {
+    if (absl::StartsWith(name, stem)) {
+      AddOnce(parts, name);
+    }
   }
   if (LooksLikeHead(name)) {
-    AddOnce(lookalikes_, name, kNamesMax);
+    AddOnce(lookalikes_, name);
   }
   return false;
 }
 
-std::vector<std::string> HeadNames::UnknownPartsOf(absl::string_view weight_name) const {
-  const std::string stem = absl::StrCat(StemOf(weight_name), ".");
-  std::vector<std::string> parts;
-  std::copy_if(unknown_parts_.begin(), unknown_parts_.end(), std::back_inserter(parts),
-               [&stem](const std::string& name) { return absl::StartsWith(name, stem); });
-  return parts;
+const std::vector<std::string>& HeadNames::UnknownPartsOf(absl::string_view weight_name) const {
+  return unknown_parts_.at(absl::StrCat(StemOf(weight_name), "."));
 }
 
 }  // namespace logprobd

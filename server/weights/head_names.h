@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,11 @@
 
 namespace logprobd {
 
-/// Name of the bias that BART and its relatives add to the logits, [1, vocab].
+/// Last part of the name of the bias that BART and its relatives add to the logits, [1, vocab].
 inline constexpr absl::string_view kFinalLogitsBias = "final_logits_bias";
+
+/// Returns whether `name` is "final_logits_bias", also behind other parts.
+bool IsFinalLogitsBias(absl::string_view name);
 
 /// Turns "x.weight" into "x.bias". Returns an empty string if the name does not end in ".weight".
 std::string BiasNameOf(absl::string_view weight_name);
@@ -42,9 +46,16 @@ class HeadNames {
   /// one of head_siblings or shows quantisation: "lm_head.lora_A.default.weight".
   const std::vector<std::string>& unknown_heads() const { return unknown_heads_; }
 
-  /// Returns up to 8 names of tensors that belong to `weight_name`, or to a part of it, and are not
-  /// understood, such as "model.embed_tokens.lora_embedding_A".
-  std::vector<std::string> UnknownPartsOf(absl::string_view weight_name) const;
+  /// Returns up to 8 names of tensors that belong to `weight_name`, which must be in heads(),
+  /// embeddings() or the tensor that the user names, or to a part of it, and are not understood,
+  /// such as "model.embed_tokens.lora_embedding_A".
+  const std::vector<std::string>& UnknownPartsOf(absl::string_view weight_name) const;
+
+  /// Returns up to 8 names of tensors that may scale or shift the logits and are not understood.
+  const std::vector<std::string>& unknown_transforms() const { return unknown_transforms_; }
+
+  /// Returns the names of tensors that are final_logits_bias.
+  const std::vector<std::string>& final_biases() const { return final_biases_; }
 
   /// Returns up to 8 names that contain "head", "embed", "wte" or "output" and are not needed.
   const std::vector<std::string>& lookalikes() const { return lookalikes_; }
@@ -53,9 +64,12 @@ class HeadNames {
   std::vector<std::string> heads_;
   std::vector<std::string> embeddings_;
   absl::flat_hash_set<std::string> selected_;
-  std::vector<std::string> stems_;  ///< "lm_head." of each weight in selected_.
+  /// Unknown parts, at most 8, by the beginning of their names: "lm_head." of each weight in
+  /// selected_.
+  std::map<std::string, std::vector<std::string>> unknown_parts_;
   std::vector<std::string> unknown_heads_;
-  std::vector<std::string> unknown_parts_;
+  std::vector<std::string> unknown_transforms_;
+  std::vector<std::string> final_biases_;
   std::vector<std::string> lookalikes_;
 };
 

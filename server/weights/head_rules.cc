@@ -5,8 +5,6 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "server/base/errors.h"
 #include "server/weights/head_rules_json.h"
@@ -24,6 +22,13 @@ bool Contains(const std::vector<std::string>& all, absl::string_view wanted) {
 bool HasOneOf(absl::string_view text, const std::vector<std::string>& parts) {
   return std::any_of(parts.begin(), parts.end(),
                      [text](const std::string& part) { return absl::StrContains(text, part); });
+}
+
+// Returns whether one of the words of `text`, which underscores separate, is in `wanted`.
+bool HasWordOf(absl::string_view text, const std::vector<std::string>& wanted) {
+  const std::vector<absl::string_view> words = absl::StrSplit(text, '_');
+  return std::any_of(words.begin(), words.end(),
+                     [&wanted](absl::string_view word) { return Contains(wanted, word); });
 }
 
 std::optional<double> DefaultOf(const Json& rule) {
@@ -76,12 +81,8 @@ TypeRule ParseType(const Json& entry) {
   }
   rule.no_effect = entry.value("no_effect", std::vector<std::string>());
   rule.refused = entry.value("refused", "");
-  const Json refused = entry.value("refused_vocab", Json::object());
-  for (const auto& [size, reason] : refused.items()) {
-    int64_t rows = 0;
-    LOGPROBD_CHECK(absl::SimpleAtoi(size, &rows), size);
-    rule.refused_vocab[rows] = reason.get<std::string>();
-  }
+  rule.needs_key = entry.value("needs_key", false);
+  rule.plain_vocab = entry.value("plain_vocab", std::vector<int64_t>());
   return rule;
 }
 
@@ -105,13 +106,17 @@ HeadRules Parse(absl::string_view text) {
   rules.not_heads = list("not_heads");
   rules.logit_keys = list("logit_keys");
   rules.harmless_keys = list("harmless_keys");
-  rules.harmless_key_parts = list("harmless_key_parts");
-  rules.other_config_levels = list("other_config_levels");
+  rules.harmless_key_words = list("harmless_key_words");
+  rules.text_level_words = list("text_level_words");
+  rules.other_level_words = list("other_level_words");
+  rules.logit_tensor_parts = list("logit_tensor_parts");
   for (const auto& [type, entry] : json.at("types").items()) {
     rules.types[type] = ParseType(entry);
     // A key that transforms the logits of one type is not ignored silently for another.
     for (const ScaleRule& scale : rules.types[type].scales) {
-      if (scale.op != ScaleRule::Op::kInverseSqrtHiddenSize) rules.logit_keys.push_back(scale.key);
+      if (scale.op != ScaleRule::Op::kInverseSqrtHiddenSize) {
+        rules.logit_keys.push_back(scale.key);
+      }
     }
   }
   return rules;
@@ -137,29 +142,45 @@ const TypeRule* HeadRules::Find(absl::string_view model_type) const {
 }
 
 bool HeadRules::MayBeHead(absl::string_view name) const {
-  bool is_candidate = false;
   const std::string lower = absl::AsciiStrToLower(name);
+  bool is_candidate = Contains(head_parts, lower);
   for (const absl::string_view part : absl::StrSplit(lower, '.')) {
-    if (Contains(not_head_parts, part) || Contains(not_heads, part)) {
+    if (Contains(not_heads, part) || (!is_candidate && Contains(not_head_parts, part))) {
       return false;
     }
-    const std::vector<absl::string_view> words = absl::StrSplit(part, '_');
-    is_candidate = is_candidate || Contains(head_parts, part) ||
-                   std::any_of(words.begin(), words.end(), [this](absl::string_view word) {
-                     return Contains(head_words, word);
-                   });
+    is_candidate = is_candidate || Contains(head_parts, part) || HasWordOf(part, head_words);
+  }
+  return is_candidate;
+}
+
+bool HeadRules::MayShiftLogits(absl::string_view name) const {
+  const std::string lower = absl::AsciiStrToLower(name);
+  bool is_candidate = false;
+  for (const absl::string_view part : absl::StrSplit(lower, '.')) {
+    if (Contains(not_head_parts, part)) {
+      return false;
+    }
+    is_candidate = is_candidate || Contains(logit_tensor_parts, part);
   }
   return is_candidate;
 }
 
 bool HeadRules::MayChangeLogits(absl::string_view key) const {
   const std::string lower = absl::AsciiStrToLower(key);
-  return !Contains(harmless_keys, lower) && !HasOneOf(lower, harmless_key_parts) &&
+  return !Contains(harmless_keys, lower) && !HasWordOf(lower, harmless_key_words) &&
          HasOneOf(lower, logit_keys);
 }
 
 bool HeadRules::IsOtherLevel(absl::string_view key) const {
-  return HasOneOf(absl::AsciiStrToLower(key), other_config_levels);
+  const std::string lower = absl::AsciiStrToLower(key);
+  if (HasWordOf(lower, text_level_words)) {
+    return false;
+  }
+  const std::vector<absl::string_view> words = absl::StrSplit(lower, '_');
+  return std::any_of(words.begin(), words.end(), [this](absl::string_view word) {
+    return std::any_of(other_level_words.begin(), other_level_words.end(),
+                       [word](const std::string& start) { return absl::StartsWith(word, start); });
+  });
 }
 
 }  // namespace logprobd

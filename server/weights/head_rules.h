@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,8 +51,9 @@ struct TypeRule {
   std::string vocab_key;                 ///< Key of the number of valid ids, or "" for vocab_size.
   std::optional<int64_t> vocab_default;  ///< Its value if the key is missing.
   std::vector<std::string> no_effect;    ///< Keys that seem to change the logits but do not.
-  std::string refused;                   ///< Why the type is not served, or "".
-  std::map<int64_t, std::string> refused_vocab;  ///< The same for models with a vocab_size.
+  bool needs_key = false;  ///< One key of `scales` must be set, as their default is not known.
+  std::string refused;     ///< Why the type is not served, or "".
+  std::vector<int64_t> plain_vocab;  ///< Values of vocab_size with which it is served all the same.
 
   /// Returns whether `key` is one of `scales` or the soft cap.
   bool Transforms(absl::string_view key) const;
@@ -76,8 +76,10 @@ struct HeadRules {
   std::vector<std::string> not_heads;
   std::vector<std::string> logit_keys;
   std::vector<std::string> harmless_keys;
-  std::vector<std::string> harmless_key_parts;
-  std::vector<std::string> other_config_levels;
+  std::vector<std::string> harmless_key_words;
+  std::vector<std::string> text_level_words;
+  std::vector<std::string> other_level_words;
+  std::vector<std::string> logit_tensor_parts;
   absl::flat_hash_map<std::string, TypeRule> types;
 
   /// Returns the rules of this build.
@@ -87,8 +89,12 @@ struct HeadRules {
   const TypeRule* Find(absl::string_view model_type) const;
 
   /// Returns whether a tensor of this name may be a head: one of its parts, which dots separate, is
-  /// in head_parts or has one of head_words, and none is in not_head_parts or not_heads.
+  /// in head_parts or has one of head_words, none before it is in not_head_parts, and none at all
+  /// in not_heads.
   bool MayBeHead(absl::string_view name) const;
+
+  /// Returns whether a tensor of this name may scale or shift the logits of a head that is known.
+  bool MayShiftLogits(absl::string_view name) const;
 
   /// Returns whether the name of a key suggests that it changes the logits.
   bool MayChangeLogits(absl::string_view key) const;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -114,6 +115,18 @@ std::optional<std::string> WarnOfUnusedIndex(const ModelPaths& paths, const std:
                       " does not place ", PrintableName(head), " in ", used,
                       ": the single file is used, as transformers does; remove the "
                       "one that is out of date");
+}
+
+// Transformers loads the adapter of a folder with its model.
+std::optional<std::string> WarnOfAdapter(const ModelPaths& paths) {
+  const std::filesystem::path config = std::filesystem::path(paths.folder) / "adapter_config.json";
+  if (std::error_code ignored; !std::filesystem::exists(config, ignored)) {
+    return std::nullopt;
+  }
+  return absl::StrCat(
+      config.filename().string(),
+      " lies beside the weights: transformers applies that adapter, and the head "
+      "is served without it; if it changes the head, merge it into the model first");
 }
 
 // Appends a file that is not null and not yet in `source`.
@@ -235,6 +248,12 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   LOGPROBD_ASSIGN_OR_RETURN(HeadBias bias,
                             ReadHeadBias(checkpoint, config, names, tensor.name, rows));
 
+  if (!checkpoint.unlisted().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a file that the index names contains ", PrintableName(checkpoint.unlisted().front()),
+        ", which the index does not list; index and files belong to different checkpoints"));
+  }
+
   HeadInfo info;
   info.name = options.head_name;
   info.model_type = config.model_type;
@@ -255,8 +274,10 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   for (const auto* warnings : {&choice.warnings, &bias.warnings}) {
     head.warnings.insert(head.warnings.end(), warnings->begin(), warnings->end());
   }
-  if (auto warning = WarnOfUnusedIndex(paths, tensor.name, roots); warning.has_value()) {
-    head.warnings.push_back(*std::move(warning));
+  for (auto warning : {WarnOfUnusedIndex(paths, tensor.name, roots), WarnOfAdapter(paths)}) {
+    if (warning.has_value()) {
+      head.warnings.push_back(*std::move(warning));
+    }
   }
   source->weight = choice.tensor;
   source->bias = bias.tensor;

@@ -268,10 +268,12 @@ CONFIGS = [
     {"model_type": "inkling_text", "unpadded_vocab_size": VOCAB - 3},
     {"my_mup_factor": 1e-05, "warmup_steps": 3, "num_logits_to_keep": 1, "mup_denominator": 2},
     {"Router_Logit_Scale": 2, "Odd_LOGIT": [1, {"b": 1, "a": 2.5}], "d_model": HIDDEN},
+    {"model_type": "gemma2", "final_logit_softcapping": 2.5},
+    {"model_type": "paligemma", "text_config": {}, "llm_config": {"final_logit_softcapping": 3}},
 ]
 
 
-IGNORED = ("my_mup_factor", "Odd_LOGIT")
+IGNORED = ("my_mup_factor:Odd_LOGIT", "final_logit_softcapping")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))

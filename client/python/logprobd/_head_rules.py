@@ -30,7 +30,9 @@ _LOGIT_KEYS = (
         if scale["op"] != FLAG_OP
     ),
 )
-_NOT_HEADS = frozenset((*RULES["not_head_parts"], *RULES["not_heads"]))
+_NOT_HEADS = frozenset(RULES["not_heads"])
+_NOT_HEAD_PARTS = frozenset(RULES["not_head_parts"])
+_LOGIT_TENSOR_PARTS = frozenset(RULES["logit_tensor_parts"])
 _HEAD_PARTS = frozenset(RULES["head_parts"])
 _HEAD_WORDS = frozenset(RULES["head_words"])
 _ADAPTER_PARTS = frozenset(RULES["adapter_parts"])
@@ -59,10 +61,20 @@ def transform_keys() -> frozenset[str]:
 
 def may_be_head(name: str) -> bool:
     """Returns whether a tensor of this name may be a head."""
+    lower = name.lower()
+    is_candidate = lower in _HEAD_PARTS
+    for part in lower.split("."):
+        if part in _NOT_HEADS or (part in _NOT_HEAD_PARTS and not is_candidate):
+            return False
+        words = part.split("_")
+        is_candidate = is_candidate or part in _HEAD_PARTS or not _HEAD_WORDS.isdisjoint(words)
+    return is_candidate
+
+
+def may_shift_logits(name: str) -> bool:
+    """Returns whether a tensor of this name may scale or shift the logits of a known head."""
     parts = name.lower().split(".")
-    return not _NOT_HEADS.intersection(parts) and any(
-        part in _HEAD_PARTS or _HEAD_WORDS.intersection(part.split("_")) for part in parts
-    )
+    return _NOT_HEAD_PARTS.isdisjoint(parts) and not _LOGIT_TENSOR_PARTS.isdisjoint(parts)
 
 
 def is_of_adapter(name: str) -> bool:
@@ -75,11 +87,19 @@ def may_change_logits(key: str) -> bool:
     lower = key.lower()
     return (
         lower not in RULES["harmless_keys"]
-        and not any(part in lower for part in RULES["harmless_key_parts"])
+        and not any(word in RULES["harmless_key_words"] for word in lower.split("_"))
         and any(part in lower for part in _LOGIT_KEYS)
     )
 
 
 def is_other_level(key: str) -> bool:
     """Returns whether a part of config.json describes something other than the text model."""
-    return any(part in key.lower() for part in RULES["other_config_levels"])
+    words = key.lower().split("_")
+    return not any(word in RULES["text_level_words"] for word in words) and any(
+        word.startswith(tuple(RULES["other_level_words"])) for word in words
+    )
+
+
+def is_config_level(key: str) -> bool:
+    """Returns whether keys are searched in a part of config.json of this name."""
+    return any(path.split(".")[0] == key for path in RULES["config_levels"])

@@ -33,6 +33,8 @@ from logprobd.head_config import CONFIG_FILE, HeadConfig
 if TYPE_CHECKING:
     import torch
 
+ADAPTER_CONFIG_FILE = "adapter_config.json"  # of PEFT
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -108,7 +110,7 @@ def _export(
     checkpoint = open_checkpoint(src)
     warnings: list[str] = []
     config_path = _find_config(src, checkpoint.folder) if config is None else Path(config)
-    settings = HeadConfig()
+    settings, shape = HeadConfig(), None
     if config_path is None:
         warnings.append(
             f"there is no {CONFIG_FILE} next to the checkpoint: if the model scales or caps its "
@@ -116,9 +118,16 @@ def _export(
         )
     else:
         settings = _read_config(config_path, ignored_keys)
-        settings.logit_shape()  # refuses a model whose logits are not served
+        shape = settings.logit_shape()  # refuses a model whose logits are not served
 
-    def have_equal_rows(head: str, embedding: str) -> bool:
+    if (checkpoint.folder / ADAPTER_CONFIG_FILE).is_file():
+        warnings.append(
+            f"{ADAPTER_CONFIG_FILE} lies beside the weights: transformers applies that adapter, "
+            "and the head is written without it; if it changes the head, merge it into the model "
+            "first"
+        )
+
+    def have_equal_rows(head: str, embedding: str) -> bool | None:
         return _have_equal_rows(
             checkpoint.read(head)[0],
             checkpoint.read(embedding)[0],
@@ -147,13 +156,19 @@ def _export(
         if tuple(bias.shape) != (rows,):
             raise ExportError(f"{bias_name} has shape {tuple(bias.shape)}, not [{rows}]")
         tensors.append(_tensor(stem(new_name) + ".bias", bias_name, bias[:vocab_size], bias_files))
+    text = settings.text_for_head(weight.shape[1], vocab_size)
+    if shape is not None and HeadConfig(text).logit_shape() != shape:
+        raise ExportError(
+            f"the {CONFIG_FILE} of the head alone would describe other logits than {config_path}; "
+            "this is a bug of the export, and nothing is written"
+        )
     files = {file: None for part in tensors for file in part.source_files}
     if config_path is not None:
         files[config_path] = None
     sha256 = write_head_folder(
         out,
         tensors,
-        settings.text_for_head(weight.shape[1], vocab_size),
+        text,
         Sources(checkpoint.folder, tuple(sorted(files))),
         version=logprobd.__version__,
         force=force,
@@ -185,12 +200,16 @@ def _read_config(path: Path, ignored_keys: Collection[str]) -> HeadConfig:
         raise ExportError(f"{path} cannot be read: {error}") from None
 
 
-def _have_equal_rows(a: torch.Tensor, b: torch.Tensor, rows: int | None) -> bool:
-    """Returns whether the first `rows` rows have equal values, whatever their types."""
+def _have_equal_rows(a: torch.Tensor, b: torch.Tensor, rows: int | None) -> bool | None:
+    """Returns whether the first `rows` rows have equal values, whatever their types.
+
+    Returns None for tensors that are no matrices with so many rows and equal columns.
+    """
+    if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[1]:
+        return None
     rows = max(len(a), len(b)) if rows is None else rows
-    is_comparable = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[1]
-    if not is_comparable or min(len(a), len(b)) < rows:
-        return False
+    if min(len(a), len(b)) < rows:
+        return None
     return bool((a[:rows] == b[:rows]).logical_or(a[:rows].isnan() & b[:rows].isnan()).all())
 
 

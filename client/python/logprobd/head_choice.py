@@ -12,6 +12,7 @@ from logprobd._head_rules import (
     RULES,
     is_of_adapter,
     may_be_head,
+    may_shift_logits,
 )
 from logprobd.errors import InvalidArgument
 from logprobd.head_config import CONFIG_FILE, HeadConfig, Tie
@@ -25,8 +26,13 @@ _WRAPPERS = re.compile(
     r"|_fsdp_wrapped_module|_orig_mod|_forward_module)\.)*"
 )
 
-HaveEqualRows = Callable[[str, str], bool]
-"""Returns whether the valid rows of two tensors, by their names, have equal values."""
+_KNOWN_STEMS = frozenset(name.removesuffix(".weight") for name in (*HEAD_NAMES, *EMBEDDING_NAMES))
+
+HaveEqualRows = Callable[[str, str], bool | None]
+"""Returns whether the valid rows of two tensors, by their names, have equal values.
+
+Returns None if they cannot be one tensor: one of them is no matrix with so many rows and columns.
+"""
 
 
 def choose_head(
@@ -54,6 +60,13 @@ def choose_head(
     else:
         name, is_embedding = _choose(names, config, have_equal_rows, heads, embeddings)
     _check_form(names, name)
+    transforms = [each for each in names if may_shift_logits(each) and each not in config.ignored]
+    if transforms:
+        raise InvalidArgument(
+            "the checkpoint stores tensors that may scale or shift the logits and are not "
+            f"understood ({', '.join(transforms[:_NAMES_MAX])}); if they do not, ignore the key "
+            f"{':'.join(transforms[:_NAMES_MAX])}"
+        )
     return name, is_embedding
 
 
@@ -65,17 +78,18 @@ def choose_bias(
     Raises InvalidArgument if the config requires a bias that is missing, or if there are two.
     """
     sibling = stem(weight) + ".bias"
-    found = sibling if sibling in names else None
+    found = sibling if weight.endswith(".weight") and sibling in names else None
     if found is None and is_embedding:
         heads = _with_first(config.rule.get("head"), HEAD_NAMES)
         found = _first(names, [stem(name) + ".bias" for name in heads])
-    final = _find(names, FINAL_LOGITS_BIAS)
-    if final is not None and found is not None:
+    biases = [name for name in names if name.split(".")[-1] == FINAL_LOGITS_BIAS]
+    biases += [] if found is None else [found]
+    if len(biases) > 1:
         raise InvalidArgument(
-            f"the checkpoint has two biases of the head, {found} and {final}; store their sum as "
-            "one of them"
+            f"the checkpoint has several biases of the head ({', '.join(biases)}); store their sum "
+            "as one of them"
         )
-    found = found or final
+    found = biases[0] if biases else None
     if config.has_bias is True and found is None:
         raise InvalidArgument(
             f"{CONFIG_FILE} sets lm_head_bias, but the checkpoint has no bias for {weight}"
@@ -92,13 +106,18 @@ def _with_first(first: str | None, names: Sequence[str]) -> list[str]:
 
 
 def _find(names: Sequence[str], wanted: str) -> str | None:
-    """Returns the name in the checkpoint that is `wanted` behind any number of wrappers."""
+    """Returns the name in the checkpoint that is `wanted` behind any number of wrappers.
+
+    A longer name that is known as it is counts as itself.
+    """
     if wanted in names:
         return wanted
     found = [
         name
         for name in names
-        if name.endswith("." + wanted) and _WRAPPERS.fullmatch(name[: -len(wanted)])
+        if name.endswith("." + wanted)
+        and _WRAPPERS.fullmatch(name[: -len(wanted)])
+        and name.rpartition(".")[0] not in _KNOWN_STEMS
     ]
     if len(found) > 1:
         raise InvalidArgument(
@@ -120,21 +139,18 @@ def _choose(
 ) -> tuple[str, bool]:
     head, embedding = _first(names, heads), _first(names, embeddings)
     if head is not None:
-        others = [name for name in heads if name != head and name in names]
-        if others and head != heads[0]:
-            raise InvalidArgument(
-                f"several tensors may be the head ({head}, {others[0]}); name one with "
-                "--head-tensor"
-            )
         _check_form(names, head)
+        _check_others(names, heads, head, config.rule.get("head"), have_equal_rows)
         if embedding is not None:
             return _choose_of_two(config.tie, have_equal_rows, head, embedding)
         return head, False
     _refuse_quantised(names, heads)
     if embedding is None:
         _refuse_quantised(names, embeddings)
-    known = {*heads, *embeddings, *(stem(name) + ".bias" for name in heads)}
-    unknown = [name for name in names if may_be_head(name) and name not in known]
+    known = {*heads, *embeddings}
+    for name in heads:
+        known |= {f"{stem(name)}.{sibling}" for sibling in ("bias", *RULES["head_siblings"])}
+    unknown = [name for name in names if may_be_head(name) and _unwrapped(name) not in known]
     if unknown:
         raise _not_understood(unknown)
     if embedding is None:
@@ -149,7 +165,38 @@ def _choose(
             f"embedding {embedding}; if the files are complete and that is the head, set "
             f"--head-tensor {embedding}"
         )
+    _check_others(names, embeddings, embedding, config.rule.get("embedding"), have_equal_rows)
     return embedding, True
+
+
+def _check_others(
+    names: Sequence[str],
+    known: Sequence[str],
+    chosen: str,
+    of_type: str | None,
+    have_equal_rows: HaveEqualRows,
+) -> None:
+    """Refuses another head or embedding with other values, unless the type names the chosen one."""
+    if chosen == of_type:
+        return
+    for name in known:
+        other = _find(names, name)
+        if other not in (None, chosen) and have_equal_rows(chosen, other) is False:
+            raise InvalidArgument(
+                f"several tensors may be the head ({chosen}, {other}) and have different values; "
+                "name one with --head-tensor"
+            )
+
+
+def _unwrapped(name: str) -> str:
+    """Returns a name without the words that trainers put before it, if that is a known name."""
+    parts = name.split(".")
+    for begin in range(len(parts)):
+        rest = ".".join(parts[begin:])
+        is_known = stem(rest) in _KNOWN_STEMS or rest.rpartition(".")[0] in _KNOWN_STEMS
+        if is_known and _WRAPPERS.fullmatch("".join(part + "." for part in parts[:begin])):
+            return rest
+    return name
 
 
 def _choose_of_two(
@@ -170,8 +217,8 @@ def _choose_of_two(
     if not have_equal_rows(head, embedding):
         raise InvalidArgument(
             f"{_what_the_config_says(tie)}, but {head} and {embedding} are stored with different "
-            f"values: transformers {RULES['transformers']} uses {head}, and vLLM, which does not "
-            f"load lm_head of a tied model, uses {embedding}; say which is right with "
+            f"values: transformers {RULES['transformers']} uses {head}, and vLLM, where it does "
+            f"not load lm_head of a tied model, uses {embedding}; say which is right with "
             f"--head-tensor {head} or --head-tensor {embedding}"
         )
     return (embedding, True) if is_tied else (head, False)
@@ -220,8 +267,13 @@ def _check_form(names: Sequence[str], weight: str) -> None:
 def _unknown_parts(names: Sequence[str], weight: str) -> list[str]:
     """Returns the tensors that belong to `weight` and are not understood."""
     start = stem(weight) + "."
-    understood = {weight, start + "bias", *(start + each for each in RULES["head_siblings"])}
-    return [name for name in names if name.startswith(start) and name not in understood]
+    understood = {weight, *(start + each for each in RULES["head_siblings"])}
+    understood |= {start + "bias"} if weight.endswith(".weight") else set()
+    return [
+        name
+        for name in names
+        if name.startswith(start) and name not in understood and stem(name) not in _KNOWN_STEMS
+    ]
 
 
 def _not_understood(names: Sequence[str]) -> InvalidArgument:

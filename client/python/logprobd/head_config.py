@@ -12,6 +12,7 @@ from logprobd._head_rules import (
     FLAG_OP,
     RULES,
     TIE_KEY,
+    is_config_level,
     is_other_level,
     may_change_logits,
     rule_of,
@@ -22,7 +23,9 @@ from logprobd.errors import InvalidArgument
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE_KEY = "model_type"
-_KEPT_KEYS = frozenset(("architectures", MODEL_TYPE_KEY, "lm_head_bias")) | transform_keys()
+_TRANSFORM_KEYS = transform_keys()
+_KEPT_KEYS = frozenset(("architectures", MODEL_TYPE_KEY, "lm_head_bias")) | _TRANSFORM_KEYS
+_DEPTH_MAX = 64
 
 
 class LogitShape(NamedTuple):
@@ -57,8 +60,9 @@ class HeadConfig:
     Args:
         text: the text of the file.
         path: its name in messages.
-        ignored_keys: keys that do not change the logits although their names suggest that. With
-            "model_type" the head is a plain one, whatever the model.
+        ignored_keys: keys, or names of tensors, that do not change the logits although their names
+            suggest that; several may be separated by colons. With "model_type" the head is a plain
+            one, whatever the model.
 
     Raises InvalidArgument if the text is not a JSON object.
     """
@@ -67,14 +71,16 @@ class HeadConfig:
         self, text: str = "{}", path: str = CONFIG_FILE, ignored_keys: Collection[str] = ()
     ) -> None:
         try:
-            # Python writes NaN and Infinity, which are not JSON; the server reads them as null.
-            top = json.loads(text, parse_constant=lambda _: None)
-        except ValueError as error:
+            text.encode()
+            # Python writes NaN and Infinity, which are not JSON: no key that is read accepts them.
+            top = json.loads(text.removeprefix("\ufeff"), parse_constant=str)
+            _check_depth(top)
+        except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"{path} is not valid JSON: {error}") from None
         if not isinstance(top, dict):
             raise InvalidArgument(f"{path} is not a JSON object")
         self._top: dict[str, Any] = top
-        self._ignored = frozenset(ignored_keys)
+        self._ignored = frozenset(key for each in ignored_keys for key in each.split(":"))
         self._levels, self._names = _levels_of(top)
         types = [level.get(MODEL_TYPE_KEY) for level in reversed(self._levels)]
         known = [each for each in types if isinstance(each, str) and each]
@@ -85,9 +91,15 @@ class HeadConfig:
             self.model_type, self._outer, self._logits = "unknown", None, None
 
     @property
+    def ignored(self) -> frozenset[str]:
+        """Keys and names of tensors that the caller says to ignore."""
+        return self._ignored
+
+    @property
     def is_known(self) -> bool:
-        """Whether the type of the model as a whole is known."""
-        return rule_of(self._top.get(MODEL_TYPE_KEY)) is not None
+        """Whether the type of the model is known, and that of the text model if it makes logits."""
+        is_inner = self._logits is not None and self._logits.get("inner", False)
+        return rule_of(self._top.get(MODEL_TYPE_KEY)) is not None and not is_inner
 
     @property
     def rule(self) -> dict[str, Any]:
@@ -108,10 +120,12 @@ class HeadConfig:
 
     def find(self, key: str) -> Any:
         """Returns the value of a key at the innermost level that has it, or None."""
+        if not key:
+            return None
         return next((level[key] for level in self._levels if key in level), None)
 
-    def has(self, key: str | None) -> bool:
-        return any(key in level for level in self._levels)
+    def has(self, key: str) -> bool:
+        return bool(key) and any(key in level for level in self._levels)
 
     @property
     def hidden_size(self) -> int | None:
@@ -150,7 +164,7 @@ class HeadConfig:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(f"{key} of {CONFIG_FILE} is {value!r}, expected a number")
-        if not 0 < ctypes.c_float(value).value < math.inf:
+        if not _fits_fp32(value):
             raise InvalidArgument(
                 f"{key} of {CONFIG_FILE} is {value!r}, expected a positive number that fits fp32"
             )
@@ -164,20 +178,23 @@ class HeadConfig:
     @property
     def tie(self) -> Tie:
         """What the config says about tied weights."""
-        rule = self._outer
-        flags = [self._tie_flag(level) for level in self._levels]
+        rule = self._outer if rule_of(self._top.get(MODEL_TYPE_KEY)) is not None else None
+        flags = [self._tie_flag(level, rule) for level in self._levels]
+        text = self._text_rule if self._outer is not None else None
+        text_default = text is not None and text.get("tied") in (True, "always")
         says_true, says_false = True in flags, False in flags
         first = next((flag for flag in flags if flag is not None), None)
         if rule is None:
             is_contradictory = says_true and says_false
-            return Tie(None if is_contradictory else first, None, None, is_contradictory)
+            stated = None if is_contradictory else first
+            default = None if text is None or is_contradictory else text_default
+            return Tie(stated, None, default, is_contradictory)
         tied = rule.get("tied", False)
         default = tied in (True, "always")
         kind = {"is_never": tied == "never", "is_always": tied == "always"}
-        text = self._text_rule
         if rule.get("tie_any_level"):
-            text_default = text is not None and text is not rule and text.get("tied") is True
-            default = (text_default and flags[0] is None) or (default and flags[-1] is None)
+            text_ties = text is not rule and text_default and flags[0] is None
+            default = text_ties or (default and flags[-1] is None)
             stated = True if says_true else (False if says_false and not default else None)
             return Tie(stated, None, default, **kind)
         level = rule.get("tie_level", "")
@@ -190,10 +207,15 @@ class HeadConfig:
             if of_level is not None and of_level is not rule:
                 default = of_level.get("tied") is True
         stated = flags[index]
-        return Tie(stated, first if stated is None else None, default, **kind, name=name)
+        elsewhere = first if stated is None else None
+        # Frameworks that build the text model by its own class find it untied.
+        if stated is None and elsewhere is None and text not in (None, rule) and not text_default:
+            elsewhere = False
+        return Tie(stated, elsewhere, default, **kind, name=name)
 
-    def _tie_flag(self, level: dict[str, Any]) -> bool | None:
-        for key in ((self._outer or {}).get("tie_key"), TIE_KEY):
+    @staticmethod
+    def _tie_flag(level: dict[str, Any], rule: dict[str, Any] | None) -> bool | None:
+        for key in ((rule or {}).get("tie_key"), TIE_KEY):
             value = level.get(key) if key else None
             if value is not None:
                 if not isinstance(value, bool):
@@ -212,13 +234,30 @@ class HeadConfig:
         self.check()
         scale, softcap = 1.0, None
         if self._logits is not None:
+            self._check_has_key(self._logits)
             for rule in self._logits.get("scale", ()):
                 if rule.get("key") not in self._ignored:
                     scale *= self._scale(rule) or 1.0
             softcap = self._softcap(self._logits.get("softcap"))
-        if not 0 < ctypes.c_float(scale).value < math.inf:
+        if not _fits_fp32(scale):
             raise InvalidArgument(f"the scale of the logits is {scale}, which does not fit fp32")
         return LogitShape(scale, softcap)
+
+    def _check_has_key(self, rule: dict[str, Any]) -> None:
+        keys = [scale["key"] for scale in rule.get("scale", ()) if "key" in scale]
+        if rule.get("needs_key") and not any(self.has(k) or k in self._ignored for k in keys):
+            raise InvalidArgument(
+                f"models of type {self.model_type} scale their logits by {' or '.join(keys)}, "
+                f"which {CONFIG_FILE} lacks; set scale"
+            )
+
+    def _default_of(self, key: str, own: float | None) -> float | None:
+        """A class that reads a key of its text model gets the default of that model's class."""
+        if self._text_rule is None or not key:
+            return own
+        rules = (self._text_rule.get("softcap", {}), *self._text_rule.get("scale", ()))
+        found = [rule.get("default") for rule in rules if rule.get("key") == key]
+        return next((default for default in found if default is not None), own)
 
     def _scale(self, rule: dict[str, Any]) -> float | None:
         key, default = rule.get("key", ""), rule.get("default")
@@ -227,7 +266,7 @@ class HeadConfig:
             if not (default if flag is None else flag):
                 return None
             return 1 / math.sqrt(self._width(key))
-        value = self._factor(key) if self.has(key) else default
+        value = self._factor(key) if self.has(key) else self._default_of(key, default)
         if value is None:
             return None
         if rule["op"] == "over_hidden_size":
@@ -243,7 +282,7 @@ class HeadConfig:
         if rule is None or rule["key"] in self._ignored:
             return None
         if not self.has(rule["key"]):
-            return rule.get("default")
+            return self._default_of(rule["key"], rule.get("default"))
         value = self.find(rule["key"])
         is_off = isinstance(value, int | float) and value == 0
         return None if is_off else self._factor(rule["key"])
@@ -252,38 +291,41 @@ class HeadConfig:
         """Raises InvalidArgument if the model makes its logits in a way that is not served."""
         understood = []
         if self._outer is not None and self._logits is not None:
-            for rule in (self._outer, self._logits):
-                self._refuse_type(rule)
-            self._check_text_model()
             understood = [self._outer, self._logits]
             understood += [] if self._text_rule is None else [self._text_rule]
-        for key, value in self._suspicious(self._top):
-            is_known = any(
+            for rule in understood:
+                self._refuse_type(rule)
+            self._check_text_model()
+        found = {
+            key: json.dumps(value)[:64]
+            for key, value in self._suspicious(self._top)
+            if not any(
                 transforms(rule, key) or key in rule.get("no_effect", ()) for rule in understood
             )
-            if not is_known:
-                raise InvalidArgument(
-                    f"{CONFIG_FILE} has the key {key} ({json.dumps(value)}), which may change the "
-                    f"logits and is not understood for model type {self.model_type}; if it caps "
-                    "the logits, set softcap; if it scales them, scale; and in any case ignore "
-                    f"the key {key}"
-                )
+        }
+        if found:
+            keys = ", ".join(f"{key} ({value})" for key, value in sorted(found.items()))
+            raise InvalidArgument(
+                f"{CONFIG_FILE} has the key{'s' * (len(found) > 1)} {keys}, which may change the "
+                f"logits and {'are' if len(found) > 1 else 'is'} not understood for model type "
+                f"{self.model_type}; for a cap of the logits set softcap, for a factor scale, and "
+                f"in any case ignore the key {':'.join(sorted(found))}"
+            )
 
-    def _suspicious(self, level: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        for key, value in sorted(level.items()):
+    def _suspicious(self, level: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+        items = level.items() if isinstance(level, dict) else ((None, each) for each in level)
+        for key, value in items:
             # 0, "", [], {}, null and false are off.
             if not value or key in self._ignored:
                 continue
-            if isinstance(value, dict):
-                if not is_other_level(key):
-                    yield from self._suspicious(value)
-            elif may_change_logits(key):
+            if key is not None and may_change_logits(key):
                 yield key, value
+            elif isinstance(value, dict | list) and (key is None or not is_other_level(key)):
+                yield from self._suspicious(value)
 
     def _refuse_type(self, rule: dict[str, Any]) -> None:
-        vocab = str(self._dimension("vocab_size") or 0)
-        reason = rule.get("refused_vocab", {}).get(vocab, rule.get("refused"))
-        if reason:
+        reason = rule.get("refused")
+        if reason and self._dimension("vocab_size") not in rule.get("plain_vocab", ()):
             raise InvalidArgument(
                 f"models of type {self.model_type} are not served: {reason}; to use it as the "
                 f"plain head of some other model, ignore the key {MODEL_TYPE_KEY}"
@@ -303,13 +345,15 @@ class HeadConfig:
                 continue
             value = default
             if self.has(key):
-                value = (self._factor(key) if self.find(key) else None) or neutral
+                is_off = self.find(key) in (None, False, 0)
+                value = neutral if is_off else self._factor(key)
             if value is not None and value != neutral:
                 raise InvalidArgument(
                     f"the text model, {self._levels[0][MODEL_TYPE_KEY]}, changes its logits by "
                     f"{key} ({value:g}), but transformers {RULES['transformers']} ignores that "
-                    f"inside {self.model_type}, and vLLM does not; say which is right: set softcap "
-                    f"or scale, and ignore the key {key}"
+                    f"inside {self.model_type}, and vLLM builds the text model by its own class; "
+                    "say which is right: set softcap (0: no cap) or scale (1: no factor), and "
+                    f"ignore the key {key}"
                 )
 
     def text_for_head(self, hidden_size: int, vocab_size: int) -> str:
@@ -320,20 +364,46 @@ class HeadConfig:
             sizes[TIE_KEY] = False
         elif TIE_KEY in self._top:
             sizes[TIE_KEY] = self._top[TIE_KEY]
-        return json_text(self._head_keys_of(self._top) | sizes)
+        # A class has a default for a key that is missing, and none for null.
+        ignored = dict.fromkeys(sorted(self._ignored & _TRANSFORM_KEYS))
+        return json_text(self._head_keys_of(self._top) | ignored | sizes)
 
     def _head_keys_of(self, level: dict[str, Any]) -> dict[str, Any]:
         kept = {}
         for key, value in level.items():
             if key in self._ignored:
                 continue
-            if isinstance(value, dict):
+            if isinstance(value, dict) and not may_change_logits(key):
                 inner = {} if is_other_level(key) else self._head_keys_of(value)
-                if inner:
+                # An empty level hides others in which keys would be searched instead.
+                if inner or is_config_level(key):
                     kept[key] = inner
             elif key in _KEPT_KEYS or may_change_logits(key):
                 kept[key] = value
         return kept
+
+
+def _fits_fp32(value: float) -> bool:
+    """Returns whether a number is positive and finite in fp32."""
+    try:
+        return 0 < ctypes.c_float(value).value < math.inf
+    except OverflowError:  # an integer beyond double precision
+        return False
+
+
+def _check_depth(top: Any) -> None:
+    """Raises ValueError for nesting that the server does not read."""
+    level, depth = [top], 0
+    while level:
+        depth += any(isinstance(each, dict | list) for each in level)
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"it is nested deeper than {_DEPTH_MAX} levels")
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
 
 
 def json_text(value: dict[str, Any]) -> str:

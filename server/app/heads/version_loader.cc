@@ -62,7 +62,8 @@ absl::Status CheckMayReplace(const HeadInfo& found, const HeadInfo& live) {
   // Another transform means another model, or a config.json that does not belong to the weights.
   LOGPROBD_RETURN_IF_ERROR(CheckSame("scale", found.scale, live.scale));
   LOGPROBD_RETURN_IF_ERROR(CheckSame("softcap", found.softcap, live.softcap));
-  LOGPROBD_RETURN_IF_ERROR(CheckSame("has_bias", found.has_bias, live.has_bias));
+  const auto bias_of = [](const HeadInfo& head) { return head.has_bias ? "a bias" : "no bias"; };
+  LOGPROBD_RETURN_IF_ERROR(CheckSame<absl::string_view>("has_bias", bias_of(found), bias_of(live)));
   return CheckSame("dtype", DtypeName(found.dtype), DtypeName(live.dtype));
 }
 
@@ -116,6 +117,13 @@ absl::StatusOr<VersionLoader::Candidate> VersionLoader::Open(const WeightsLoad& 
   candidate.weights = std::move(found.weights);
   const HeadInfo& info = candidate.weights->info();
   LOGPROBD_RETURN_IF_ERROR(CheckMayReplace(info, live));
+  if (info.tied != live.tied) {
+    // The head of a tied model that was exported alone replaces the embedding, so this is no error.
+    LogWarning("the new head is another tensor than the live one", {{"head", name()},
+                                                                    {"path", load.path},
+                                                                    {"tensor", info.tensor},
+                                                                    {"live_tensor", live.tensor}});
+  }
   candidate.version = {.version = number,
                        .sha256 = "",
                        .source = load.path,

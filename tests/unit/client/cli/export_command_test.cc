@@ -49,7 +49,7 @@ TEST_F(ExportCommandTest, DescribesTheHeadThatItWrote) {
 
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, StartsWith("wrote " + out_ +
-                                      ": test: hidden 4, vocab 6 of 8 rows, lm_head.weight, bf16, "
+                                      ": llama: hidden 4, vocab 6 of 8 rows, lm_head.weight, bf16, "
                                       "scale 1, no cap, no bias, 0.0 MiB\nsha256 "));
   EXPECT_THAT(outcome.err, HasSubstr("logprobctl: warning: the head has 8 rows"));
   EXPECT_TRUE(std::filesystem::exists(out_ + "/manifest.json"));

@@ -662,3 +662,69 @@ def test_keys_of_the_config_are_searched_as_the_server_does():
     for text in ("[]", "{", '{"text_config": 1, "vocab_size": 2}', '{"vocab_size": "2"}'):
         with pytest.raises(InvalidArgument):
             assert HeadConfig(text).vocab_size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 100 + "1" + "}" * 100,
+        '{"model_type": "\ud800"}',
+        '{"model_type": "gemma2", "final_logit_softcapping": NaN}',
+        '{"model_type": "gemma2", "final_logit_softcapping": 1e400}',
+        '{"model_type": "gemma2", "final_logit_softcapping": ' + "9" * 400 + "}",
+        '{"model_type": "jais"}',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_config_that_cannot_be_read_is_refused(text):
+    with pytest.raises(InvalidArgument):
+        HeadConfig(text).logit_shape()
+
+
+def test_a_config_may_begin_with_a_byte_order_mark():
+    assert HeadConfig('\ufeff{"vocab_size": 3}').vocab_size == 3
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.module."])
+def test_what_belongs_to_a_head_behind_a_wrapper_is_no_unknown_head(src, out, prefix):
+    write_config(src, tie_word_embeddings=True)
+    state = {
+        f"{prefix}model.embed_tokens.weight": random(VOCAB, HIDDEN),
+        f"{prefix}lm_head._extra_state": torch.tensor([1.0]),
+        f"{prefix}lm_head.bias": random(VOCAB),
+    }
+    torch.save(state, src / "pytorch_model.bin")
+    assert export_head(src, out).has_bias
+
+    torch.save(state | {f"{prefix}lm_head.W_q": torch.tensor([1.0])}, src / "pytorch_model.bin")
+    with pytest.raises(ExportError, match="not understood"):
+        export_head(src, out, force=True)
+
+
+def test_two_heads_are_refused_unless_they_are_equal(src, out):
+    head, other = random(VOCAB, HIDDEN), random(VOCAB, HIDDEN, seed=1)
+    torch.save({"lm_head.weight": head, "embed_out.weight": other}, src / "pytorch_model.bin")
+    with pytest.raises(ExportError, match=r"several tensors may be the head .* different values"):
+        export_head(src, out)
+
+    torch.save({"lm_head.weight": head, "embed_out.weight": head}, src / "pytorch_model.bin")
+    assert export_head(src, out).source == "lm_head.weight"
+
+
+def test_an_adapter_beside_the_weights_is_a_warning(src, out):
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+    (src / "adapter_config.json").write_text("{}")
+
+    (warning,) = export_head(src, out).warnings
+
+    assert "adapter_config.json" in warning
+
+
+def test_a_key_that_is_ignored_stays_off_in_the_export(src, out):
+    write_config(src, model_type="gemma2", final_logit_softcapping=50.0)
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+
+    export_head(src, out, ignored_keys=["final_logit_softcapping"])
+
+    assert HeadConfig((out / "config.json").read_text()).logit_shape().softcap is None

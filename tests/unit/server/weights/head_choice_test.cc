@@ -216,9 +216,80 @@ TEST(HeadChoiceTest, NamesThatAreNoHeadsDoNotMatter) {
 }
 
 TEST(HeadChoiceTest, SeveralHeadsAreRefused) {
-  EXPECT_THAT(Open(kUntied, {MakeZeroTensor("output.weight", "BF16", {6, 8}),
-                             MakeZeroTensor("head.weight", "BF16", {6, 8})}),
+  const auto tensor = [](const std::string& name, uint32_t seed) {
+    return MakeRandomTensor(name, Dtype::kBf16, {6, 8}, 1.0F, seed);
+  };
+  EXPECT_THAT(Open(kUntied, {tensor("output.weight", 1), tensor("head.weight", 2)}),
               Fails(kInvalid, "several tensors may be the head (output.weight, head.weight)"));
+  EXPECT_THAT(Open(kUntied, {Head(1), tensor("thinker.lm_head.weight", 2)}),
+              Fails(kInvalid, "several tensors may be the head"));
+  EXPECT_THAT(Open(kTied, {Embedding(1), tensor("transformer.wte.weight", 2)}),
+              Fails(kInvalid, "several tensors may be the head"));
+  EXPECT_THAT(Open(kUntied, {tensor("output.weight", 1), tensor("head.weight", 1)}), Succeeds());
+  EXPECT_THAT(Open(kTied, {Embedding(1), tensor("transformer.wte.weight", 1)}), Succeeds());
+}
+
+// Regression: the names of adapters and quantised heads were looked for in the first 64 only.
+TEST(HeadChoiceTest, FindsAnAdapterBehindManyOtherNames) {
+  std::vector<FileTensor> tensors = {Head(1)};
+  for (int i = 0; i < 100; ++i) {
+    tensors.push_back(MakeZeroTensor("model.embed_tokens.a" + std::to_string(i), "F32", {1}));
+  }
+  tensors.push_back(MakeZeroTensor("lm_head.lora_A.weight", "F32", {1}));
+
+  EXPECT_THAT(Open(kUntied, tensors), Fails(kUnimplemented, "merge_and_unload"));
+}
+
+// Regression: a part named "layers" hid the head in front of it, so the embedding was served.
+TEST(HeadChoiceTest, FindsAHeadOfSeveralLayers) {
+  EXPECT_THAT(
+      Open(kTied, {Embedding(1), MakeZeroTensor("lm_head.layers.0.weight", "BF16", {6, 8})}),
+      Fails(kUnimplemented, "lm_head.layers.0.weight"));
+}
+
+// Regression: the text type's default decided although the unknown whole says something else.
+TEST(HeadChoiceTest, TheFlagOfAnUnknownModelHasPrecedenceOverTheDefaultOfItsTextModel) {
+  const std::string config =
+      R"({"model_type":"a_new_type","tie_word_embeddings":FLAG,
+          "text_config":{"model_type":"llama","hidden_size":8,"vocab_size":6}})";
+  const auto with_flag = [&config](const std::string& flag) {
+    return std::string(config).replace(config.find("FLAG"), 4, flag);
+  };
+
+  EXPECT_THAT(Open(with_flag("true"), {Embedding(1)}), Succeeds());
+  EXPECT_THAT(Open(with_flag("false"), {Embedding(1)}), Fails(kInvalid, "not tied"));
+  EXPECT_THAT(Open(with_flag("null"), {Embedding(1)}), Fails(kInvalid, "which then is false"));
+  EXPECT_THAT(Open(with_flag("true"), {Head(1), Embedding(2)}),
+              Fails(kInvalid, "different values"));
+}
+
+// Regression: the type's default of the tie was believed although its type was to be ignored.
+TEST(HeadChoiceTest, AnIgnoredTypeHasNoDefaultOfTheTie) {
+  const ModelFolderOptions ignoring = {.logits = {.ignored_keys = {"model_type"}}};
+  EXPECT_THAT(Open(Config("gemma2"), {Embedding(1)}), Succeeds());
+  EXPECT_THAT(Open(Config("gemma2"), {Embedding(1)}, ignoring), Fails(kInvalid, "--head-tensor"));
+  EXPECT_THAT(Open(Config("gemma2"), {Head(1), Embedding(2)}, ignoring), Succeeds());
+}
+
+// Regression: Mistral Small 3 states no flag, and its text model is not tied.
+TEST(HeadChoiceTest, AStoredHeadOfAModelWithoutFlagIsUsedIfItsTextModelIsUntied) {
+  const auto head = Open(
+      R"({"model_type":"mistral3",
+          "text_config":{"model_type":"mistral","hidden_size":8,"vocab_size":6}})",
+      {Head(1), Embedding(2)});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_EQ(head->weights->info().tensor, "lm_head.weight");
+}
+
+TEST(HeadChoiceTest, RefusesTensorsThatMayShiftTheLogits) {
+  for (const std::string name : {"lm_head_bias", "logit_scale", "model.logits_bias"}) {
+    const std::vector<FileTensor> tensors = {Head(1), MakeZeroTensor(name, "F32", {1})};
+    EXPECT_THAT(Open(kUntied, tensors), Fails(kUnimplemented, "--ignore-config-key " + name));
+    EXPECT_THAT(Open(kUntied, tensors, {.logits = {.ignored_keys = {name}}}), Succeeds());
+  }
+  EXPECT_THAT(Open(kUntied, {Head(1), MakeZeroTensor("vision_model.logit_scale", "F32", {1})}),
+              Succeeds());
 }
 
 TEST(HeadChoiceTest, TakesTheHeadOfTheModelType) {
@@ -268,12 +339,12 @@ TEST(HeadChoiceTest, AMissingExplicitTensorIsNotFound) {
 
 TEST(HeadChoiceTest, WithoutAKnownNameIsNotFoundAndListsSimilarNames) {
   const auto head =
-      Open(kTied, {MakeZeroTensor("decoder.output_proj.weight", "BF16", {6, 8}),
+      Open(kTied, {MakeZeroTensor("decoder.my_output.weight", "BF16", {6, 8}),
                    MakeZeroTensor("mtp.head.weight", "BF16", {6, 8}),
                    MakeZeroTensor("model.layers.0.self_attn.head.weight", "U8", {1})});
 
   EXPECT_THAT(head, Fails(kNotFound, "--head-tensor"));
-  EXPECT_THAT(head, Fails(kNotFound, "look like one: 'decoder.output_proj"));
+  EXPECT_THAT(head, Fails(kNotFound, "look like one: 'decoder.my_output"));
   EXPECT_THAT(head.status().message(), ::testing::Not(HasSubstr("mtp")));
 }
 
@@ -456,10 +527,22 @@ TEST(HeadBiasTest, IsTheBiasOfTheLogitsUnlessThatIsZero) {
   }
 }
 
-TEST(HeadBiasTest, TwoBiasesAreRefused) {
+// Regression: behind other parts it was ignored.
+TEST(HeadBiasTest, TheBiasOfTheLogitsMayBePartOfAModelInside) {
+  const auto head = OpenWithFlag("", {SmallHead(), MakeTensor("language_model.final_logits_bias",
+                                                              Dtype::kF32, {1, 3}, {1, 2, 3})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->weights->bias(), ElementsAre(1, 2, 3));
+}
+
+TEST(HeadBiasTest, SeveralBiasesAreRefused) {
   EXPECT_THAT(OpenWithFlag("", {SmallHead(), MakeZeroTensor("lm_head.bias", "F32", {3}),
                                 MakeZeroTensor("final_logits_bias", "F32", {1, 3})}),
-              Fails(kInvalid, "two biases of the head"));
+              Fails(kInvalid, "several biases of the head ('final_logits_bias', 'lm_head.bias')"));
+  EXPECT_THAT(OpenWithFlag("", {SmallHead(), MakeZeroTensor("a.final_logits_bias", "F32", {1, 3}),
+                                MakeZeroTensor("b.final_logits_bias", "F32", {1, 3})}),
+              Fails(kInvalid, "several biases"));
 }
 
 TEST(HeadBiasTest, MustExistWhenTheConfigRequiresIt) {

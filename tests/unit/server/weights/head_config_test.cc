@@ -66,13 +66,24 @@ TEST(HeadConfigTest, LeavesMissingValuesEmpty) {
   EXPECT_THAT(config.warnings, ElementsAre(HasSubstr("model type unknown is not known")));
 }
 
-TEST(HeadConfigTest, AcceptsTheNumbersThatPythonWrites) {
+TEST(HeadConfigTest, AcceptsTheNumbersThatPythonWritesWhereTheyDoNotMatter) {
   const HeadConfig config = Parse(
       R"({"time_step_limit":[0.0,Infinity],"a":-Infinity,"b":NaN,"s":"NaN \" Infinity",
-          "model_type":"cohere","hidden_size":3,"logit_scale":Infinity})");
+          "model_type":"cohere","hidden_size":3,"logit_scale":2.0})");
 
   EXPECT_EQ(config.hidden_size, 3);
-  EXPECT_EQ(config.scale, 1.0);
+  EXPECT_EQ(config.scale, 2.0);
+}
+
+// Regression: a scale or cap that is no number was taken for one that is missing.
+TEST(HeadConfigTest, RefusesNumbersThatAreNotFiniteWhereTheyMatter) {
+  for (const std::string value : {"NaN", "Infinity", "-Infinity"}) {
+    EXPECT_THAT(ParseHeadConfig(R"({"model_type":"cohere","logit_scale":)" + value + "}"),
+                Fails(kInvalid, "expected a number"));
+    EXPECT_THAT(
+        ParseHeadConfig(R"({"model_type":"gemma2","final_logit_softcapping":)" + value + "}"),
+        Fails(kInvalid, "expected a number"));
+  }
 }
 
 TEST(HeadConfigTest, NeverUsesOtherSoftCapsForTheHead) {
@@ -95,7 +106,12 @@ TEST(HeadConfigTest, RefusesKeysThatMayChangeTheLogitsAtEveryLevel) {
   for (const std::string json :
        {R"("Logit_Bonus":2.0)", R"("mup_width_scale":0.5)",
         R"("text_config":{"output_logits_scaling":2})", R"("a":{"b":{"final_softcap":2}})",
-        R"("logits_scaling":8.0)", R"("norm_head":true)", R"("logits_soft_cap":30.0)"}) {
+        R"("logits_scaling":8.0)", R"("norm_head":true)", R"("logits_soft_cap":30.0)",
+        // Words that contain a harmless one, such as "gate" and "rope", are not harmless.
+        R"("aggregate_logit_scale":2.0)", R"("additional_config":{"logit_scale":2.0})",
+        R"("property":{"logit_scale":2.0})", R"("text_encoder_config":{"logit_scale":2.0})",
+        R"("logit_transform":{"scale":2.0})", R"("heads":[{"logit_scale":2.0}])",
+        R"("logit_caps":[30.0])"}) {
     const auto config = ParseHeadConfig(R"({"model_type":"llama",)" + json + "}");
     EXPECT_THAT(config, Fails(kUnimplemented, "not understood for model type llama")) << json;
     EXPECT_THAT(config, Fails(kUnimplemented, "--softcap")) << json;
@@ -108,7 +124,8 @@ TEST(HeadConfigTest, RefusesKeysThatMayChangeTheLogitsAtEveryLevel) {
 
 TEST(HeadConfigTest, TheAdviceOfThatRefusalWorks) {
   const std::string json = R"({"model_type":"llama","my_logit_cap":20.0,"my_logit_factor":0.5})";
-  EXPECT_THAT(ParseHeadConfig(json), Fails(kUnimplemented, "--ignore-config-key 'my_logit_cap'"));
+  EXPECT_THAT(ParseHeadConfig(json),
+              Fails(kUnimplemented, "--ignore-config-key 'my_logit_cap:my_logit_factor'"));
 
   const auto config = ParseHeadConfig(
       json, {.softcap = 20.0, .scale = 0.5, .ignored_keys = {"my_logit_cap", "my_logit_factor"}});
@@ -142,8 +159,13 @@ TEST(HeadConfigTest, AKeyMeansWhatItMeansForItsModelType) {
 
 TEST(HeadConfigTest, RefusesTypesWhoseLogitsAreNoPlainProduct) {
   EXPECT_THAT(ParseHeadConfig(R"({"model_type":"baichuan","vocab_size":125696})"),
-              Fails(kUnimplemented, "divides each row of its head by its norm"));
+              Fails(kUnimplemented, "each row of its head is divided by its norm"));
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"baichuan"})"),
+              Fails(kUnimplemented, "each row of its head is divided by its norm"));
   EXPECT_THAT(ParseHeadConfig(R"({"model_type":"baichuan","vocab_size":64000})"), Succeeds());
+  // A text model makes the logits of the models around it.
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"a_new_type","text_config":{"model_type":"bert"}})"),
+              Fails(kUnimplemented, "dense layer"));
   EXPECT_THAT(ParseHeadConfig(R"({"model_type":"bailing_moe","norm_head":true})"),
               Fails(kUnimplemented, "norm_head"));
   EXPECT_THAT(ParseHeadConfig(R"({"model_type":"bert"})"), Fails(kUnimplemented, "dense layer"));
@@ -177,12 +199,30 @@ TEST(HeadConfigTest, TheNumberOfValidIdsMayHaveAKeyOfItsOwn) {
       7);
 }
 
+// Regression: its default, 1, was taken for a factor that the config leaves out.
+TEST(HeadConfigTest, RefusesATypeWhoseFactorHasNoDefault) {
+  for (const std::string type : {"jais", "btlm", "minicpm"}) {
+    EXPECT_THAT(ParseHeadConfig(R"({"model_type":")" + type + R"(","hidden_size":8})"),
+                Fails(kUnimplemented, "set --logit-scale"))
+        << type;
+  }
+  EXPECT_THAT(ParseHeadConfig(R"({"model_type":"jais"})", {.scale = 2.0}), Succeeds());
+}
+
 TEST(HeadConfigTest, UsesTheDefaultsThatConfigsLeaveOut) {
   const HeadConfig cohere = Parse(R"({"model_type":"cohere"})");
   EXPECT_EQ(cohere.scale, 0.0625);
   EXPECT_THAT(cohere.warnings, ElementsAre(HasSubstr("logit_scale")));
   EXPECT_EQ(Parse(R"({"model_type":"gemma2"})").softcap, 30.0);
   EXPECT_EQ(Parse(R"({"model_type":"gemma2","final_logit_softcapping":null})").softcap, 0.0);
+}
+
+// Regression: PaliGemma 2 has the cap of its text model, which no key of its config states.
+TEST(HeadConfigTest, AKeyOfTheTextModelHasTheDefaultOfItsType) {
+  EXPECT_EQ(Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma2"}})").softcap,
+            30.0);
+  EXPECT_EQ(Parse(R"({"model_type":"paligemma","text_config":{"model_type":"gemma"}})").softcap,
+            0.0);
 }
 
 // Regression: only the outermost type was used, so such a model was scored without cap or scale.
@@ -312,6 +352,30 @@ TEST(ConfigOfHeadTest, KeepsKeysThatAreNotUnderstoodSoThatTheServerRefusesThemAg
   const auto without = ConfigOfHead(json, 4, 5, {"my_logit_shift"});
   ASSERT_THAT(without, Succeeds());
   EXPECT_THAT(ParseHeadConfig(*without), Succeeds());
+}
+
+// Regression: the class has a default for a key that is left out.
+TEST(ConfigOfHeadTest, KeepsAnIgnoredTransformOff) {
+  const std::string json = R"({"model_type":"gemma2","final_logit_softcapping":50.0})";
+  const LogitOverrides ignoring = {.ignored_keys = {"final_logit_softcapping"}};
+  ASSERT_THAT(ParseHeadConfig(json, ignoring), Succeeds());
+
+  const auto config = ConfigOfHead(json, 4, 5, ignoring.ignored_keys);
+
+  ASSERT_THAT(config, Succeeds());
+  EXPECT_EQ(Parse(*config).softcap, 0.0);
+}
+
+// Regression: without the level, keys were searched in another one.
+TEST(ConfigOfHeadTest, KeepsALevelThatHidesOthers) {
+  const std::string json =
+      R"({"model_type":"paligemma","text_config":{"num_layers":2},
+          "llm_config":{"final_logit_softcapping":30.0}})";
+
+  const auto config = ConfigOfHead(json, 4, 5);
+
+  ASSERT_THAT(config, Succeeds());
+  EXPECT_EQ(Parse(*config).softcap, Parse(json).softcap);
 }
 
 TEST(ConfigOfHeadTest, RefusesTextThatIsNotAnObject) {

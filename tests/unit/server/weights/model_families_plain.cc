@@ -95,7 +95,7 @@ std::vector<Family> QwenAndLlama() {
        .head = kHead},
       {.name = "Llama4_Scout",
        .hidden = 5120,
-       .config = Nested("llama4", untied),
+       .config = Nested("llama4", R"("model_type":"llama4_text",)" + untied),
        .tensors = {kOlderNestedEmbed, kNestedHead},
        .head = kNestedHead},
       {.name = "Mistral_7B",

@@ -277,6 +277,32 @@ TEST(ModelFolderTest, AShardWithoutTheTensorIsInvalid) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kInvalid, "which has no such tensor"));
 }
 
+// Regression: a bias of the head that the index does not list was not applied.
+TEST(ModelFolderTest, AFileWithATensorThatTheIndexDoesNotListIsInvalid) {
+  const ModelFolder folder;
+  folder.WriteConfig(kConfig);
+  folder.WriteFile("1.safetensors",
+                   testing::SafetensorsBytes({MakeZeroTensor("lm_head.weight", "BF16", {5, 4}),
+                                              MakeZeroTensor("lm_head.bias", "F32", {5})}));
+  folder.WriteIndex({{"lm_head.weight", "1.safetensors"}});
+
+  EXPECT_THAT(OpenModelFolder(folder.path(), {}),
+              Fails(kInvalid, "'lm_head.bias', which the index does not list"));
+}
+
+TEST(ModelFolderTest, WarnsOfAnAdapterThatTransformersWouldApply) {
+  const ModelFolder folder;
+  folder.WriteConfig(R"({"model_type":"llama","hidden_size":4,"vocab_size":5})");
+  folder.WriteTensors({MakeZeroTensor("lm_head.weight", "BF16", {5, 4})});
+  folder.WriteFile("adapter_config.json", R"({"peft_type":"LORA"})");
+
+  const auto head = OpenModelFolder(folder.path(), {});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->warnings,
+              ::testing::ElementsAre(::testing::HasSubstr("merge it into the model")));
+}
+
 TEST(ModelFolderTest, AnIndexThatLeavesTheFolderIsDenied) {
   const ModelFolder folder;
   folder.WriteConfig(kConfig);
