@@ -45,6 +45,7 @@ FRAMEWORKS = {
     "lighteval": ("lighteval",),
     "lm_eval": ("lm_eval",),
     "ray": ("ray",),
+    "transformers": ("transformers",),
     "trl": ("trl",),
     "verl": ("verl",),
     "vllm": ("aiohttp", "orjson", "transformers"),
