@@ -5,6 +5,7 @@ import pathlib
 
 import ml_dtypes
 import torch
+from model_folder import write_biased_head
 from network_security import NetworkSecurity
 from server_process import ServerProcess
 
@@ -20,6 +21,12 @@ def server_of(
     if security is not None:
         admin = ["--admin", "127.0.0.1:0", *security.server_flags()]
     return ServerProcess(binaries, "--model", str(folder), *admin)
+
+
+def write_bf16_head(folder: pathlib.Path, weight: torch.Tensor, bias: torch.Tensor) -> pathlib.Path:
+    """Writes a head with a bias, rounded to bf16 as those that are pushed to it must be. Returns the folder."""
+    arrays = (each.float().numpy().astype(ml_dtypes.bfloat16) for each in (weight, bias))
+    return write_biased_head(folder, *arrays)
 
 
 def digest(*tensors: torch.Tensor) -> str:

@@ -16,8 +16,8 @@ from logprobd_adapters.push import (
     push_head,
     rows_of_rank,
 )
-from model_folder import ModelFolder, write_biased_head
-from pushed_head import HIDDEN, VOCAB, digest, server_of
+from model_folder import ModelFolder
+from pushed_head import HIDDEN, VOCAB, digest, server_of, write_bf16_head
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
@@ -32,8 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def biased_folder(tmp_path_factory):
-    weight, bias = head()
-    return write_biased_head(tmp_path_factory.mktemp("biased"), weight.numpy(), bias.numpy())
+    return write_bf16_head(tmp_path_factory.mktemp("biased"), *head())
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import pytest
 import torch
 from document_examples import ADAPTERS, run_example
 from logprobd import InvalidArgument, LogprobdError, Tls, WeightsClient
-from model_folder import write_biased_head
-from pushed_head import HIDDEN, VOCAB, digest, server_of
+from pushed_head import HIDDEN, VOCAB, digest, server_of, write_bf16_head
 
 SHAPE = (VOCAB, HIDDEN)
 RANKS = 4
@@ -157,12 +156,12 @@ def test_a_step_follows_one_that_ended_before_its_commit(adapter, server, rows) 
 
 def test_a_bias_is_pushed_with_the_weight(adapter, tmp_path, binaries) -> None:
     weight, bias = head().float(), torch.randn(VOCAB)
-    write_biased_head(tmp_path, weight.numpy(), bias.numpy())
+    write_bf16_head(tmp_path, weight, bias)
     tensors = {"lm_head.weight": weight, "lm_head.bias": bias}
     with server_of(tmp_path, binaries) as server:
         start(adapter, server.admin, FullSource(tensors), dtype="bf16").send_weights()
         assert live(server).sha256 == digest(weight, bias)
-        engine = start(adapter, server.admin, FullSource({"lm_head.weight": weight}))
+        engine = start(adapter, server.admin, FullSource({"lm_head.weight": weight}), dtype="bf16")
         with pytest.raises(InvalidArgument, match="set tensor .* and bias to that of its bias"):
             engine.send_weights()
 

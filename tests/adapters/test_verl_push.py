@@ -12,9 +12,8 @@ import torch
 from document_examples import ADAPTERS
 from hydra import compose, initialize_config_module
 from logprobd import InvalidArgument, LogprobdError, Tls, WeightsClient
-from model_folder import write_biased_head
 from omegaconf import OmegaConf
-from pushed_head import HIDDEN, VOCAB, digest, server_of
+from pushed_head import HIDDEN, VOCAB, digest, server_of, write_bf16_head
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
@@ -149,7 +148,7 @@ def test_a_bias_is_pushed_with_the_weight(tmp_path, binaries) -> None:
     given = {name: tensor.float() for name, tensor in weights().items()}
     given["lm_head.bias"] = torch.randn(VOCAB)
     head = [given["lm_head.weight"], given["lm_head.bias"]]
-    write_biased_head(tmp_path, *(each.numpy() for each in head))
+    write_bf16_head(tmp_path, *head)
     with server_of(tmp_path, binaries) as server:
         asyncio.run(make(server, dtype="bf16").send_weights(iter(given.items())))
 
@@ -157,7 +156,7 @@ def test_a_bias_is_pushed_with_the_weight(tmp_path, binaries) -> None:
             assert client.list()[0].live.sha256 == digest(*head)
         del given["lm_head.bias"]
         with pytest.raises(InvalidArgument, match="set tensor .* and bias to that of its bias"):
-            asyncio.run(make(server).send_weights(iter(given.items())))
+            asyncio.run(make(server, dtype="bf16").send_weights(iter(given.items())))
 
 
 def test_settings_of_the_client_are_passed_on(monkeypatch, tmp_path) -> None:
