@@ -73,8 +73,9 @@ void AddExportHeadCommand(CLI::App& app, CommandState& state) {
   command
       ->add_option(
           "--ignore-config-key", options->head.ignored_keys,
-          "Key of config.json or tensor that does not change the logits, although its name "
-          "suggests that; several are separated by colons")
+          "Key of config.json or name of a tensor that does not change the logits although its "
+          "name suggests it; several are separated by colons; model_type exports any model as "
+          "a plain head")
       ->delimiter(':')
       ->type_name("NAME");
   command->add_flag("--force", options->head.force,

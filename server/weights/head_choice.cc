@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -29,8 +31,11 @@ std::string FirstPresent(const Checkpoint& checkpoint, const std::vector<std::st
   return found == names.end() ? "" : *found;
 }
 
+// Returns the first names for a message.
 std::string Printable(const std::vector<std::string>& names) {
-  return absl::StrJoin(names, ", ", [](std::string* out, const std::string& name) {
+  constexpr size_t kShownMax = 8;
+  const auto shown = absl::MakeConstSpan(names).first(std::min(names.size(), kShownMax));
+  return absl::StrJoin(shown, ", ", [](std::string* out, const std::string& name) {
     absl::StrAppend(out, PrintableName(name));
   });
 }
@@ -120,7 +125,10 @@ absl::StatusOr<Comparison> Compare(const StoredTensor& a, const StoredTensor& b,
       !dtype_a.has_value() || !dtype_b.has_value()) {
     return Comparison::kUnrelated;
   }
-  const int64_t rows = num_rows.value_or(std::max(shape_a[0], shape_b[0]));
+  const int64_t rows = num_rows.value_or(shape_a[0]);
+  if (!num_rows.has_value() && shape_a[0] != shape_b[0]) {
+    return Comparison::kDifferent;
+  }
   if (std::min(shape_a[0], shape_b[0]) < rows) {
     return Comparison::kUnrelated;
   }
@@ -154,11 +162,19 @@ absl::StatusOr<Comparison> Compare(const StoredTensor& a, const StoredTensor& b,
   return Comparison::kEqual;
 }
 
+// Returns whether a tensor has a shape that the head may have.
+bool MayBeHead(const StoredTensor& tensor, const HeadConfig& config,
+               std::optional<int64_t> valid_vocab) {
+  const std::vector<int64_t>& shape = tensor.entry.shape;
+  return shape.size() == 2 && shape[0] >= valid_vocab.value_or(0) &&
+         shape[1] == config.hidden_size.value_or(shape[1]);
+}
+
 // Returns an error if a tensor after `chosen` in `names`, heads or embeddings, has other values. A
 // name that the model type has for itself needs no comparison.
-absl::Status CheckOthers(Checkpoint& checkpoint, const std::vector<std::string>& names,
-                         const std::string& chosen, bool is_of_type,
-                         std::optional<int64_t> valid_vocab) {
+absl::Status CheckOthers(Checkpoint& checkpoint, const HeadConfig& config,
+                         const std::vector<std::string>& names, const std::string& chosen,
+                         bool is_of_type, std::optional<int64_t> valid_vocab) {
   if (is_of_type) {
     return absl::OkStatus();
   }
@@ -169,7 +185,8 @@ absl::Status CheckOthers(Checkpoint& checkpoint, const std::vector<std::string>&
     LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor a, checkpoint.Find(chosen));
     LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor b, checkpoint.Find(other));
     LOGPROBD_ASSIGN_OR_RETURN(const Comparison comparison, Compare(a, b, valid_vocab));
-    if (comparison == Comparison::kDifferent) {
+    if (comparison == Comparison::kDifferent ||
+        (comparison == Comparison::kUnrelated && MayBeHead(b, config, valid_vocab))) {
       return absl::InvalidArgumentError(
           absl::StrCat("several tensors may be the head (", chosen, ", ", other,
                        ") and have different values; name one with --head-tensor"));
@@ -242,6 +259,22 @@ absl::Status Contradiction(const TieFlag& tied, const std::string& head,
       embedding));
 }
 
+// Returns "lm_head.weight ([24, 8] BF16)".
+std::string Described(const StoredTensor& tensor) {
+  return absl::StrCat(PrintableName(tensor.entry.name), " ([",
+                      absl::StrJoin(tensor.entry.shape, ", "), "] ", tensor.entry.dtype, ")");
+}
+
+absl::Status CannotBeOne(const TieFlag& tied, const StoredTensor& head,
+                         const StoredTensor& embedding, std::optional<int64_t> valid_vocab) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      WhatTheConfigSays(tied), ", but ", Described(head), " and ", Described(embedding),
+      " cannot be the same tensor of ",
+      valid_vocab.has_value() ? absl::StrCat(*valid_vocab, " ids") : std::string("all ids"),
+      " in F32, BF16 or F16; correct vocab_size or the files, or name the head with --head-tensor ",
+      head.entry.name, " or --head-tensor ", embedding.entry.name));
+}
+
 absl::StatusOr<HeadChoice> ChooseOfTwo(Checkpoint& checkpoint, const HeadConfig& config,
                                        const std::string& head, const std::string& embedding,
                                        std::optional<int64_t> valid_vocab) {
@@ -254,7 +287,10 @@ absl::StatusOr<HeadChoice> ChooseOfTwo(Checkpoint& checkpoint, const HeadConfig&
   LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor embedding_tensor, checkpoint.Find(embedding));
   LOGPROBD_ASSIGN_OR_RETURN(const Comparison comparison,
                             Compare(choice.tensor, embedding_tensor, valid_vocab));
-  if (comparison != Comparison::kEqual) {
+  if (comparison == Comparison::kUnrelated) {
+    return CannotBeOne(config.tied, choice.tensor, embedding_tensor, valid_vocab);
+  }
+  if (comparison == Comparison::kDifferent) {
     return Contradiction(config.tied, head, embedding);
   }
   if (evidence == Evidence::kTied) {
@@ -273,7 +309,8 @@ absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig
   if (!head.empty()) {
     LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, head));
     const bool is_of_type = config.rule != nullptr && config.rule->head == head;
-    LOGPROBD_RETURN_IF_ERROR(CheckOthers(checkpoint, names.heads(), head, is_of_type, valid_vocab));
+    LOGPROBD_RETURN_IF_ERROR(
+        CheckOthers(checkpoint, config, names.heads(), head, is_of_type, valid_vocab));
     if (!embedding.empty()) {
       return ChooseOfTwo(checkpoint, config, head, embedding, valid_vocab);
     }
@@ -304,7 +341,7 @@ absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig
   }
   const bool is_of_type = config.rule != nullptr && config.rule->embedding == embedding;
   LOGPROBD_RETURN_IF_ERROR(
-      CheckOthers(checkpoint, names.embeddings(), embedding, is_of_type, valid_vocab));
+      CheckOthers(checkpoint, config, names.embeddings(), embedding, is_of_type, valid_vocab));
   LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(embedding));
   choice.tied = true;
   return choice;
@@ -330,6 +367,12 @@ absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& 
   }
   LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, choice.tensor.entry.name));
   std::vector<std::string> transforms = names.unknown_transforms();
+  if (choice.tied && !head_tensor.empty()) {
+    // The bias of a head whose name is not known would be lost with that head.
+    std::copy_if(names.unknown_heads().begin(), names.unknown_heads().end(),
+                 std::back_inserter(transforms),
+                 [](const std::string& name) { return absl::EndsWith(name, ".bias"); });
+  }
   transforms.erase(std::remove_if(transforms.begin(), transforms.end(),
                                   [&config](const std::string& tensor) {
                                     const auto& ignored = config.ignored_names;

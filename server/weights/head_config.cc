@@ -191,17 +191,30 @@ absl::Status WrongValue(absl::string_view key, const Json& value, absl::string_v
       absl::StrCat(key, " is ", PrintableName(text), ", expected ", expected));
 }
 
+absl::StatusOr<std::optional<int64_t>> DimensionOf(absl::string_view key, const Json& value) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() == 0 ||
+      value.get<uint64_t>() > static_cast<uint64_t>(kDimensionMax)) {
+    return WrongValue(key, value, "an integer from 1 to 2^31");
+  }
+  return std::optional<int64_t>(value.get<int64_t>());
+}
+
 absl::StatusOr<std::optional<int64_t>> Dimension(const ConfigLevels& levels,
                                                  absl::string_view key) {
   const Json* value = levels.Find(key);
-  if (value == nullptr) {
-    return std::optional<int64_t>();
+  return value == nullptr ? std::optional<int64_t>() : DimensionOf(key, *value);
+}
+
+// Returns the width of the head's rows. The innermost level that has any key for it counts.
+absl::StatusOr<std::optional<int64_t>> HiddenSize(const ConfigLevels& levels) {
+  for (const Json* level : levels.all()) {
+    for (const std::string& key : HeadRules::Get().hidden_size_keys) {
+      if (const auto found = level->find(key); found != level->end() && !found->is_null()) {
+        return DimensionOf(key, *found);
+      }
+    }
   }
-  if (!value->is_number_unsigned() || value->get<uint64_t>() == 0 ||
-      value->get<uint64_t>() > static_cast<uint64_t>(kDimensionMax)) {
-    return WrongValue(key, *value, "an integer from 1 to 2^31");
-  }
-  return std::optional<int64_t>(value->get<int64_t>());
+  return std::optional<int64_t>();
 }
 
 absl::StatusOr<std::optional<bool>> Flag(const ConfigLevels& levels, absl::string_view key) {
@@ -343,7 +356,8 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
     tie.name = absl::StrCat(*level, ".", kTieKey);
     const TypeRule* const of_level = RuleOf(*levels.all()[index]);
     if (of_level != nullptr && of_level != rule) {
-      tie.by_default = of_level->tie == TypeRule::Tie::kTiedByDefault;
+      tie.is_always = tie.is_always || of_level->tie == TypeRule::Tie::kAlways;
+      tie.by_default = tie.is_always || of_level->tie == TypeRule::Tie::kTiedByDefault;
     }
   }
   if (!tie.stated.has_value()) {
@@ -413,8 +427,9 @@ absl::StatusOr<std::optional<double>> FactorOf(const ConfigLevels& levels, const
 
 void WarnOfDefault(absl::string_view key, absl::string_view what, double value,
                    HeadConfig& config) {
-  config.warnings.push_back(absl::StrCat("config.json has no ", key, "; the default of model type ",
-                                         config.model_type, " is used: ", what, " ", value));
+  config.warnings.push_back(absl::StrCat("config.json has no ", key,
+                                         "; the default of the model's class is used: ", what, " ",
+                                         value));
 }
 
 absl::Status ResolveScale(const ConfigLevels& levels, const TypeRule& rule,
@@ -568,33 +583,62 @@ absl::Status RefuseUnknownKeys(const Json& top, const std::vector<const TypeRule
   if (found.empty()) {
     return absl::OkStatus();
   }
+  // The list is the user's to copy, so it is whole unless there are very many keys.
+  constexpr size_t kKeysMax = 32;
   std::vector<std::string> names;
+  std::vector<std::string> described;
   for (const auto& [key, value] : found) {
-    names.push_back(key);
+    if (names.size() < kKeysMax) {
+      names.push_back(PrintableName(key));
+      described.push_back(absl::StrCat(names.back(), " (", value, ")"));
+      names.back() = names.back().substr(1, names.back().rfind('\'') - 1);
+    }
   }
   return absl::UnimplementedError(absl::StrCat(
-      "config.json has the key", found.size() == 1 ? " " : "s ",
-      absl::StrJoin(found, ", ",
-                    [](std::string* out, const auto& item) {
-                      absl::StrAppend(out, PrintableName(item.first), " (", item.second, ")");
-                    }),
+      "config.json has the key", found.size() == 1 ? " " : "s ", absl::StrJoin(described, ", "),
+      found.size() > kKeysMax ? absl::StrCat(" and ", found.size() - kKeysMax, " more") : "",
       ", which may change the logits and ", found.size() == 1 ? "is" : "are",
-      " not understood for model type ", config.model_type,
-      "; for a cap of the logits set --softcap, for a factor --logit-scale, and in any case "
-      "--ignore-config-key ",
-      PrintableName(absl::StrJoin(names, ":"))));
+      " not understood for model type ", config.model_type, "; set --ignore-config-key '",
+      absl::StrJoin(names, ":"),
+      "', together with --softcap for a cap or --logit-scale for a factor, if the logits are "
+      "otherwise a plain product"));
 }
 
-absl::Status RefuseType(const TypeRule& rule, const HeadConfig& config) {
+// `type` is that of `rule`, which may be the text model's.
+absl::Status RefuseType(const TypeRule& rule, const std::string& type, const HeadConfig& config) {
   const bool is_plain = std::find(rule.plain_vocab.begin(), rule.plain_vocab.end(),
                                   config.vocab_size.value_or(0)) != rule.plain_vocab.end();
   if (rule.refused.empty() || is_plain) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError(absl::StrCat(
-      "models of type ", config.model_type, " are not served: ", rule.refused,
+      "models of type ", type, " are not served: ", rule.refused,
       "; to serve the folder as the plain head of some other model, set --ignore-config-key "
       "model_type"));
+}
+
+// A model inside one of an unknown type, at a level that is none of levels(), may be the text
+// model.
+absl::Status RefuseUnknownLevels(const Json& level, const ConfigLevels& levels) {
+  const HeadRules& rules = HeadRules::Get();
+  for (const auto& [key, value] : level.items()) {
+    if (!value.is_object() || rules.IsOtherLevel(key)) {
+      continue;
+    }
+    const bool is_searched =
+        std::find(levels.all().begin(), levels.all().end(), &value) != levels.all().end();
+    const TypeRule* const rule = is_searched ? nullptr : RuleOf(value);
+    if (rule != nullptr &&
+        (!rule->scales.empty() || rule->softcap.has_value() || !rule->refused.empty())) {
+      return absl::UnimplementedError(absl::StrCat(
+          "config.json describes a model of type ", TypeOf(value), " at ", PrintableName(key),
+          ", a level that is not known; if it is the text model, which then transforms the logits, "
+          "move it to text_config, and otherwise set --ignore-config-key model_type, with "
+          "--logit-scale and --softcap if needed"));
+    }
+    LOGPROBD_RETURN_IF_ERROR(RefuseUnknownLevels(value, levels));
+  }
+  return absl::OkStatus();
 }
 
 // Returns why the type of the model, or of the text model that makes its logits, is not known, or
@@ -604,7 +648,9 @@ std::string WhatIsNotKnown(const ConfigLevels& levels, const AppliedRules& appli
   const std::string text_type = TypeOf(*levels.all().front());
   if (RuleOf(levels.top()) == nullptr) {
     return absl::StrCat(
-        "model type ", config.model_type, " is not known: ",
+        TypeOf(levels.top()).empty()
+            ? std::string("config.json has no model_type: ")
+            : absl::StrCat("model type ", config.model_type, " is not known: "),
         applied.logits == nullptr
             ? std::string("the head is served as a plain one, without scale and cap")
             : absl::StrCat("its text model, ", text_type, ", decides about the logits"));
@@ -629,6 +675,9 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
     }
     config.warnings.push_back(std::move(unknown));
   }
+  if (RuleOf(levels.top()) == nullptr && !Contains(overrides.ignored_keys, kModelTypeKey)) {
+    LOGPROBD_RETURN_IF_ERROR(RefuseUnknownLevels(levels.top(), levels));
+  }
   config.rule = applied.outer;
   const bool has_types = applied.outer != nullptr;
   LOGPROBD_ASSIGN_OR_RETURN(config.tied,
@@ -637,11 +686,13 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
   std::vector<const TypeRule*> understood;
   if (applied.logits != nullptr) {
     understood = {applied.outer, applied.logits};
+    for (const Json* level : levels.all()) {
+      if (const TypeRule* const rule = RuleOf(*level); rule != nullptr) {
+        LOGPROBD_RETURN_IF_ERROR(RefuseType(*rule, TypeOf(*level), config));
+      }
+    }
     if (const TypeRule* text = RuleOf(*levels.all().front()); text != nullptr) {
       understood.push_back(text);
-    }
-    for (const TypeRule* rule : understood) {
-      LOGPROBD_RETURN_IF_ERROR(RefuseType(*rule, config));
     }
     LOGPROBD_RETURN_IF_ERROR(CheckTextModel(levels, *applied.logits, overrides, config));
   }
@@ -657,6 +708,27 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
   return absl::OkStatus();
 }
 
+// Replaces vocab_size by the number of ids of a type that has a key of its own for it.
+absl::Status ResolveVocab(const ConfigLevels& levels, HeadConfig& config) {
+  if (config.rule == nullptr || config.rule->vocab_key.empty()) {
+    return absl::OkStatus();
+  }
+  const std::string& unless = config.rule->vocab_unless;
+  LOGPROBD_ASSIGN_OR_RETURN(const std::optional<bool> flag, Flag(levels, unless));
+  if (!unless.empty() && flag.value_or(true)) {
+    return absl::OkStatus();
+  }
+  LOGPROBD_ASSIGN_OR_RETURN(const std::optional<int64_t> ids,
+                            Dimension(levels, config.rule->vocab_key));
+  if (ids.has_value()) {
+    config.vocab_size = ids;
+  } else if (const auto& by_default = config.rule->vocab_default;
+             by_default.has_value() && !levels.Has(config.rule->vocab_key)) {
+    config.vocab_size = std::min(*by_default, config.vocab_size.value_or(*by_default));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json,
@@ -664,8 +736,9 @@ absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json,
   LOGPROBD_ASSIGN_OR_RETURN(const std::string strict, StrictJson(json));
   const Json top = Json::parse(strict, nullptr, /*allow_exceptions=*/false);
   if (!top.is_object()) {
-    return absl::InvalidArgumentError(top.is_discarded() ? "it is not valid JSON in UTF-8"
-                                                         : "it is not a JSON object");
+    return absl::InvalidArgumentError(
+        top.is_discarded() ? "it is not valid JSON in UTF-8, or a number is too large"
+                           : "it is not a JSON object");
   }
   LOGPROBD_ASSIGN_OR_RETURN(const ConfigLevels levels, ConfigLevels::Of(top));
   HeadConfig config;
@@ -674,24 +747,11 @@ absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json,
   }
   config.quantization_method = QuantizationMethod(levels);
   config.ignored_names = overrides.ignored_keys;
-  for (const std::string& key : HeadRules::Get().hidden_size_keys) {
-    if (!config.hidden_size.has_value()) {
-      LOGPROBD_ASSIGN_OR_RETURN(config.hidden_size, Dimension(levels, key));
-    }
-  }
+  LOGPROBD_ASSIGN_OR_RETURN(config.hidden_size, HiddenSize(levels));
   LOGPROBD_ASSIGN_OR_RETURN(config.vocab_size, Dimension(levels, "vocab_size"));
   LOGPROBD_ASSIGN_OR_RETURN(config.has_bias, Flag(levels, "lm_head_bias"));
   LOGPROBD_RETURN_IF_ERROR(ResolveLogits(levels, overrides, config));
-  if (config.rule != nullptr && !config.rule->vocab_key.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(std::optional<int64_t> valid,
-                              Dimension(levels, config.rule->vocab_key));
-    if (!levels.Has(config.rule->vocab_key)) {
-      valid = config.rule->vocab_default;
-    }
-    if (valid.has_value()) {
-      config.vocab_size = std::min(*valid, config.vocab_size.value_or(*valid));
-    }
-  }
+  LOGPROBD_RETURN_IF_ERROR(ResolveVocab(levels, config));
   return config;
 }
 
@@ -711,6 +771,17 @@ bool IsTransformKey(absl::string_view key) {
     return all;
   }();
   return keys->contains(key);
+}
+
+// Returns whether a key is a flag that scales the logits of some type.
+bool IsScaleFlag(absl::string_view key) {
+  const auto& types = HeadRules::Get().types;
+  return std::any_of(types.begin(), types.end(), [key](const auto& type) {
+    const std::vector<ScaleRule>& scales = type.second.scales;
+    return std::any_of(scales.begin(), scales.end(), [key](const ScaleRule& scale) {
+      return scale.op == ScaleRule::Op::kInverseSqrtHiddenSize && !key.empty() && scale.key == key;
+    });
+  });
 }
 
 bool IsKeptKey(absl::string_view key) {
@@ -764,9 +835,12 @@ absl::StatusOr<std::string> ConfigOfHead(absl::string_view json, int64_t hidden_
     return absl::InvalidArgumentError("it is not a JSON object");
   }
   Json head = HeadKeysOf(top, ignored_keys);
-  // A class has a default for a key that is missing, and none for null.
+  // A class has a default for a key that is missing, and none for null; a flag is off if it is
+  // false.
   for (const std::string& key : ignored_keys) {
-    if (IsTransformKey(key)) {
+    if (IsScaleFlag(key)) {
+      head[key] = false;
+    } else if (IsTransformKey(key)) {
       head[key] = nullptr;
     }
   }
@@ -774,7 +848,7 @@ absl::StatusOr<std::string> ConfigOfHead(absl::string_view json, int64_t hidden_
   head["vocab_size"] = vocab_size;
   if (!TieScalesLogits(top)) {
     head[std::string(kTieKey)] = false;
-  } else if (top.contains(std::string(kTieKey))) {
+  } else if (top.contains(std::string(kTieKey)) && !Contains(ignored_keys, kTieKey)) {
     head[std::string(kTieKey)] = top.at(std::string(kTieKey));
   }
   return absl::StrCat(head.dump(2), "\n");

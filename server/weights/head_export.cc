@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "server/base/errors.h"
@@ -364,10 +365,19 @@ absl::Status CheckSame(const HeadInfo& model, const HeadInfo& written) {
 absl::StatusOr<HeadExport> ExportHead(const HeadExportOptions& options,
                                       const ExportProgress& progress) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::string model, FindModel(options.model, HubCacheFolder()));
-  LOGPROBD_ASSIGN_OR_RETURN(
-      ModelFolderHead found,
-      OpenModelFolder(model, {.head_tensor = options.head_tensor,
-                              .logits = {.ignored_keys = options.ignored_keys}}));
+  auto opened = OpenModelFolder(model, {.head_tensor = options.head_tensor,
+                                        .logits = {.ignored_keys = options.ignored_keys}});
+  if (absl::StrContains(opened.status().message(), "--softcap") ||
+      absl::StrContains(opened.status().message(), "--logit-scale")) {
+    return absl::Status(
+        opened.status().code(),
+        absl::StrCat(opened.status().message(),
+                     " (--softcap and --logit-scale are settings of the server: an export takes "
+                     "--ignore-config-key alone, its head has no cap and no factor for that key, "
+                     "and the server of the export needs the setting)"));
+  }
+  LOGPROBD_RETURN_IF_ERROR(opened.status());
+  ModelFolderHead found = *std::move(opened);
   const HeadSource& source = *found.source;
   const HeadInfo& info = found.weights->info();
   const std::vector<NewTensor> tensors = TensorsOf(source);

@@ -10,7 +10,9 @@
 namespace logprobd {
 namespace {
 
-constexpr size_t kNamesMax = 8;
+constexpr size_t kNamesMax = 8;  // For messages.
+// For names that a user may ignore: those beyond are refused like the first.
+constexpr size_t kIgnorableMax = 1'000;
 
 absl::string_view StemOf(absl::string_view weight_name) {
   return absl::StripSuffix(weight_name, ".weight");
@@ -26,8 +28,8 @@ bool LooksLikeHead(absl::string_view name) {
 }
 
 // A checkpoint with an index passes the names of the opened files a second time.
-void AddOnce(std::vector<std::string>& names, absl::string_view name) {
-  if (names.size() < kNamesMax && std::find(names.begin(), names.end(), name) == names.end()) {
+void AddOnce(std::vector<std::string>& names, absl::string_view name, size_t max = kNamesMax) {
+  if (names.size() < max && std::find(names.begin(), names.end(), name) == names.end()) {
     names.emplace_back(name);
   }
 }
@@ -94,11 +96,11 @@ bool HeadNames::Wants(absl::string_view name) {
     return true;
   }
   const HeadRules& rules = HeadRules::Get();
-  if (unknown_heads_.size() < kNamesMax && rules.MayBeHead(name)) {
-    AddOnce(unknown_heads_, name);
+  if (unknown_heads_.size() < kIgnorableMax && rules.MayBeHead(name)) {
+    AddOnce(unknown_heads_, name, kIgnorableMax);
   }
-  if (unknown_transforms_.size() < kNamesMax && rules.MayShiftLogits(name)) {
-    AddOnce(unknown_transforms_, name);
+  if (unknown_transforms_.size() < kIgnorableMax && rules.MayShiftLogits(name)) {
+    AddOnce(unknown_transforms_, name, kIgnorableMax);
   }
   for (auto& [stem, parts] : unknown_parts_) {
     if (absl::StartsWith(name, stem)) {

@@ -51,7 +51,7 @@ class HeadNames {
   /// such as "model.embed_tokens.lora_embedding_A".
   const std::vector<std::string>& UnknownPartsOf(absl::string_view weight_name) const;
 
-  /// Returns up to 8 names of tensors that may scale or shift the logits and are not understood.
+  /// Returns names of tensors that may scale or shift the logits and are not understood.
   const std::vector<std::string>& unknown_transforms() const { return unknown_transforms_; }
 
   /// Returns the names of tensors that are final_logits_bias.

@@ -75,6 +75,7 @@ TypeRule ParseType(const Json& entry) {
   }
   if (const auto vocab = entry.find("vocab"); vocab != entry.end()) {
     rule.vocab_key = vocab->at("key").get<std::string>();
+    rule.vocab_unless = vocab->value("unless", "");
     if (vocab->contains("default")) {
       rule.vocab_default = vocab->at("default").get<int64_t>();
     }

@@ -48,7 +48,9 @@ struct TypeRule {
   std::string embedding;       ///< Name of the embedding if it is not in embedding_names, or "".
   std::vector<ScaleRule> scales;
   std::optional<SoftcapRule> softcap;
-  std::string vocab_key;                 ///< Key of the number of valid ids, or "" for vocab_size.
+  std::string vocab_key;  ///< Key of the number of valid ids, or "" for vocab_size.
+  std::string
+      vocab_unless;  ///< Flag that makes vocab_size count after all, by default true; or "".
   std::optional<int64_t> vocab_default;  ///< Its value if the key is missing.
   std::vector<std::string> no_effect;    ///< Keys that seem to change the logits but do not.
   bool needs_key = false;  ///< One key of `scales` must be set, as their default is not known.

@@ -175,9 +175,10 @@ absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& optio
         "config.json has no vocab_size; the number of the tensor's rows is used: ", rows));
   }
   const int64_t config_vocab = config.vocab_size.value_or(rows);
-  if (rows < config_vocab) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the head has ", rows, " rows, fewer than config.json's vocab_size ", config_vocab));
+  if (rows < config_vocab && !options.include_padding && !options.valid_vocab.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the head has ", rows, " rows, fewer than config.json's vocab_size ",
+                     config_vocab, "; if these are all ids, set --valid-vocab ", rows));
   }
   if (options.include_padding && options.valid_vocab.has_value()) {
     return absl::InvalidArgumentError("--valid-vocab and --include-padding contradict each other");

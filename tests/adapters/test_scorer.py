@@ -114,6 +114,66 @@ def test_scores_agree_with_double_precision(scorer, case) -> None:
 
 
 # Regression: the operator took no tensor of integers, and the server did.
+class Model:
+    """What from_model needs of a Hugging Face model."""
+
+    def __init__(self, case: Case, **config: object) -> None:
+        self._head = torch.nn.Linear(HIDDEN, VOCAB + PADDING, bias=False)
+        self._head.weight = torch.nn.Parameter(case.weight)
+        self.config = self
+        self.settings = {"hidden_size": HIDDEN, "vocab_size": VOCAB} | config
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        return self._head
+
+    def to_json_string(self, *, use_diff: bool) -> str:
+        assert not use_diff
+        return json.dumps(self.settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "shape"),
+    [
+        ({"model_type": "hyperclovax", "logits_scaling": 0.5}, {}, {"scale": 0.5}),
+        ({"model_type": "granite", "logits_scaling": 8.0}, {}, {"scale": 0.125}),
+        ({"model_type": "recurrent_gemma", "logits_soft_cap": 5.0}, {}, {"softcap": 5.0}),
+        ({"model_type": "gemma2", "final_logit_softcapping": 5.0}, {"softcap": 0}, {}),
+        # Regression: the missing or wrong key was refused although the caller says the value.
+        ({"model_type": "minicpm"}, {"scale": 0.5}, {"scale": 0.5}),
+        ({"model_type": "granite", "logits_scaling": -1}, {"scale": 0.5}, {"scale": 0.5}),
+        (
+            {"model_type": "llama", "my_logit_cap": 5.0},
+            {"softcap": 5.0, "ignored_keys": ["my_logit_cap"]},
+            {"softcap": 5.0},
+        ),
+    ],
+)
+def test_the_head_of_a_model_has_its_transforms(case, config, options, shape) -> None:
+    scorer = LocalScorer.from_model(Model(case, **config), **options)
+
+    expected = LocalScorer(case.weight, vocab_size=VOCAB, **shape)
+    scores = [each.score(case.hidden, case.targets).logprob for each in (scorer, expected)]
+    assert torch.equal(*scores)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "my_logit_cap": 5.0},
+        {"model_type": "minicpm"},
+        {"model_type": "bert"},
+    ],
+)
+def test_a_model_with_logits_that_are_not_understood_is_refused(case, config) -> None:
+    with pytest.raises(InvalidArgument):
+        LocalScorer.from_model(Model(case, **config))
+
+
+def test_a_model_of_an_unknown_type_is_a_warning(case) -> None:
+    with pytest.warns(UserWarning, match="a_new_type is not known"):
+        LocalScorer.from_model(Model(case, model_type="a_new_type"))
+
+
 # Regression: greedy of unsigned ids was torch's own error, or compared 156 with -100 in 8 bits.
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.int32])
 def test_targets_may_be_unsigned(scorer, case, dtype) -> None:

@@ -11,8 +11,10 @@ import logprobd
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from logprobd._head_rules import EMBEDDING_NAMES, HEAD_NAMES, RULES
 from logprobd.errors import InvalidArgument
+from logprobd.export_head import _have_equal_rows
 from logprobd.head_choice import choose_bias, choose_head
 from logprobd.head_config import HeadConfig
 from model_folder import write_safetensors
@@ -50,14 +52,16 @@ def client_outcome(
     head_tensor: str = "",
 ) -> Outcome:
     def have_equal_rows(a: str, b: str) -> bool | None:
-        first, second = (tensors[each].astype(np.float32)[:VOCAB] for each in (a, b))
-        return bool((first == second).all()) if first.shape == second.shape else None
+        as_torch = (torch.from_numpy(tensors[each].astype(np.float32)) for each in (a, b))
+        return _have_equal_rows(*as_torch, settings, settings.vocab_size)
 
     try:
         settings = HeadConfig(config, ignored_keys=ignored)
         shape = settings.logit_shape()
         name, is_embedding = choose_head(list(tensors), settings, have_equal_rows, head_tensor)
         bias = choose_bias(list(tensors), settings, name, is_embedding)
+        if len(tensors[name]) < (settings.vocab_size or 0):  # as export_head
+            raise InvalidArgument("the head has rows, fewer than vocab_size")
     except InvalidArgument as error:
         return Outcome(refusal=str(error))
     has_bias = bias is not None and tensors[bias].any()
@@ -99,6 +103,7 @@ ODD_KEYS = [
     "router_logit",
     "aggregate_logit_scale",
     "additional_config",
+    "speculative_logit_scale",
     "vision_logit_scale",
 ]
 EXTRAS = [
@@ -142,10 +147,10 @@ def random_config(draw: random.Random) -> dict[str, Any]:
             found["tie_word_embeddings"] = draw.choice([True, False])
         return found
 
-    config = level(sizes=True)
+    config = level(sizes=draw.random() < 0.8)
     if draw.random() < 0.5:
         name = draw.choice(
-            ["text_config", "llm_config", "language_config", "decoder", "vision_config"]
+            ["text_config", "llm_config", "language_config", "decoder", "vision_config", "my_model"]
         )
         config[name] = level(sizes=draw.random() < 0.5)
     return config

@@ -459,6 +459,24 @@ def test_a_number_below_the_live_one_is_refused(start_swappable, binaries, root)
     assert sum("must be above 7" in line for line in server.log) == 1
 
 
+def test_a_tensor_other_than_the_live_one_is_a_warning(start_swappable, root) -> None:
+    for name, tensor, is_tied in (
+        ("tied", "model.embed_tokens.weight", True),
+        ("alone", "lm_head.weight", False),
+    ):
+        (root / name).mkdir()
+        write_safetensors(root / name / "model.safetensors", {tensor: zeros()})
+        config = {"model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCAB}
+        config |= {"tie_word_embeddings": is_tied}
+        (root / name / "config.json").write_text(json.dumps(config))
+    server = start_swappable(model=root / "tied")
+
+    with Weights(server.admin) as weights:
+        weights.load(root / "alone", version=2, commit=True)
+
+    server.wait_for_log("the new head is another tensor than the live one")
+
+
 def test_c51_one_load_at_a_time(start_swappable, large, root) -> None:
     server = start_swappable(model=large / "one")
     with Weights(server.admin) as weights:

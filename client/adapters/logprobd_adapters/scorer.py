@@ -305,13 +305,9 @@ class LocalScorer:
         # With defaults: a class may transform logits where its config leaves the key out.
         text = model.config.to_json_string(use_diff=False)
         config = HeadConfig(text, f"the config of {type(model).__name__}", ignored_keys)
-        if not config.is_known:
-            warnings.warn(
-                f"model type {config.model_type} is not known: its head is taken for a plain one, "
-                "without scale and cap",
-                stacklevel=2,
-            )
-        shape = config.logit_shape()
+        for warning in config.warnings:
+            warnings.warn(warning, stacklevel=2)
+        shape = config.logit_shape(scale=scale, softcap=softcap)
         rows = head.weight.shape[0]
         bias = getattr(model, "final_logits_bias", None)  # BART and its relatives
         if bias is not None and head.bias is not None:
@@ -321,8 +317,8 @@ class LocalScorer:
         return cls(
             head.weight,
             head.bias if bias is None else bias,
-            scale=shape.scale if scale is None else scale,
-            softcap=shape.softcap if softcap is None else softcap or None,
+            scale=shape.scale,
+            softcap=shape.softcap,
             vocab_size=min(config.vocab_size or rows, rows),
         )
 

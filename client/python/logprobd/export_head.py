@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"  # of PEFT
+_NO_SETTINGS = (
+    " (softcap and scale are settings of the server, --softcap and --logit-scale: an export takes "
+    "--ignore-config-key alone, its head has no cap and no factor for that key, and the server of "
+    "the export needs the setting)"
+)
+_HEAD_DTYPES = frozenset(("torch.bfloat16", "torch.float16", "torch.float32"))
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,9 @@ def export_head(
         vocab_size: Rows to keep; the others are padding. By default the vocab_size of the config.
         config: The model's config.json. By default the one next to the checkpoint, if there is one.
         head_tensor: Name of the head's tensor in the checkpoint, if it is not found by itself.
-        ignored_keys: Keys of the config that do not change the logits although their names suggest
-            that. They are not written.
+        ignored_keys: Keys of the config and names of tensors that do not change the logits although
+            their names suggest it; with "model_type", the head is a plain one, whatever the model.
+            In the exported config they are off.
         force: Replace `out` if an export has written it.
 
     Raises ExportError, whose message says what to change.
@@ -90,7 +97,7 @@ def export_head(
             progress=progress,
         )
     except InvalidArgument as error:
-        raise ExportError(str(error)) from None
+        raise ExportError(f"{error}{_NO_SETTINGS if 'softcap' in str(error) else ''}") from None
 
 
 def _export(
@@ -119,6 +126,7 @@ def _export(
     else:
         settings = _read_config(config_path, ignored_keys)
         shape = settings.logit_shape()  # refuses a model whose logits are not served
+        warnings += settings.warnings
 
     if (checkpoint.folder / ADAPTER_CONFIG_FILE).is_file():
         warnings.append(
@@ -131,6 +139,7 @@ def _export(
         return _have_equal_rows(
             checkpoint.read(head)[0],
             checkpoint.read(embedding)[0],
+            settings,
             vocab_size or settings.vocab_size,
         )
 
@@ -138,6 +147,10 @@ def _export(
     weight, weight_files = checkpoint.read(name)
     _check_weight(name, weight, settings)
     bias_name = choose_bias(checkpoint.names(), settings, name, is_embedding)
+    if bias_name is None and settings.has_bias is False:
+        sibling = stem(name) + ".bias"
+        if sibling in checkpoint.names():
+            warnings.append(f"{CONFIG_FILE} says that the head has no bias; {sibling} is ignored")
     if vocab_size is None:
         vocab_size = settings.vocab_size
     rows = weight.shape[0]
@@ -200,16 +213,20 @@ def _read_config(path: Path, ignored_keys: Collection[str]) -> HeadConfig:
         raise ExportError(f"{path} cannot be read: {error}") from None
 
 
-def _have_equal_rows(a: torch.Tensor, b: torch.Tensor, rows: int | None) -> bool | None:
-    """Returns whether the first `rows` rows have equal values, whatever their types.
+def _have_equal_rows(
+    a: torch.Tensor, b: torch.Tensor, config: HeadConfig, ids: int | None
+) -> bool | None:
+    """Returns whether the first `ids` rows have equal values, whatever their types.
 
-    Returns None for tensors that are no matrices with so many rows and equal columns.
+    Returns None if they cannot be one tensor and `b` cannot be the head.
     """
-    if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[1]:
+    if a.dim() != 2 or b.dim() != 2 or not _HEAD_DTYPES.issuperset((str(a.dtype), str(b.dtype))):
         return None
-    rows = max(len(a), len(b)) if rows is None else rows
+    if a.shape[1] != b.shape[1]:
+        return None if b.shape[1] != (config.hidden_size or b.shape[1]) else False
+    rows = max(len(a), len(b)) if ids is None else ids
     if min(len(a), len(b)) < rows:
-        return None
+        return None if ids is not None else False
     return bool((a[:rows] == b[:rows]).logical_or(a[:rows].isnan() & b[:rows].isnan()).all())
 
 
@@ -283,8 +300,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="key of config.json that does not change the logits although its name suggests that; "
-        "may be repeated",
+        help="key of config.json or name of a tensor that does not change the logits although its "
+        "name suggests it; several are separated by colons; model_type exports any model as a plain "
+        "head",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace OUT if an earlier export has written it"

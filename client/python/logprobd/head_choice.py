@@ -31,7 +31,8 @@ _KNOWN_STEMS = frozenset(name.removesuffix(".weight") for name in (*HEAD_NAMES, 
 HaveEqualRows = Callable[[str, str], bool | None]
 """Returns whether the valid rows of two tensors, by their names, have equal values.
 
-Returns None if they cannot be one tensor: one of them is no matrix with so many rows and columns.
+Returns None if they cannot be one tensor, and the second not be the head: it is no matrix, has
+fewer rows than the vocabulary, or other columns than the hidden size.
 """
 
 
@@ -60,7 +61,13 @@ def choose_head(
     else:
         name, is_embedding = _choose(names, config, have_equal_rows, heads, embeddings)
     _check_form(names, name)
-    transforms = [each for each in names if may_shift_logits(each) and each not in config.ignored]
+    transforms = [each for each in names if may_shift_logits(each)]
+    if head_tensor and is_embedding:
+        # The bias of a head whose name is not known would be lost with that head.
+        transforms += [
+            each for each in _unknown_heads(names, heads, embeddings) if each.endswith(".bias")
+        ]
+    transforms = [each for each in transforms if each not in config.ignored]
     if transforms:
         raise InvalidArgument(
             "the checkpoint stores tensors that may scale or shift the logits and are not "
@@ -142,15 +149,12 @@ def _choose(
         _check_form(names, head)
         _check_others(names, heads, head, config.rule.get("head"), have_equal_rows)
         if embedding is not None:
-            return _choose_of_two(config.tie, have_equal_rows, head, embedding)
+            return _choose_of_two(config, have_equal_rows, head, embedding)
         return head, False
     _refuse_quantised(names, heads)
     if embedding is None:
         _refuse_quantised(names, embeddings)
-    known = {*heads, *embeddings}
-    for name in heads:
-        known |= {f"{stem(name)}.{sibling}" for sibling in ("bias", *RULES["head_siblings"])}
-    unknown = [name for name in names if may_be_head(name) and _unwrapped(name) not in known]
+    unknown = _unknown_heads(names, heads, embeddings)
     if unknown:
         raise _not_understood(unknown)
     if embedding is None:
@@ -167,6 +171,15 @@ def _choose(
         )
     _check_others(names, embeddings, embedding, config.rule.get("embedding"), have_equal_rows)
     return embedding, True
+
+
+def _unknown_heads(
+    names: Sequence[str], heads: Sequence[str], embeddings: Sequence[str]
+) -> list[str]:
+    known = {*heads, *embeddings}
+    for name in heads:
+        known |= {f"{stem(name)}.{sibling}" for sibling in ("bias", *RULES["head_siblings"])}
+    return [name for name in names if may_be_head(name) and _unwrapped(name) not in known]
 
 
 def _check_others(
@@ -200,9 +213,10 @@ def _unwrapped(name: str) -> str:
 
 
 def _choose_of_two(
-    tie: Tie, have_equal_rows: HaveEqualRows, head: str, embedding: str
+    config: HeadConfig, have_equal_rows: HaveEqualRows, head: str, embedding: str
 ) -> tuple[str, bool]:
     """Both a head and an embedding are stored: the flag is believed, or what the class assumes."""
+    tie = config.tie
     is_tied: bool | None
     if tie.is_contradictory:
         is_tied = None
@@ -214,7 +228,15 @@ def _choose_of_two(
         is_tied = tie.elsewhere is not False and bool(tie.by_default)
     if is_tied is False:
         return head, False
-    if not have_equal_rows(head, embedding):
+    are_equal = have_equal_rows(head, embedding)
+    if are_equal is None:
+        ids = "all ids" if config.vocab_size is None else f"{config.vocab_size} ids"
+        raise InvalidArgument(
+            f"{_what_the_config_says(tie)}, but {head} and {embedding} cannot be the same tensor "
+            f"of {ids} in F32, BF16 or F16; correct vocab_size or the files, or name the head with "
+            f"--head-tensor {head} or --head-tensor {embedding}"
+        )
+    if not are_equal:
         raise InvalidArgument(
             f"{_what_the_config_says(tie)}, but {head} and {embedding} are stored with different "
             f"values: transformers {RULES['transformers']} uses {head}, and vLLM, where it does "

@@ -25,7 +25,14 @@ CONFIG_FILE = "config.json"
 MODEL_TYPE_KEY = "model_type"
 _TRANSFORM_KEYS = transform_keys()
 _KEPT_KEYS = frozenset(("architectures", MODEL_TYPE_KEY, "lm_head_bias")) | _TRANSFORM_KEYS
+_SCALE_FLAGS = frozenset(
+    scale["key"]
+    for rule in RULES["types"].values()
+    for scale in rule.get("scale", ())
+    if scale["op"] == FLAG_OP and "key" in scale
+)
 _DEPTH_MAX = 64
+_KEYS_MAX = 32  # in a message
 
 
 class LogitShape(NamedTuple):
@@ -102,6 +109,38 @@ class HeadConfig:
         return rule_of(self._top.get(MODEL_TYPE_KEY)) is not None and not is_inner
 
     @property
+    def warnings(self) -> list[str]:
+        """What is surprising about the logits: a type that is not known, a default that counts."""
+        if MODEL_TYPE_KEY in self._ignored:
+            return []
+        found = []
+        if not self.is_known:
+            has_type = bool(self._top.get(MODEL_TYPE_KEY))
+            found.append(
+                (
+                    f"model type {self.model_type}"
+                    if has_type
+                    else f"{CONFIG_FILE} has no model_type"
+                )
+                + (" is not known: " if has_type else ": ")
+                + (
+                    "its head is taken for a plain one, without scale and cap"
+                    if self._logits is None or self._logits.get("inner")
+                    else "its text model decides about the logits"
+                )
+            )
+        logits = self._logits or {}
+        for rule in (*logits.get("scale", ()), logits.get("softcap", {"op": FLAG_OP})):
+            key, is_flag = rule.get("key", ""), rule.get("op") == FLAG_OP
+            default = self._default_of(key, rule.get("default"))
+            if not (is_flag or self.has(key) or key in self._ignored or default in (None, 1)):
+                found.append(
+                    f"{CONFIG_FILE} has no {key}; the default of the model's class is used: "
+                    f"{default:g}"
+                )
+        return found
+
+    @property
     def rule(self) -> dict[str, Any]:
         """The rule of the model's type; empty if the type is not known."""
         return self._outer or {}
@@ -129,27 +168,30 @@ class HeadConfig:
 
     @property
     def hidden_size(self) -> int | None:
-        sizes = (self._dimension(key) for key in RULES["hidden_size_keys"])
-        return next((size for size in sizes if size is not None), None)
+        """Width of the head's rows. The innermost level that has any key for it counts."""
+        for level in self._levels:
+            for key in RULES["hidden_size_keys"]:
+                if level.get(key) is not None:
+                    return _dimension_of(key, level[key])
+        return None
 
     @property
     def vocab_size(self) -> int | None:
         """Number of valid ids."""
         size = self._dimension("vocab_size")
         vocab = self.rule.get("vocab")
-        if vocab is None:
+        if vocab is None or ("unless" in vocab and self._flag(vocab["unless"]) is not False):
             return size
         key = vocab["key"]
-        valid = self._dimension(key) if self.has(key) else vocab.get("default")
-        return size if valid is None else min(valid, valid if size is None else size)
+        if self.has(key):
+            ids = self._dimension(key)
+            return size if ids is None else ids
+        default: int | None = vocab.get("default")
+        return size if default is None else min(default, size or default)
 
     def _dimension(self, key: str) -> int | None:
         value = self.find(key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise InvalidArgument(
-                f"{key} of {CONFIG_FILE} is {value!r}, expected a positive integer"
-            )
-        return value
+        return None if value is None else _dimension_of(key, value)
 
     def _flag(self, key: str) -> bool | None:
         value = self.find(key)
@@ -205,7 +247,8 @@ class HeadConfig:
             name = f"{self._names[index]}.{TIE_KEY}"
             of_level = rule_of(self._levels[index].get(MODEL_TYPE_KEY))
             if of_level is not None and of_level is not rule:
-                default = of_level.get("tied") is True
+                kind["is_always"] = kind["is_always"] or of_level.get("tied") == "always"
+                default = kind["is_always"] or of_level.get("tied") is True
         stated = flags[index]
         elsewhere = first if stated is None else None
         # Frameworks that build the text model by its own class find it untied.
@@ -225,23 +268,34 @@ class HeadConfig:
                 return value
         return None
 
-    def logit_shape(self) -> LogitShape:
+    def logit_shape(
+        self, *, scale: float | None = None, softcap: float | None = None
+    ) -> LogitShape:
         """Returns the scale and the cap of the model's logits.
+
+        Args:
+            scale: the scale instead of that of the config.
+            softcap: the cap instead of that of the config; 0: no cap.
 
         Raises InvalidArgument for a value that is not a positive number, and if the model makes its
         logits in a way that is not known.
         """
         self.check()
-        scale, softcap = 1.0, None
-        if self._logits is not None:
-            self._check_has_key(self._logits)
-            for rule in self._logits.get("scale", ()):
-                if rule.get("key") not in self._ignored:
-                    scale *= self._scale(rule) or 1.0
-            softcap = self._softcap(self._logits.get("softcap"))
+        if scale is None:
+            scale = self._scale_of_type(self._logits or {})
+        if softcap is None:
+            softcap = self._softcap((self._logits or {}).get("softcap"))
         if not _fits_fp32(scale):
             raise InvalidArgument(f"the scale of the logits is {scale}, which does not fit fp32")
-        return LogitShape(scale, softcap)
+        return LogitShape(scale, softcap or None)
+
+    def _scale_of_type(self, rule: dict[str, Any]) -> float:
+        self._check_has_key(rule)
+        factor = 1.0
+        for scale in rule.get("scale", ()):
+            if scale.get("key") not in self._ignored:
+                factor *= self._scale(scale) or 1.0
+        return factor
 
     def _check_has_key(self, rule: dict[str, Any]) -> None:
         keys = [scale["key"] for scale in rule.get("scale", ()) if "key" in scale]
@@ -290,11 +344,13 @@ class HeadConfig:
     def check(self) -> None:
         """Raises InvalidArgument if the model makes its logits in a way that is not served."""
         understood = []
+        if rule_of(self._top.get(MODEL_TYPE_KEY)) is None and MODEL_TYPE_KEY not in self._ignored:
+            self._refuse_unknown_levels(self._top)
         if self._outer is not None and self._logits is not None:
             understood = [self._outer, self._logits]
             understood += [] if self._text_rule is None else [self._text_rule]
-            for rule in understood:
-                self._refuse_type(rule)
+            for level in self._levels:
+                self._refuse_type(level.get(MODEL_TYPE_KEY))
             self._check_text_model()
         found = {
             key: json.dumps(value)[:64]
@@ -304,13 +360,31 @@ class HeadConfig:
             )
         }
         if found:
-            keys = ", ".join(f"{key} ({value})" for key, value in sorted(found.items()))
+            shown = sorted(found)[:_KEYS_MAX]
+            keys = ", ".join(f"{key} ({found[key]})" for key in shown)
+            more = f" and {len(found) - _KEYS_MAX} more" if len(found) > _KEYS_MAX else ""
             raise InvalidArgument(
-                f"{CONFIG_FILE} has the key{'s' * (len(found) > 1)} {keys}, which may change the "
-                f"logits and {'are' if len(found) > 1 else 'is'} not understood for model type "
-                f"{self.model_type}; for a cap of the logits set softcap, for a factor scale, and "
-                f"in any case ignore the key {':'.join(sorted(found))}"
+                f"{CONFIG_FILE} has the key{'s' * (len(found) > 1)} {keys}{more}, which may change "
+                f"the logits and {'are' if len(found) > 1 else 'is'} not understood for model type "
+                f"{self.model_type}; ignore the key {':'.join(shown)}, together with softcap for a "
+                "cap or scale for a factor, if the logits are otherwise a plain product"
             )
+
+    def _refuse_unknown_levels(self, level: dict[str, Any]) -> None:
+        """Refuses a model that transforms logits, at a level where keys are not searched."""
+        for key, value in sorted(level.items()):
+            if not isinstance(value, dict) or is_other_level(key):
+                continue
+            is_searched = any(value is each for each in self._levels)
+            rule = (None if is_searched else rule_of(value.get(MODEL_TYPE_KEY))) or {}
+            if not rule.keys().isdisjoint(("scale", "softcap", "refused")):
+                raise InvalidArgument(
+                    f"{CONFIG_FILE} describes a model of type {value[MODEL_TYPE_KEY]} at {key}, a "
+                    "level that is not known; if it is the text model, which then transforms the "
+                    f"logits, move it to text_config, and otherwise ignore the key {MODEL_TYPE_KEY}"
+                    ", with scale and softcap if needed"
+                )
+            self._refuse_unknown_levels(value)
 
     def _suspicious(self, level: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
         items = level.items() if isinstance(level, dict) else ((None, each) for each in level)
@@ -323,11 +397,12 @@ class HeadConfig:
             elif isinstance(value, dict | list) and (key is None or not is_other_level(key)):
                 yield from self._suspicious(value)
 
-    def _refuse_type(self, rule: dict[str, Any]) -> None:
+    def _refuse_type(self, model_type: Any) -> None:
+        rule = rule_of(model_type) or {}
         reason = rule.get("refused")
         if reason and self._dimension("vocab_size") not in rule.get("plain_vocab", ()):
             raise InvalidArgument(
-                f"models of type {self.model_type} are not served: {reason}; to use it as the "
+                f"models of type {model_type} are not served: {reason}; to use it as the "
                 f"plain head of some other model, ignore the key {MODEL_TYPE_KEY}"
             )
 
@@ -360,12 +435,13 @@ class HeadConfig:
         """Returns the config.json of the head alone."""
         sizes: dict[str, Any] = {"hidden_size": hidden_size, "vocab_size": vocab_size}
         rule = rule_of(self._top.get(MODEL_TYPE_KEY))
-        if rule is None or not transforms(rule, TIE_KEY):
+        if rule is None or not transforms(rule, TIE_KEY) or TIE_KEY in self._ignored:
             sizes[TIE_KEY] = False
         elif TIE_KEY in self._top:
             sizes[TIE_KEY] = self._top[TIE_KEY]
-        # A class has a default for a key that is missing, and none for null.
-        ignored = dict.fromkeys(sorted(self._ignored & _TRANSFORM_KEYS))
+        # A class has a default for a key that is missing, and none for null; false is a flag's off.
+        ignored: dict[str, Any] = dict.fromkeys(sorted(self._ignored & _TRANSFORM_KEYS))
+        ignored |= dict.fromkeys(self._ignored & _SCALE_FLAGS, False)
         return json_text(self._head_keys_of(self._top) | ignored | sizes)
 
     def _head_keys_of(self, level: dict[str, Any]) -> dict[str, Any]:
@@ -381,6 +457,12 @@ class HeadConfig:
             elif key in _KEPT_KEYS or may_change_logits(key):
                 kept[key] = value
         return kept
+
+
+def _dimension_of(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise InvalidArgument(f"{key} of {CONFIG_FILE} is {value!r}, expected a positive integer")
+    return value
 
 
 def _fits_fp32(value: float) -> bool:

@@ -74,9 +74,8 @@ std::vector<Flag> MakeFlags() {
               0, kLogitFactorMax}),
       OfHead(
           {"ignore-config-key", "Model", Kind::kText, &O::ignore_config_key, "NAMES",
-           "Keys of config.json or tensors, separated by colons, that the server refuses because "
-           "their names suggest that they change the logits, and that do not. model_type serves "
-           "any model as a plain head."}),
+           "Keys of config.json or names of tensors, separated by colons, that do not change the "
+           "logits although their names suggest it. model_type serves any model as a plain head."}),
       OfHead({"strict-config", "Model", Kind::kSwitch, &O::strict_config, "",
               "Refuse a model whose type is not known, instead of serving a plain head with a "
               "warning."}),

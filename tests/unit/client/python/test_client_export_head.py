@@ -655,7 +655,7 @@ def test_without_torch_the_command_says_what_to_install(src, out):
 
 def test_keys_of_the_config_are_searched_as_the_server_does():
     nested = HeadConfig('{"vocab_size": 7, "hidden_size": 1, "text_config": {"n_embd": 2}}')
-    assert (nested.vocab_size, nested.hidden_size) == (7, 1)
+    assert (nested.vocab_size, nested.hidden_size) == (7, 2)
     assert HeadConfig('{"text_config": {"vocab_size": null}, "vocab_size": 3}').vocab_size is None
     thinker = HeadConfig('{"thinker_config": {"text_config": {"vocab_size": 5}, "d_model": 6}}')
     assert (thinker.vocab_size, thinker.hidden_size) == (5, 6)

@@ -282,6 +282,68 @@ TEST(HeadChoiceTest, AStoredHeadOfAModelWithoutFlagIsUsedIfItsTextModelIsUntied)
   EXPECT_EQ(head->weights->info().tensor, "lm_head.weight");
 }
 
+// Regressions: these were said to have different values, and following the advice failed.
+TEST(HeadChoiceTest, SaysWhyHeadAndEmbeddingCannotBeOneTensor) {
+  const auto tensor = [](const std::string& name, const std::string& dtype, int64_t rows) {
+    return MakeZeroTensor(name, dtype, {rows, 8});
+  };
+  const std::string embedding = "model.embed_tokens.weight";
+  EXPECT_THAT(Open(kTied, {tensor("lm_head.weight", "BF16", 5), tensor(embedding, "BF16", 5)}),
+              Fails(kInvalid, "([5, 8] BF16) cannot be the same tensor of 6 ids"));
+  EXPECT_THAT(Open(kTied, {tensor("lm_head.weight", "F64", 6), tensor(embedding, "F64", 6)}),
+              Fails(kInvalid, "([6, 8] F64) cannot be the same tensor of 6 ids in F32"));
+  EXPECT_THAT(Open(kTied, {tensor("lm_head.weight", "F8_E4M3", 6), Embedding(1)},
+                   {.head_tensor = embedding}),
+              Succeeds());
+}
+
+// Regression: tensors of other sizes were not compared, so the first was served.
+TEST(HeadChoiceTest, SeveralHeadsOfDifferentSizesAreRefused) {
+  const auto tensor = [](const std::string& name, int64_t rows, int64_t columns) {
+    return MakeZeroTensor(name, "BF16", {rows, columns});
+  };
+  EXPECT_THAT(Open(R"({"model_type":"llama","hidden_size":8})",
+                   {tensor("lm_head.weight", 6, 8), tensor("output.weight", 7, 8)}),
+              Fails(kInvalid, "several tensors may be the head"));
+  EXPECT_THAT(Open(R"({"model_type":"llama","vocab_size":6})",
+                   {tensor("lm_head.weight", 6, 8), tensor("output.weight", 6, 9)}),
+              Fails(kInvalid, "several tensors may be the head"));
+  EXPECT_THAT(Open(kUntied, {tensor("lm_head.weight", 6, 8), tensor("output.weight", 6, 9)}),
+              Succeeds());
+}
+
+// Regression: only the first eight were known, so ignoring these served the others.
+TEST(HeadChoiceTest, FindsAnyNumberOfTensorsThatMayShiftTheLogits) {
+  std::vector<FileTensor> tensors = {Head(1)};
+  std::vector<std::string> first;
+  for (int i = 0; i < 9; ++i) {
+    tensors.push_back(MakeZeroTensor("a" + std::to_string(i) + ".logit_scale", "F32", {1}));
+    first.push_back(tensors.back().name);
+  }
+  first.pop_back();
+  EXPECT_THAT(Open(kUntied, tensors, {.logits = {.ignored_keys = first}}),
+              Fails(kUnimplemented, "a8.logit_scale"));
+}
+
+// Regression: the bias of a head with an unknown name was lost with the name.
+TEST(HeadChoiceTest, RefusesAnEmbeddingBesideTheBiasOfAnUnknownHead) {
+  const std::vector<FileTensor> tensors = {Embedding(1),
+                                           MakeZeroTensor("proj_out.bias", "F32", {6})};
+  ModelFolderOptions options = {.head_tensor = "model.embed_tokens.weight"};
+  EXPECT_THAT(Open(kTied, tensors, options),
+              Fails(kUnimplemented, "--ignore-config-key proj_out.bias"));
+  options.logits.ignored_keys = {"proj_out.bias"};
+  EXPECT_THAT(Open(kTied, tensors, options), Succeeds());
+}
+
+// Regression: T5 ties its head whatever the flag says, also inside of another model.
+TEST(HeadChoiceTest, ATextModelThatIsAlwaysTiedIsTied) {
+  const std::string config =
+      R"({"model_type":"blip-2","text_config":{"model_type":"t5","d_model":8,"vocab_size":6}})";
+  EXPECT_THAT(Open(config, {MakeZeroTensor("language_model.shared.weight", "F32", {6, 8})}),
+              Succeeds());
+}
+
 TEST(HeadChoiceTest, RefusesTensorsThatMayShiftTheLogits) {
   for (const std::string name : {"lm_head_bias", "logit_scale", "model.logits_bias"}) {
     const std::vector<FileTensor> tensors = {Head(1), MakeZeroTensor(name, "F32", {1})};

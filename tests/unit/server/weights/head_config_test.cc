@@ -63,7 +63,7 @@ TEST(HeadConfigTest, LeavesMissingValuesEmpty) {
   EXPECT_FALSE(config.has_bias.has_value());
   EXPECT_EQ(config.scale, 1.0);
   EXPECT_EQ(config.softcap, 0.0);
-  EXPECT_THAT(config.warnings, ElementsAre(HasSubstr("model type unknown is not known")));
+  EXPECT_THAT(config.warnings, ElementsAre(HasSubstr("config.json has no model_type: ")));
 }
 
 TEST(HeadConfigTest, AcceptsTheNumbersThatPythonWritesWhereTheyDoNotMatter) {
@@ -197,6 +197,43 @@ TEST(HeadConfigTest, TheNumberOfValidIdsMayHaveAKeyOfItsOwn) {
   EXPECT_EQ(
       Parse(R"({"model_type":"inkling2_text","vocab_size":9,"unpadded_vocab_size":7})").vocab_size,
       7);
+}
+
+// Regression: such a model was served without the cap of its text model.
+TEST(HeadConfigTest, RefusesATextModelAtALevelThatIsNotKnown) {
+  for (const std::string level : {"language_model_config", "decoder_config", "llm_cfg"}) {
+    const std::string json =
+        R"({"model_type":"a_new_type",")" + level + R"(":{"model_type":"gemma2"}})";
+    EXPECT_THAT(ParseHeadConfig(json), Fails(kUnimplemented, "move it to text_config"));
+    EXPECT_THAT(ParseHeadConfig(json, {.softcap = 30.0, .ignored_keys = {"model_type"}}),
+                Succeeds());
+  }
+  EXPECT_THAT(
+      ParseHeadConfig(R"({"model_type":"a_new_type","vision_config":{"model_type":"gemma2"}})"),
+      Succeeds());
+}
+
+// Regression: the width of the whole model was compared with the head of the text model.
+TEST(HeadConfigTest, TheWidthIsThatOfTheInnermostLevelThatHasAKeyForIt) {
+  EXPECT_EQ(Parse(R"({"hidden_size":4,"text_config":{"d_model":8}})").hidden_size, 8);
+}
+
+// Regression: Marian's decoder may have a vocabulary of its own.
+TEST(HeadConfigTest, AFlagMayDecideWhichKeyHasTheNumberOfIds) {
+  const std::string sizes = R"({"model_type":"marian","vocab_size":16,"decoder_vocab_size":20)";
+  EXPECT_EQ(Parse(sizes + "}").vocab_size, 16);
+  EXPECT_EQ(Parse(sizes + R"(,"share_encoder_decoder_embeddings":true})").vocab_size, 16);
+  EXPECT_EQ(Parse(sizes + R"(,"share_encoder_decoder_embeddings":false})").vocab_size, 20);
+}
+
+TEST(HeadConfigTest, BoundsItsMessageAboutManyKeys) {
+  std::string json = R"({"model_type":"llama")";
+  for (int i = 0; i < 1'000; ++i) {
+    json += ",\"my_logit_" + std::to_string(i) + "\":1";
+  }
+  const auto config = ParseHeadConfig(json + "}");
+  EXPECT_THAT(config, Fails(kUnimplemented, "and 968 more"));
+  EXPECT_LT(config.status().message().size(), 4'000U);
 }
 
 // Regression: its default, 1, was taken for a factor that the config leaves out.
@@ -364,6 +401,18 @@ TEST(ConfigOfHeadTest, KeepsAnIgnoredTransformOff) {
 
   ASSERT_THAT(config, Succeeds());
   EXPECT_EQ(Parse(*config).softcap, 0.0);
+}
+
+// Regression: null is the default of a flag, which is true.
+TEST(ConfigOfHeadTest, KeepsAnIgnoredFlagOff) {
+  for (const std::string key : {"scale_decoder_outputs", "tie_word_embeddings"}) {
+    const std::string json = key == "tie_word_embeddings"
+                                 ? R"({"model_type":"switch_transformers","d_model":4})"
+                                 : R"({"model_type":"t5","d_model":4})";
+    const auto config = ConfigOfHead(json, 4, 5, {key});
+    ASSERT_THAT(config, Succeeds());
+    EXPECT_EQ(Parse(*config).scale, 1.0) << key;
+  }
 }
 
 // Regression: without the level, keys were searched in another one.
