@@ -301,8 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[],
         metavar="NAME",
         help="key of config.json or name of a tensor that does not change the logits although its "
-        "name suggests it; several are separated by colons; model_type exports any model as a plain "
-        "head",
+        "name suggests it; several are separated by colons; model_type exports any model as a "
+        "plain head",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace OUT if an earlier export has written it"
