@@ -1,7 +1,6 @@
 """Temperatures of rows that are not computed are not read; those of other rows are checked on a CPU."""
 
 import math
-import os
 
 import pytest
 import torch
@@ -22,10 +21,13 @@ from torch import Tensor
 UNUSED = (0.0, -1.0, math.nan, math.inf)
 ROWS, VOCAB = 24, 300
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-needs_values_on_the_host = pytest.mark.skipif(
-    os.environ.get("LINEAR_LOGPROB_DEVICE", "cpu") != "cpu",
-    reason="a check of values on a GPU would wait for it",
-)
+
+
+@pytest.fixture
+def on_the_host():
+    """Values are checked on the host only: a check on a GPU would wait for it."""
+    with torch.device("cpu"):
+        yield
 
 
 def make_case(dtype=torch.float32):
@@ -143,7 +145,7 @@ def test_divergences_do_not_read_the_temperature_of_a_masked_row(unused, kind, m
         assert torch.equal(our, other)
 
 
-@needs_values_on_the_host
+@pytest.mark.usefixtures("on_the_host")
 @pytest.mark.parametrize("wrong", UNUSED)
 def test_the_error_names_the_first_row_whose_temperature_is_wrong(wrong):
     hidden, weight, target, bias = make_case()
@@ -162,7 +164,7 @@ def test_the_error_names_the_first_row_whose_temperature_is_wrong(wrong):
             compute()
 
 
-@needs_values_on_the_host
+@pytest.mark.usefixtures("on_the_host")
 def test_an_ignore_index_of_the_callers_choice_marks_the_rows():
     hidden, weight, target, _ = make_case()
     target = torch.where(target == IGNORED, -1, target)
