@@ -232,7 +232,6 @@ def test_the_head_of_a_class_is_scored_as_the_class_does_or_refused(
     with time_limit(100):
         head = Head(name)
     monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
-    rows = head.rows()[0]
     num_right = 0
     refusals = []
     for index, variant in enumerate(variants(head)):
@@ -254,7 +253,9 @@ def test_the_head_of_a_class_is_scored_as_the_class_does_or_refused(
         if name in NEVER_TIED and not loaded.has_head:
             continue
         assert loaded.has_head, ("transformers would invent a head", variant, served.tensor)
-        expected = loaded.logits().double().log_softmax(-1)
+        # A cap is felt by large logits only, whatever the scale.
+        rows = head.rows()[0] / served.shape.scale
+        expected = loaded.logits(rows).double().log_softmax(-1)
         difference = (served.logprobs(rows) - expected).abs().max()
         assert difference < ERROR_MAX, (variant, served.tensor, served.shape)
         if without:  # a class that is refused may be served with its defaults
@@ -271,8 +272,10 @@ def test_the_head_of_a_class_is_scored_as_the_class_does_or_refused(
     else:
         assert num_right > 0, refusals[0]
         # What else is refused is a head that the flag denies, or none where it needs one.
-        for refusal in refusals:
-            assert re.search("stored with different values|has no head, only the embed", refusal)
+        reasons = (
+            "stored with different values|has no head, only the embed|no head under a known name"
+        )
+        assert all(re.search(reasons, refusal) for refusal in refusals)
 
 
 def scalars_of(level: dict[str, Any]) -> dict[str, Any]:
