@@ -271,12 +271,14 @@ std::string QuantizationMethod(const ConfigLevels& levels) {
 // The rules that apply to a config: of the model as a whole, or of the text model inside it if that
 // computes the logits.
 struct AppliedRules {
+  const TypeRule* top = nullptr;     ///< That of the whole model's type, or null.
+  const TypeRule* text = nullptr;    ///< That of the innermost level's type, or null.
   const TypeRule* outer = nullptr;   ///< Decides about the tie.
   const TypeRule* logits = nullptr;  ///< Decides about scale and cap.
 };
 
 AppliedRules RulesOf(const ConfigLevels& levels) {
-  AppliedRules applied;
+  AppliedRules applied = {.top = RuleOf(levels.top()), .text = RuleOf(*levels.all().front())};
   for (size_t i = levels.all().size(); i-- > 0;) {
     const TypeRule* const rule = RuleOf(*levels.all()[i]);
     if (rule == nullptr) {
@@ -497,10 +499,10 @@ absl::Status ResolveSoftcap(const ConfigLevels& levels, const TypeRule& rule,
 
 // The text model inside a known model may transform its own logits, which the class of the whole
 // model then must do, too. Implementations disagree where it does not.
-absl::Status CheckTextModel(const ConfigLevels& levels, const TypeRule& logits,
+absl::Status CheckTextModel(const ConfigLevels& levels, const AppliedRules& applied,
                             const LogitOverrides& overrides, const HeadConfig& config) {
-  const TypeRule* const text = RuleOf(*levels.all().front());
-  if (text == nullptr || text == &logits) {
+  const TypeRule* const text = applied.text;
+  if (text == nullptr || text == applied.logits) {
     return absl::OkStatus();
   }
   struct Key {
@@ -518,7 +520,7 @@ absl::Status CheckTextModel(const ConfigLevels& levels, const TypeRule& logits,
     keys.push_back({text->softcap->key, text->softcap->default_value, 0.0});
   }
   for (const auto& [key, by_default, neutral] : keys) {
-    if (logits.Transforms(key) || Contains(overrides.ignored_keys, key)) {
+    if (applied.logits->Transforms(key) || Contains(overrides.ignored_keys, key)) {
       continue;
     }
     std::optional<double> value = by_default;
@@ -646,7 +648,7 @@ absl::Status RefuseUnknownLevels(const Json& level, const ConfigLevels& levels) 
 std::string WhatIsNotKnown(const ConfigLevels& levels, const AppliedRules& applied,
                            const HeadConfig& config) {
   const std::string text_type = TypeOf(*levels.all().front());
-  if (RuleOf(levels.top()) == nullptr) {
+  if (applied.top == nullptr) {
     return absl::StrCat(
         TypeOf(levels.top()).empty()
             ? std::string("config.json has no model_type: ")
@@ -673,16 +675,13 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
       return absl::UnimplementedError(
           absl::StrCat(unknown, "; --strict-config refuses what is not known"));
     }
+    if (applied.top == nullptr) {
+      LOGPROBD_RETURN_IF_ERROR(RefuseUnknownLevels(levels.top(), levels));
+    }
     config.warnings.push_back(std::move(unknown));
   }
-  if (RuleOf(levels.top()) == nullptr && !Contains(overrides.ignored_keys, kModelTypeKey)) {
-    LOGPROBD_RETURN_IF_ERROR(RefuseUnknownLevels(levels.top(), levels));
-  }
   config.rule = applied.outer;
-  const bool has_types = applied.outer != nullptr;
-  LOGPROBD_ASSIGN_OR_RETURN(config.tied,
-                            ResolveTie(levels, has_types ? RuleOf(levels.top()) : nullptr,
-                                       has_types ? RuleOf(*levels.all().front()) : nullptr));
+  LOGPROBD_ASSIGN_OR_RETURN(config.tied, ResolveTie(levels, applied.top, applied.text));
   std::vector<const TypeRule*> understood;
   if (applied.logits != nullptr) {
     understood = {applied.outer, applied.logits};
@@ -691,10 +690,10 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
         LOGPROBD_RETURN_IF_ERROR(RefuseType(*rule, TypeOf(*level), config));
       }
     }
-    if (const TypeRule* text = RuleOf(*levels.all().front()); text != nullptr) {
-      understood.push_back(text);
+    if (applied.text != nullptr) {
+      understood.push_back(applied.text);
     }
-    LOGPROBD_RETURN_IF_ERROR(CheckTextModel(levels, *applied.logits, overrides, config));
+    LOGPROBD_RETURN_IF_ERROR(CheckTextModel(levels, applied, overrides, config));
   }
   LOGPROBD_RETURN_IF_ERROR(RefuseUnknownKeys(levels.top(), understood, overrides, config));
   if (applied.logits != nullptr && !overrides.scale.has_value()) {

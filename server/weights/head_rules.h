@@ -49,8 +49,8 @@ struct TypeRule {
   std::vector<ScaleRule> scales;
   std::optional<SoftcapRule> softcap;
   std::string vocab_key;  ///< Key of the number of valid ids, or "" for vocab_size.
-  std::string
-      vocab_unless;  ///< Flag that makes vocab_size count after all, by default true; or "".
+  /// Flag, true if it is missing, that makes vocab_size count after all; "" if there is none.
+  std::string vocab_unless;
   std::optional<int64_t> vocab_default;  ///< Its value if the key is missing.
   std::vector<std::string> no_effect;    ///< Keys that seem to change the logits but do not.
   bool needs_key = false;  ///< One key of `scales` must be set, as their default is not known.

@@ -271,7 +271,7 @@ def test_the_head_of_a_class_is_scored_as_the_class_does_or_refused(
         assert all(REFUSED[name] in refusal for refusal in refusals)
     else:
         assert num_right > 0, refusals[0]
-        # What else is refused is a head that the flag denies, or none where it needs one.
+        # The other refusals are of a head that the flag denies, and of none where it needs one.
         reasons = (
             "stored with different values|has no head, only the embed|no head under a known name"
         )

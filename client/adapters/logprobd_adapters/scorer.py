@@ -378,9 +378,8 @@ class LocalScorer:
         if "argmax" in tensors:
             tensors["argmax_id"] = tensors.pop("argmax")
         if "greedy" in tensors:
-            target_ids = (
-                targets.long()
-            )  # torch compares unsigned ids with others of their type only
+            # Torch compares unsigned ids with others of their type only.
+            target_ids = targets.long()
             tensors["greedy"] = (tensors["greedy"] == target_ids) & (target_ids != ignore_index)
         lists = ("top_k_ids", "top_k_logprobs", "candidate_logprobs")
         tensors |= {name: values for name in lists if (values := getattr(result, name)) is not None}

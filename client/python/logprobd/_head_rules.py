@@ -30,6 +30,13 @@ _LOGIT_KEYS = (
         if scale["op"] != FLAG_OP
     ),
 )
+SCALE_FLAGS = frozenset(
+    scale["key"]
+    for rule in RULES["types"].values()
+    for scale in rule.get("scale", ())
+    if scale["op"] == FLAG_OP and "key" in scale
+)
+"""Flags that scale the logits of some type."""
 _NOT_HEADS = frozenset(RULES["not_heads"])
 _NOT_HEAD_PARTS = frozenset(RULES["not_head_parts"])
 _LOGIT_TENSOR_PARTS = frozenset(RULES["logit_tensor_parts"])

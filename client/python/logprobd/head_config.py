@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from logprobd._head_rules import (
     FLAG_OP,
     RULES,
+    SCALE_FLAGS,
     TIE_KEY,
     is_config_level,
     is_other_level,
@@ -25,12 +26,6 @@ CONFIG_FILE = "config.json"
 MODEL_TYPE_KEY = "model_type"
 _TRANSFORM_KEYS = transform_keys()
 _KEPT_KEYS = frozenset(("architectures", MODEL_TYPE_KEY, "lm_head_bias")) | _TRANSFORM_KEYS
-_SCALE_FLAGS = frozenset(
-    scale["key"]
-    for rule in RULES["types"].values()
-    for scale in rule.get("scale", ())
-    if scale["op"] == FLAG_OP and "key" in scale
-)
 _DEPTH_MAX = 64
 _KEYS_MAX = 32  # in a message
 
@@ -115,20 +110,13 @@ class HeadConfig:
             return []
         found = []
         if not self.is_known:
-            has_type = bool(self._top.get(MODEL_TYPE_KEY))
-            found.append(
-                (
-                    f"model type {self.model_type}"
-                    if has_type
-                    else f"{CONFIG_FILE} has no model_type"
-                )
-                + (" is not known: " if has_type else ": ")
-                + (
-                    "its head is taken for a plain one, without scale and cap"
-                    if self._logits is None or self._logits.get("inner")
-                    else "its text model decides about the logits"
-                )
-            )
+            what = f"{CONFIG_FILE} has no model_type"
+            if self._top.get(MODEL_TYPE_KEY):
+                what = f"model type {self.model_type} is not known"
+            effect = "its text model decides about the logits"
+            if self._logits is None or self._logits.get("inner"):
+                effect = "its head is taken for a plain one, without scale and cap"
+            found.append(f"{what}: {effect}")
         logits = self._logits or {}
         for rule in (*logits.get("scale", ()), logits.get("softcap", {"op": FLAG_OP})):
             key, is_flag = rule.get("key", ""), rule.get("op") == FLAG_OP
@@ -441,7 +429,7 @@ class HeadConfig:
             sizes[TIE_KEY] = self._top[TIE_KEY]
         # A class has a default for a key that is missing, and none for null; false is a flag's off.
         ignored: dict[str, Any] = dict.fromkeys(sorted(self._ignored & _TRANSFORM_KEYS))
-        ignored |= dict.fromkeys(self._ignored & _SCALE_FLAGS, False)
+        ignored |= dict.fromkeys(self._ignored & SCALE_FLAGS, False)
         return json_text(self._head_keys_of(self._top) | ignored | sizes)
 
     def _head_keys_of(self, level: dict[str, Any]) -> dict[str, Any]:
