@@ -103,7 +103,7 @@ absl::Status CheckForm(const Checkpoint& checkpoint, const HeadConfig& config,
   if (const std::string trace = QuantizedTrace(checkpoint, name); !trace.empty()) {
     return QuantizedUnsupported(trace, config);
   }
-  const std::vector<std::string> parts = names.UnknownPartsOf(name);
+  const std::vector<std::string>& parts = names.UnknownPartsOf(name);
   return parts.empty() ? absl::OkStatus() : NotUnderstood(parts);
 }
 
