@@ -45,7 +45,7 @@ void WriteDots(const at::Tensor& hidden, const DivergenceHead& head, at::ScalarT
 /// Returns the temperatures of all rows, fp64 [num_all]. In a CUDA graph, which computes the masked
 /// rows as well, theirs are 1, because they may be 0 or NaN.
 at::Tensor RowTemperatures(const DivergenceInputs& inputs) {
-  const at::Tensor temperatures = Flat(*inputs.row_temperature).to(at::kDouble);
+  at::Tensor temperatures = Flat(*inputs.row_temperature).to(at::kDouble);
   if (!inputs.mask.has_value() || !IsCapturing(inputs)) return temperatures;
   return at::where(FlatMask(inputs), temperatures, 1);
 }
