@@ -60,8 +60,10 @@ def cache_key(entry: dict[str, str], includes: list[str], tool: str) -> str:
     digest = hashlib.sha256(tool.encode())
     digest.update(content_hash(str(ROOT / ".clang-tidy")).encode())
     digest.update(entry["command"].replace(str(ROOT), ".").encode())
-    for path in sorted({entry["file"], *includes}):
-        digest.update(f"{path.replace(str(ROOT), '.')} {content_hash(path)}\n".encode())
+    # The root is cut before the sorting: where a clone lies must not change the order.
+    paths = {path.replace(str(ROOT), "."): path for path in {entry["file"], *includes}}
+    for name in sorted(paths):
+        digest.update(f"{name} {content_hash(paths[name])}\n".encode())
     return digest.hexdigest()
 
 

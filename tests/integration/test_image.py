@@ -18,6 +18,9 @@ from logprobd import Client, LogprobdError, Tls
 from model_folder import ModelFolder
 from network_security import NetworkSecurity
 
+# An image takes minutes while other checks use the machine.
+pytestmark = pytest.mark.timeout(600)
+
 IMAGE = "localhost/logprobd:test"
 BASE = "localhost/debian:test"
 USER = 10001
@@ -40,7 +43,7 @@ class Builder:
 
     def run(self, *command: str | Path) -> str:
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=600
+            command, env=self.environment, capture_output=True, text=True, timeout=550
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
