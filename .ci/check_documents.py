@@ -26,7 +26,8 @@ def paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
     begin, in_code, in_list = None, False, False
     for number, line in enumerate([*lines, ""]):
         text = line.lstrip()
-        is_fence = text.startswith(("```", "~~~"))
+        is_comment_end = text.startswith("<!--") != text.endswith("-->")
+        is_fence = text.startswith(("```", "~~~")) or is_comment_end
         is_indented = line.startswith("    ") and begin is None and not in_list
         is_prose = text and not (in_code or is_fence or is_indented) and text[0] not in "|#<"
         if begin is not None and (not is_prose or MARKER.match(line)):

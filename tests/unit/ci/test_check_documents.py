@@ -34,7 +34,8 @@ def test_a_prose_line_above_140_columns_is_named(tmp_path: pathlib.Path) -> None
 
 
 def test_tables_code_headings_and_comments_may_be_wider(tmp_path: pathlib.Path) -> None:
-    wide = [f"# {WORDS}", f"| {WORDS} |", f"<!-- {WORDS} -->", f"```\n{WORDS}\n```", f"    {WORDS}"]
+    comments = [f"<!-- {WORDS} -->", f"<!-- one\n{WORDS}\n-->"]
+    wide = [f"# {WORDS}", f"| {WORDS} |", *comments, f"```\n{WORDS}\n```", f"    {WORDS}"]
 
     assert check(tmp_path, A="\n\n".join(wide)) == ""
 
