@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Checks the format of C++, CUDA and Python files; --fix formats them instead.
+# Checks the format of C++, CUDA, Python and Markdown files; --fix formats them instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mode=(--dry-run --Werror)
 ruff=(format --check)
-[ "${1:-}" = --fix ] && mode=(-i) && ruff=(format)
+documents=() pictures=(--check)
+[ "${1:-}" = --fix ] && mode=(-i) && ruff=(format) && documents=(--fix) pictures=()
 clang_format=$(command -v clang-format-14 || command -v clang-format)
 git ls-files -co --exclude-standard '*.h' '*.cc' '*.cu' '*.cuh' '*.inc' | xargs "$clang_format" "${mode[@]}"
 python=build/venv-tests/bin/python
@@ -13,4 +14,6 @@ python=build/venv-tests/bin/python
 "$python" -m ruff "${ruff[@]}" --config client/adapters/pyproject.toml client/adapters
 "$python" -m ruff "${ruff[@]}" --config kernels/torch_ops/python/pyproject.toml kernels/torch_ops/python
 "$python" -m ruff "${ruff[@]}" --config .ci/ruff.toml tests deploy .ci
+"$python" .ci/check_documents.py "${documents[@]}"
+"$python" .ci/draw_pictures.py "${pictures[@]}"
 echo "format: ok"

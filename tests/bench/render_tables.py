@@ -17,6 +17,7 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 
 from bench_records import misses, target_of
 from table_views import SHORT, SPEEDUPS, TRANSLATIONS, VIEWS, Note, View
@@ -329,7 +330,14 @@ KINDS = {"results": results, "ratios": ratios, "speedups": speedups}
 
 def rendered_block(match: re.Match[str]) -> str:
     head, kind, names, text, foot = match.groups()
-    return head + KINDS[kind](names.split(), text or "") + foot
+    lines = KINDS[kind](names.split(), text or "").split("\n")
+    return (
+        head + "\n".join(line if line.startswith("|") else wrapped(line) for line in lines) + foot
+    )
+
+
+def wrapped(prose: str) -> str:
+    return textwrap.fill(prose, 140, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> int:
