@@ -1,26 +1,18 @@
-"""The state of a score_stream call: when each chunk is sent, and which result is next.
-
-StreamBook does no I/O; Client and AsyncClient call it. ReadStream is the synchronous gRPC stream.
-"""
+"""The state of a score_stream call: when each chunk is sent, and which result is next. No I/O."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import queue
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-
 from logprobd import _wire
-from logprobd._core import SWAP_ROUNDS_MAX, decode_answer, too_many_swaps
 from logprobd._local_transport import LocalTransport, PlacedChunk
 from logprobd._routing import LOOK_AGAIN_SECONDS, Routing
+from logprobd._status import decode_answer, from_status
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, Server
 from logprobd.errors import (
@@ -30,7 +22,6 @@ from logprobd.errors import (
     Unavailable,
     WeightsVersionMismatch,
     code_name,
-    from_status,
 )
 from logprobd.info import Limits
 from logprobd.plan import Chunk, ScorePlan
@@ -38,7 +29,7 @@ from logprobd.result import ScoreResult
 from logprobd.retry import RetryNotice
 from logprobd.score_args import ScoreArgs
 from logprobd.settings import Settings
-from logprobd.versions import CallVersions
+from logprobd.versions import SWAP_ROUNDS_MAX, CallVersions, too_many_swaps
 
 _WINDOW_UNKNOWN = 16
 
@@ -359,68 +350,3 @@ class StreamBook:
         if self._waiting and not self._balance.solo:
             due = min(due, now + LOOK_AGAIN_SECONDS)
         return max(0.0, min(due, deadline) - now)
-
-
-class ReadStream:
-    """A synchronous ScoreStream call. A thread reads from it, so that waiting can time out.
-
-    The thread puts (self, message) into `events` for each message (bytes), and (self, call) once
-    the call has ended.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        method: Any,
-        metadata: Any,
-        events: queue.SimpleQueue[tuple[ReadStream, Any]],
-    ) -> None:
-        self.server = server
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._events = events
-        self._call = method(iter(self._requests.get, None), metadata=metadata)
-        self._reader = threading.Thread(target=self._read, name="logprobd-stream", daemon=True)
-        self._reader.start()
-
-    def send(self, request: bytes) -> None:
-        self._requests.put(request)
-
-    def finish(self) -> None:
-        """Ends the sending side, so that the server may end the stream."""
-        self._requests.put(None)
-
-    def close(self) -> None:
-        """Ends the stream and cancels unanswered requests."""
-        self.finish()
-        self._reader.join(timeout=_CLOSE_SECONDS)
-        self._call.cancel()
-
-    def _read(self) -> None:
-        try:
-            for response in self._call:
-                self._events.put((self, response))
-        except grpc.RpcError:
-            pass  # the receiver reads the status from the call
-        self._events.put((self, self._call))
-
-
-# Seconds that the server has to end a stream after it has answered everything.
-_CLOSE_SECONDS = 0.5
-
-
-def wait_for(
-    book: StreamBook, events: queue.SimpleQueue[tuple[ReadStream, Any]]
-) -> tuple[ReadStream, Any] | None:
-    """Waits for the next event on the streams. Returns None if none arrives in time.
-
-    Raises DeadlineExceeded.
-    """
-    try:
-        return events.get_nowait()
-    except queue.Empty:
-        pass
-    seconds = book.pause(time.monotonic())
-    try:
-        return events.get(timeout=seconds or 0.0) if seconds is not None else None
-    except queue.Empty:
-        return None

@@ -8,6 +8,18 @@ from logprobd.errors import WeightsVersionMismatch
 RESTARTS_MAX = 3
 """Maximum number of times that a call over several servers starts again with another version."""
 
+SWAP_ROUNDS_MAX = 3
+"""Maximum number of rounds of a call. Each round after the first sends chunks again that were
+scored before a swap of the weights."""
+
+
+def too_many_swaps(address: str) -> WeightsVersionMismatch:
+    """Returns the error of a call during which the weights changed too often."""
+    return WeightsVersionMismatch(
+        f"the weights of {address} were swapped {SWAP_ROUNDS_MAX} times during one call: pin "
+        "weights_version, or call again"
+    )
+
 
 class CallVersions:
     """The version of the weights that a call uses, and the servers that do not hold it.

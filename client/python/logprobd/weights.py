@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple
 import grpc
 
 from logprobd import _wire, arrays, settings
-from logprobd._core import TIMEOUT_MAX_SECONDS, decode_answer
+from logprobd._core import TIMEOUT_MAX_SECONDS
 from logprobd._local_transport import LocalTransport, PlacedChunk, RowsAt
-from logprobd._pool import Pool, identity, pushback_seconds
+from logprobd._pool import pushback_seconds
+from logprobd._status import decode_answer, from_weights_status
+from logprobd._threads import ThreadsPool, finish
 from logprobd.addresses import DEFAULT_PORT
 from logprobd.client import Client
 from logprobd.errors import (
@@ -24,7 +26,6 @@ from logprobd.errors import (
     LogprobdError,
     Overloaded,
     ServerBug,
-    from_weights_status,
     is_answer,
 )
 from logprobd.retry import RetryPolicy
@@ -198,7 +199,7 @@ class WeightsClient:
             )
         self._timeout = timeout
         self._metadata = chosen.metadata
-        self._pool = Pool(chosen)
+        self._pool = ThreadsPool(chosen)
         self._local = LocalTransport(chosen)
         self._scoring: Client | None = None
         if scoring_address is not None:
@@ -246,7 +247,7 @@ class WeightsClient:
 
     def close(self) -> None:
         """Closes the connections, cancels calls, and returns shared memory. Idempotent."""
-        self._pool.close()
+        finish(self._pool.close())
         self._local.close()
         if self._scoring is not None:
             self._scoring.close()
@@ -289,7 +290,7 @@ class WeightsClient:
             in_place=in_place,
             allow_nonfinite=allow_nonfinite,
         )
-        method = self._channel().unary_stream(_wire.LOAD_WEIGHTS, identity, identity)
+        method = self._channel().unary_stream(_wire.LOAD_WEIGHTS)
         call = method(
             _wire.encode(request),
             timeout=self._load_seconds(_LOAD_SECONDS),
@@ -435,7 +436,7 @@ class WeightsClient:
         return _head(decode_answer(_wire.WeightsResponse, self._unary(method, request)).head)
 
     def _unary(self, method: str, request: Any) -> bytes:
-        call = self._channel().unary_unary(method, identity, identity)
+        call = self._channel().unary_unary(method)
         try:
             return call(  # type: ignore[no-any-return]
                 _wire.encode(request), timeout=_seconds(self._timeout), metadata=self._metadata
@@ -498,7 +499,7 @@ class WeightsClient:
         left = deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"load_timeout passed before {self.address} had all rows")
-        method = self._channel().stream_unary(_wire.PUSH_WEIGHTS, identity, identity)
+        method = self._channel().stream_unary(_wire.PUSH_WEIGHTS)
         call = method.future(iter(requests), timeout=left, metadata=self._metadata)
         try:
             return call.result()  # type: ignore[no-any-return]
