@@ -9,19 +9,18 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal
 
 import grpc
 
 from logprobd import _wire, settings
-from logprobd._local_transport import LocalTransport, Placement
+from logprobd._local_transport import LocalTransport
 from logprobd._pool import HEALTH_REQUEST, Answer, Call, Mailbox, Pool, Sender, Source, Stream
-from logprobd._routing import CallBook, CallJob, Routing
+from logprobd._queue import ChunkQueue, Job, stream_plan
+from logprobd._routing import Routing
 from logprobd._status import decode_answer
-from logprobd._stream import StreamBook, stream_plan
 from logprobd.addresses import FindServers
-from logprobd.assembly import Assembly
 from logprobd.balance import Server, ServerState
 from logprobd.errors import (
     DeadlineExceeded,
@@ -39,7 +38,7 @@ from logprobd.retry import RetryNotice, RetryPolicy
 from logprobd.score_args import Progress, ScoreArgs
 from logprobd.tls import Tls
 from logprobd.trace import InjectTrace, can_travel
-from logprobd.versions import SWAP_ROUNDS_MAX, CallVersions, too_many_swaps
+from logprobd.versions import CallVersions
 
 _LOG = logging.getLogger("logprobd")
 
@@ -359,84 +358,45 @@ class ClientCore:
     async def _score_chunks(
         self, plan: ScorePlan, chunks: list[Chunk], deadline: float, progress: Progress | None
     ) -> ScoreResult:
-        assembly = Assembly(plan, chunks)
-        versions = CallVersions(
-            self._pool.balance,
-            head=plan.head,
-            pinned=plan.weights_version,
-            mix=self._settings.mix_versions,
-        )
-        for _ in range(SWAP_ROUNDS_MAX):
-            book = CallBook(
-                plan,
-                assembly.unanswered(),
-                settings=self._settings,
-                versions=versions,
-                balance=self._pool.balance,
-                local=self._local,
-                deadline=deadline,
-            )
-
-            def answered(chunk: Chunk, response: _wire.ScoreResponse, placement: Placement) -> None:
-                assembly.add(chunk, response, placement)
-                if progress is not None:
-                    progress(assembly.rows_done, plan.rows)
-
-            await self._send_chunks(book, answered, deadline, is_single=len(chunks) == 1)
-            if not self._settings.mix_versions:
-                assembly.drop_other_versions()
-            if not assembly.unanswered():
-                self._local.used(assembly.placement)
-                return assembly.result()
-        raise too_many_swaps(self.address)
-
-    async def _send_chunks(
-        self,
-        book: CallBook,
-        answered: Callable[[Chunk, _wire.ScoreResponse, Placement], None],
-        deadline: float,
-        *,
-        is_single: bool,
-    ) -> None:
-        """Sends the chunks of the book and passes each answer on as it arrives."""
-        inflight: dict[CallJob, Any] = {}
+        """Sends each chunk as a call of its own."""
+        queue = ChunkQueue(self._settings, self._pool.balance, self._local, deadline=deadline)
+        assembly = queue.add(plan, chunks)
+        metadata = self._settings.metadata_in(plan.traceparent)
+        inflight: dict[Job, Any] = {}
         events = self._pool.mailbox()
         try:
-            while not book.is_done:
+            while True:
                 self._pool.refresh()
-                while (job := book.next(time.monotonic())) is not None:
+                while (job := queue.next(time.monotonic())) is not None:
                     assert job.server is not None
-                    inflight[job] = None
                     left = self._left(deadline)
-                    call = Call(job.server, _wire.SCORE, job.request, left, book.metadata)
-                    if is_single:  # needs no mailbox between threads
+                    call = Call(job.server, _wire.SCORE, job.request, left, metadata)
+                    if len(chunks) == 1:  # needs no mailbox between threads
                         events.put((job, await self._pool.ask(call)))
                     else:
                         done = functools.partial(_post, events, job)
                         inflight[job] = self._pool.begin(call, done)
-                if book.is_stranded:
-                    try:
-                        await self._pool.gather(deadline)
-                    except Unavailable as error:
-                        book.nobody_is_ready(error)
+                for result in queue.finished():
+                    if isinstance(result, LogprobdError):
+                        raise result
+                    return result
+                if queue.is_stranded:
+                    await self._wait_for_servers(queue)
                     continue
-                event = await events.get(book.pause(time.monotonic()))
+                event = await events.get(queue.pause(time.monotonic()))
                 if event is None:
                     continue
                 job, answer = event
-                assert job.server is not None
+                inflight.pop(job, None)
+                now = time.monotonic()
                 if answer.code is not grpc.StatusCode.OK:
-                    del inflight[job]
-                    book.failed(job, self._error(answer, job.server))
-                    continue
-                response = decode_answer(_wire.ScoreResponse, answer.data)
-                del inflight[job]
-                if book.keeps(job, response):
-                    answered(job.chunk, response, job.placement)
+                    assert job.server is not None
+                    queue.failed(job, self._error(answer, job.server), now)
+                elif queue.receive(answer.data, now, job) and progress is not None:
+                    progress(assembly.rows_done, plan.rows)
         finally:
-            for job in inflight:
-                book.cancelled(job)
-            await self._pool.cancel([call for call in inflight.values() if call is not None])
+            queue.close()  # comes first: a task may be cancelled again while it waits below
+            await self._pool.cancel(list(inflight.values()))
 
     def _stream(
         self, batches: Any, on_error: str, timeout: float | None, options: Mapping[str, Any]
@@ -450,7 +410,7 @@ class ClientCore:
     ) -> AsyncGenerator[ScoreResult, None]:
         """Sends the batches over one stream per server, and yields the results in order."""
         self._pool.own()
-        book = StreamBook(self._settings, self._pool.balance, self._local)
+        queue = ChunkQueue(self._settings, self._pool.balance, self._local)
         events = self._pool.mailbox()
         source = self._pool.source(batches, events)
         streams: dict[Server, Stream] = {}
@@ -458,91 +418,91 @@ class ClientCore:
         try:
             while True:
                 self._pool.refresh()
-                while (request := book.next_request(time.monotonic())) is not None:
-                    server = request.server
-                    if server not in streams:
-                        streams[server] = self._pool.stream(server, events)
-                    streams[server].send(request.data)
-                for result in book.finished():
+                while (job := queue.next(time.monotonic())) is not None:
+                    assert job.server is not None
+                    if job.server not in streams:
+                        streams[job.server] = self._pool.stream(job.server, events)
+                    streams[job.server].send(job.request)
+                for result in queue.finished():
                     if isinstance(result, STALE_INFO_ERRORS):
                         self._heads = []
                     if raises and isinstance(result, LogprobdError):
                         raise result
                     yield result  # type: ignore[misc]  # an error only with on_error="return"
-                if exhausted and book.is_empty:
+                if exhausted and queue.is_empty:
                     return
                 event = None
-                if book.is_stranded:
-                    await self._wait_for_servers(book)
-                elif not (is_taking or exhausted) and book.has_room:
+                if queue.is_stranded:
+                    await self._wait_for_servers(queue)
+                elif not (is_taking or exhausted) and queue.has_room:
                     source.request()
                     is_taking = True
                 else:
-                    event = await self._next_event(book, events)
+                    event = await self._next_event(queue, events)
                 while event is not None or (event := await events.get(0)) is not None:
                     sender, message = event
                     event = None
                     if sender is not source:
-                        await self._receive(sender, message, book, streams)
+                        await self._receive(sender, message, queue, streams)
                         continue
                     is_taking = False
                     batch = source.take()
                     exhausted = batch is Source.END
                     if not exhausted:
-                        await self._take(batch, options, book, seconds)
+                        await self._take(batch, options, queue, seconds)
         finally:
-            book.close()  # comes first: a task may be cancelled again while it waits below
+            queue.close()  # comes first: a task may be cancelled again while it waits below
             senders: list[Sender] = [source, *streams.values()]
             for sender in senders:
                 sender.finish()
             for sender in senders:
                 await sender.close()
 
-    async def _next_event(self, book: StreamBook, events: Mailbox) -> Any:
+    async def _next_event(self, queue: ChunkQueue, events: Mailbox) -> Any:
         """Waits for the next event of a stream. Raises DeadlineExceeded."""
         event = await events.get(0)  # an event that is there comes before a deadline
-        return await events.get(book.pause(time.monotonic())) if event is None else event
+        return await events.get(queue.pause(time.monotonic())) if event is None else event
 
-    async def _wait_for_servers(self, book: StreamBook) -> None:
+    async def _wait_for_servers(self, queue: ChunkQueue) -> None:
         now = time.monotonic()
         try:
-            await self._pool.gather(book.gather_deadline(now))
+            await self._pool.gather(queue.gather_deadline(now))
         except Unavailable as error:
-            book.nobody_is_ready(error, time.monotonic())
+            queue.nobody_is_ready(error, time.monotonic())
 
     async def _take(
         self,
         batch: tuple[Any, Any] | Mapping[str, Any],
         options: Mapping[str, Any],
-        book: StreamBook,
+        queue: ChunkQueue,
         seconds: float,
     ) -> None:
-        """Adds a batch to the book. Adds it as failed if its arguments or its head are wrong."""
+        """Adds a batch to the queue. Adds it as failed if its arguments or its head are wrong."""
         try:
             plan = self._in_trace(stream_plan(batch, options))
             head, chunks = await self._cut(plan, time.monotonic() + seconds)
-            book.add(plan, chunks, head.limits, seconds)
+            queue.add(plan, chunks, head.limits, seconds)
         except STALE_INFO_ERRORS as error:
-            book.add_failed(error)
+            queue.add_failed(error)
 
     async def _receive(
         self,
         stream: Stream,
         message: bytes | None,
-        book: StreamBook,
+        queue: ChunkQueue,
         streams: dict[Server, Stream],
     ) -> None:
         """Handles an event of a stream: a message, or its end."""
         if message is not None:
-            book.receive(message, time.monotonic())
+            queue.receive(message, time.monotonic())
             return
         del streams[stream.server]
         await stream.close()
         error = self._error(await stream.answer(), stream.server)
-        book.reconnect(stream.server, error, time.monotonic())
+        queue.disconnected(stream.server, error, time.monotonic())
 
 
-def _post(events: Mailbox, job: CallJob, answer: Answer) -> None:
+def _post(events: Mailbox, job: Job, answer: Answer) -> None:
     events.put((job, answer))
 
 

@@ -54,6 +54,10 @@ class Assembly:
             rows[placement] = rows.get(placement, 0) + chunk.end - chunk.begin
         return max(rows, key=lambda placement: rows[placement])
 
+    @property
+    def is_complete(self) -> bool:
+        return len(self._responses) == len(self._chunks)
+
     def unanswered(self) -> list[Chunk]:
         return [chunk for chunk in self._chunks if chunk.index not in self._responses]
 
