@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from logprobd import _wire
 from logprobd._pool import Answer, Call, Channels, Mailbox, Pool, Source, Stream, inherited
 from logprobd.balance import Server
 from logprobd.errors import Cancelled
-from logprobd.settings import Settings
 
 T = TypeVar("T")
 
@@ -31,10 +29,7 @@ class AsyncioPool(Pool):
     starts with new connections."""
 
     _library = grpc.aio
-
-    def __init__(self, settings: Settings) -> None:
-        self._owner: tuple[int, Any] = (0, None)
-        super().__init__(settings)
+    _owner: tuple[int, Any] = (0, None)
 
     def _start(self) -> None:
         super()._start()
@@ -88,7 +83,7 @@ class AsyncioPool(Pool):
         return _Mailbox()
 
     def stream(self, server: Server, events: Mailbox) -> Stream:
-        return _Stream(server, self.channel(server), self._settings.metadata, events)
+        return _Stream(server, self._stream_method(server), self._settings.metadata, events)
 
     def source(self, batches: Iterable[Any] | AsyncIterable[Any], events: Mailbox) -> Source:
         return _Source(batches, events)
@@ -158,10 +153,10 @@ class _Stream(Stream):
     """It has a task for writing and one for reading, so that a server that does not read delays no
     other server."""
 
-    def __init__(self, server: Server, channel: Any, metadata: Any, events: Mailbox) -> None:
+    def __init__(self, server: Server, method: Any, metadata: Any, events: Mailbox) -> None:
         self.server = server
         self._events = events
-        self._call = channel.stream_stream(_wire.SCORE_STREAM)(metadata=metadata)
+        self._call = method(metadata=metadata)
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
         self._tasks = [asyncio.ensure_future(work) for work in (self._write(), self._read())]
 

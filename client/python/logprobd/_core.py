@@ -18,7 +18,6 @@ from logprobd import _wire, settings
 from logprobd._local_transport import LocalTransport
 from logprobd._pool import HEALTH_REQUEST, Answer, Call, Mailbox, Pool, Sender, Source, Stream
 from logprobd._queue import ChunkQueue, Job, stream_plan
-from logprobd._routing import Routing
 from logprobd._status import decode_answer
 from logprobd.addresses import FindServers
 from logprobd.balance import Server, ServerState
@@ -38,7 +37,7 @@ from logprobd.retry import RetryNotice, RetryPolicy
 from logprobd.score_args import Progress, ScoreArgs
 from logprobd.tls import Tls
 from logprobd.trace import InjectTrace, can_travel
-from logprobd.versions import CallVersions
+from logprobd.versions import CallVersions, Routing
 
 _LOG = logging.getLogger("logprobd")
 
@@ -113,6 +112,8 @@ class ClientCore:
     Raises InvalidArgument if a setting is invalid.
     """
 
+    _pool_class: type[Pool]
+
     def __init__(
         self,
         address: str | Sequence[str] | FindServers | None = None,
@@ -150,13 +151,10 @@ class ClientCore:
 
     def _start(self, chosen: settings.Settings) -> None:
         self._settings = chosen
-        self._pool = self._make_pool(chosen)
+        self._pool = self._pool_class(chosen)
         self._heads: list[HeadInfo] = []  # empty until ListHeads has answered
         self._local = LocalTransport(chosen)
         self._has_warned_of_tracer = False
-
-    def _make_pool(self, chosen: settings.Settings) -> Pool:
-        raise NotImplementedError
 
     def __getstate__(self) -> settings.Settings:
         return self._settings

@@ -218,6 +218,9 @@ class Pool(abc.ABC):
                 channels = self._channels[server] = Channels(self._open(server.address))
         return channels.next()
 
+    def _stream_method(self, server: Server) -> Any:
+        return self.channel(server).stream_stream(_wire.SCORE_STREAM)
+
     def _open(self, address: str) -> list[Any]:
         indices = range(self._settings.channels)
         options = [self._settings.channel_options(address, index) for index in indices]

@@ -11,7 +11,6 @@ from typing import Any
 
 from logprobd import _wire
 from logprobd._local_transport import LocalTransport, PlacedChunk
-from logprobd._routing import LOOK_AGAIN_SECONDS, Routing
 from logprobd._status import decode_answer, from_status
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, Server
@@ -29,8 +28,10 @@ from logprobd.result import ScoreResult
 from logprobd.retry import RetryNotice
 from logprobd.score_args import ScoreArgs
 from logprobd.settings import Settings
-from logprobd.versions import SWAP_ROUNDS_MAX, CallVersions, too_many_swaps
+from logprobd.versions import SWAP_ROUNDS_MAX, CallVersions, Routing, too_many_swaps
 
+LOOK_AGAIN_SECONDS = 0.25
+"""Interval at which a call with waiting chunks checks whether more servers are ready."""
 _WINDOW_UNKNOWN = 16
 
 

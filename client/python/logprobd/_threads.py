@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from logprobd import _wire
 from logprobd._pool import Answer, Call, Channels, Mailbox, Pool, Source, Stream, inherited
 from logprobd.balance import Server
 from logprobd.errors import Cancelled
-from logprobd.settings import Settings
 
 T = TypeVar("T")
 
@@ -51,13 +49,10 @@ class ThreadsPool(Pool):
 
     _library = grpc
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        _live.add(self)
-
     def _start(self) -> None:
         super()._start()
         self._change = threading.Condition()
+        _live.add(self)
 
     def forget_after_fork(self) -> None:
         """Drops connections and server state in a forked child. The parent's stay unchanged."""
@@ -98,7 +93,7 @@ class ThreadsPool(Pool):
         return _Mailbox()
 
     def stream(self, server: Server, events: Mailbox) -> Stream:
-        return _Stream(server, self.channel(server), self._settings.metadata, events)
+        return _Stream(server, self._stream_method(server), self._settings.metadata, events)
 
     def source(self, batches: Iterable[Any], events: Mailbox) -> Source:
         return _Source(batches, events)
@@ -152,12 +147,12 @@ class _Mailbox(Mailbox):
 class _Stream(Stream):
     """A thread reads from it, so that waiting can time out."""
 
-    def __init__(self, server: Server, channel: Any, metadata: Any, events: Mailbox) -> None:
+    def __init__(self, server: Server, method: Any, metadata: Any, events: Mailbox) -> None:
         self.server = server
         self._events = events
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         requests = iter(self._requests.get, None)
-        self._call = channel.stream_stream(_wire.SCORE_STREAM)(requests, metadata=metadata)
+        self._call = method(requests, metadata=metadata)
         self._reader = threading.Thread(target=self._read, name="logprobd-stream", daemon=True)
         self._reader.start()
 

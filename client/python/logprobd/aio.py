@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
-from logprobd import settings
 from logprobd._asyncio import AsyncioPool
 from logprobd._core import ClientCore
-from logprobd._pool import Pool
 from logprobd.info import HeadInfo, VerifyReport
 from logprobd.result import ScoreResult
 from logprobd.score_args import ScoreArgs, ScoreMethod
@@ -23,8 +21,7 @@ class AsyncClient(ClientCore, ScoreMethod[Coroutine[Any, Any, ScoreResult]]):
     event loop for a few milliseconds per request. Use a client on one event loop at a time.
     """
 
-    def _make_pool(self, chosen: settings.Settings) -> Pool:
-        return AsyncioPool(chosen)
+    _pool_class = AsyncioPool
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logprobd import _wire
-from logprobd._local_transport import Placement
 from logprobd.errors import ServerBug
-from logprobd.plan import Chunk, ScorePlan
+from logprobd.plan import Chunk, Placement, ScorePlan
 from logprobd.result import ScoreResult
 from logprobd.trace import trace_from_wire
 

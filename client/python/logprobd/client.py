@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from logprobd import settings
 from logprobd._core import ClientCore
-from logprobd._pool import Pool
 from logprobd._threads import ThreadsPool, finish, iterate
 from logprobd.info import HeadInfo, VerifyReport
 from logprobd.result import ScoreResult
@@ -17,8 +15,7 @@ from logprobd.score_args import ScoreArgs, ScoreMethod
 class Client(ClientCore, ScoreMethod[ScoreResult]):
     __doc__ = f"{ClientCore.__doc__}\n    Thread-safe.\n"
 
-    def _make_pool(self, chosen: settings.Settings) -> Pool:
-        return ThreadsPool(chosen)
+    _pool_class = ThreadsPool
 
     def __enter__(self) -> Client:
         return self
