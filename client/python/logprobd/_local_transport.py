@@ -146,8 +146,8 @@ class LocalTransport:
         def encode(rows_at: RowsAt | None) -> bytes:
             return plan.encode(chunk, chunk_id=chunk_id, rows_at=rows_at)
 
-        size = (chunk.end - chunk.begin) * plan.hidden.row_bytes
-        return self.place_rows(plan.hidden, plan.chunk_rows(chunk), size, encode)
+        rows = plan.chunk_rows(chunk)
+        return self.place_rows(plan.hidden, rows, plan.bytes_of(chunk), encode)
 
     def place_rows(self, hidden: HiddenRows, rows: Rows, size: int, encode: Encode) -> PlacedChunk:
         """Returns a request with some rows, which have `size` bytes. Copies them at most once.

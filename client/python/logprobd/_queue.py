@@ -109,14 +109,14 @@ class ChunkQueue:
     def __init__(
         self,
         settings: Settings,
-        balance: Balance | None = None,
-        local: LocalTransport | None = None,
+        balance: Balance,
+        local: LocalTransport,
         *,
         deadline: float | None = None,
     ) -> None:
         self._settings = settings
-        self._balance = balance or Balance(settings.addresses, solo=True)
-        self._local = local or LocalTransport(settings)
+        self._balance = balance
+        self._local = local
         self._deadline = deadline
         self._routing = Routing(self._balance, settings.retry, settings.max_inflight)
         self._batches: deque[_Batch | LogprobdError] = deque()

@@ -26,8 +26,8 @@ Rows = slice | Ints
 """Rows of a call: a range, or row indices in ascending order."""
 
 _NUMPY_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
-_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_ALIASES = {**_NUMPY_NAMES, "half": "fp16"}
+_TORCH_NAMES = {short: name for name, short in _NUMPY_NAMES.items()}
 _KDLCPU = 1
 DEVICE_ALIGNMENT = 16
 """Required alignment, in bytes, of rows that the server reads from GPU memory."""
@@ -387,6 +387,29 @@ def to_offsets(value: Any, name: str, end: int) -> Ints:
             field=name,
         )
     return offsets
+
+
+def to_temperatures(
+    value: Any, shape: tuple[int, ...]
+) -> tuple[float | None, npt.NDArray[np.float32] | None]:
+    """Converts the temperature of rows of this shape to one number, of which None means 1, or to
+    an array with the temperature of each row. Raises InvalidArgument."""
+    array = to_numpy(value, "temperature")
+    if array.dtype.kind not in "fiu":
+        raise InvalidArgument(
+            f"temperature has type {array.dtype}: pass a number or a float array",
+            field="temperature",
+        )
+    if array.ndim == 0:
+        return (None if float(array) == 1.0 else float(array)), None
+    try:
+        return None, np.broadcast_to(array.astype(np.float32), shape).reshape(-1)
+    except ValueError:
+        raise InvalidArgument(
+            f"temperature has shape {array.shape}: pass a number, or an array that broadcasts "
+            f"to the shape of targets, {shape}",
+            field="temperature",
+        ) from None
 
 
 @dataclass(frozen=True)

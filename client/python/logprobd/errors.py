@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
+
 
 class LogprobdError(Exception):
     """Base of all errors of this package.
@@ -101,24 +103,8 @@ class ServerBug(LogprobdError):
     """The server failed, or its answer breaks the protocol."""
 
 
-# Names of grpc.StatusCode by number, as in ScoreResponse.status_code.
-_CODES = {
-    1: "CANCELLED",
-    2: "UNKNOWN",
-    3: "INVALID_ARGUMENT",
-    4: "DEADLINE_EXCEEDED",
-    5: "NOT_FOUND",
-    6: "ALREADY_EXISTS",
-    7: "PERMISSION_DENIED",
-    8: "RESOURCE_EXHAUSTED",
-    9: "FAILED_PRECONDITION",
-    10: "ABORTED",
-    12: "UNIMPLEMENTED",
-    13: "INTERNAL",
-    14: "UNAVAILABLE",
-    15: "DATA_LOSS",
-    16: "UNAUTHENTICATED",
-}
+# Names of status codes by number, as in ScoreResponse.status_code.
+_CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def code_name(number: int) -> str:

@@ -80,12 +80,18 @@ class ScorePlan:
         self.num_scored = self.rows if self.scored is None else len(self.scored)
         self.targets = self._only_scored(ids)
 
-        self.temperature, self.row_temperatures = self._temperatures(temperature)
+        number, each = arrays.to_temperatures(temperature, self.shape)
+        self.row_temperatures = None if each is None else self._only_scored(each)
         self.candidates = self._scored_candidates = None
         if candidates is not None:
             self.candidates = arrays.to_candidates(candidates, self.shape)
             self._scored_candidates = self.candidates.of_rows(self.scored)
-        self.segments = None if args.segments is None else self._segments(args.segments)
+        self.segments: arrays.Ints | None = None
+        """Offsets of the segments among the scored rows."""
+        if args.segments is not None:
+            self.segments = arrays.to_offsets(args.segments, "segments", self.rows)
+            if self.scored is not None:
+                self.segments = np.searchsorted(self.scored, self.segments)
         self.server_segments = False
         """Whether the server sums the segments. `cut` sets it."""
         ignores_default = args.ignore_index == DEFAULT_IGNORE_INDEX
@@ -96,7 +102,7 @@ class ScorePlan:
                 weights_version=_count(args.weights_version, "weights_version"),
                 dtype=_wire.DTYPE_NUMBERS[self.hidden.dtype],
                 hidden_size=self.hidden.hidden_size,
-                temperature=self.temperature,
+                temperature=number,
                 entropy_temperature=None
                 if args.entropy_temperature is None
                 else _number(args.entropy_temperature, "entropy_temperature"),
@@ -114,30 +120,6 @@ class ScorePlan:
 
     def _only_scored(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return values if self.scored is None else values[self.scored]
-
-    def _temperatures(self, value: Any) -> tuple[float | None, npt.NDArray[np.float32] | None]:
-        array = arrays.to_numpy(value, "temperature")
-        if array.dtype.kind not in "fiu":
-            raise InvalidArgument(
-                f"temperature has type {array.dtype}: pass a number or a float array",
-                field="temperature",
-            )
-        if array.ndim == 0:
-            return (None if float(array) == 1.0 else float(array)), None
-        try:
-            rows = np.broadcast_to(array.astype(np.float32), self.shape).reshape(-1)
-        except ValueError:
-            raise InvalidArgument(
-                f"temperature has shape {array.shape}: pass a number, or an array that broadcasts "
-                f"to the shape of targets, {self.shape}",
-                field="temperature",
-            ) from None
-        return None, self._only_scored(rows)
-
-    def _segments(self, value: Any) -> arrays.Ints:
-        """Returns the segment offsets among the scored rows."""
-        offsets = arrays.to_offsets(value, "segments", self.rows)
-        return offsets if self.scored is None else np.searchsorted(self.scored, offsets)
 
     @property
     def weights_version(self) -> int:
@@ -163,7 +145,7 @@ class ScorePlan:
         bytes_max = min(chunk_bytes, limits.message_bytes_max or chunk_bytes)
         ranges = cut_rows(
             self.num_scored,
-            self._row_bytes,
+            self.hidden.row_bytes,
             ChunkLimits(
                 rows_max=min(chunk_rows, limits.request_rows_max or chunk_rows),
                 bytes_max=bytes_max,
@@ -176,13 +158,9 @@ class ScorePlan:
             self.server_segments = fits and len(ranges) == 1
         return [Chunk(index, begin, end) for index, (begin, end) in enumerate(ranges)]
 
-    @property
-    def _row_bytes(self) -> int:
-        return self.hidden.hidden_size * (4 if self.hidden.dtype == "fp32" else 2)
-
     def bytes_of(self, chunk: Chunk) -> int:
         """Returns the number of bytes of hidden states in a chunk."""
-        return (chunk.end - chunk.begin) * self._row_bytes
+        return (chunk.end - chunk.begin) * self.hidden.row_bytes
 
     def chunk_rows(self, chunk: Chunk) -> arrays.Rows:
         """Returns a chunk's rows as indices among all rows, or a slice if they are consecutive."""

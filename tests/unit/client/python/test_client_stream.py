@@ -163,8 +163,13 @@ def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, cli
     assert len(results) == 3
 
 
+def stream_queue(**settings):
+    client = Client("host:1", **settings)
+    return ChunkQueue(client._settings, client._pool.balance, client._local)
+
+
 def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
-    queue = ChunkQueue(Client("host:1", max_inflight=1)._settings)
+    queue = stream_queue(max_inflight=1)
     plan = ScorePlan(ScoreArgs(*rows))
     chunk = Chunk(0, 0, 10)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 4)
@@ -179,7 +184,7 @@ def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
 
 def test_overload_narrows_the_window_until_answers_widen_it(rows):
     # Regression: the next batch restored the full window at once, and within one batch it never grew again.
-    queue = ChunkQueue(Client("host:1", max_inflight=4)._settings)
+    queue = stream_queue(max_inflight=4)
     plan = ScorePlan(ScoreArgs(*rows))
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
     chunks = [Chunk(row, row, row + 1) for row in range(10)]
@@ -211,7 +216,7 @@ def test_overload_narrows_the_window_until_answers_widen_it(rows):
 
 def test_chunks_of_a_failed_batch_take_no_room(rows):
     # Regression: refused chunks of a failed batch filled the narrowed window, and the stream hung.
-    queue = ChunkQueue(Client("host:1", max_inflight=4)._settings)
+    queue = stream_queue(max_inflight=4)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
     queue.add(
         ScorePlan(ScoreArgs(*rows)), [Chunk(row, row, row + 1) for row in range(10)], limits, 100.0
