@@ -1,34 +1,43 @@
-"""Base of Client and AsyncClient: settings, deadlines, retries and cached head descriptions."""
+"""What Client and AsyncClient do, without I/O.
+
+The coroutines of ClientCore say what happens next, and a Pool does it: that of a Client blocks and
+never suspends, so that `finish` runs them without an event loop.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal
+
+import grpc
 
 from logprobd import _wire, settings
 from logprobd._local_transport import LocalTransport
+from logprobd._pool import HEALTH_REQUEST, Answer, Call, Mailbox, Pool, Sender, Source, Stream
+from logprobd._queue import ChunkQueue, Job, stream_plan
+from logprobd._status import decode_answer
 from logprobd.addresses import FindServers
-from logprobd.assembly import Assembly
-from logprobd.balance import Balance, ServerState
+from logprobd.balance import Server, ServerState
 from logprobd.errors import (
     DeadlineExceeded,
     HeadMismatch,
     InvalidArgument,
     LogprobdError,
     NotFound,
-    ServerBug,
+    Unavailable,
     WeightsVersionMismatch,
 )
-from logprobd.info import HeadInfo
-from logprobd.plan import ScorePlan
+from logprobd.info import HeadInfo, VerifyReport, choose_head, heads_from_wire
+from logprobd.plan import Chunk, ScorePlan
+from logprobd.result import ScoreResult
 from logprobd.retry import RetryNotice, RetryPolicy
+from logprobd.score_args import Progress, ScoreArgs
 from logprobd.tls import Tls
 from logprobd.trace import InjectTrace, can_travel
-from logprobd.versions import CallVersions
-
-Message = TypeVar("Message")
+from logprobd.versions import CallVersions, Routing
 
 _LOG = logging.getLogger("logprobd")
 
@@ -37,10 +46,6 @@ STALE_INFO_ERRORS = (InvalidArgument, NotFound, WeightsVersionMismatch, HeadMism
 
 # Longer timeouts, and math.inf, are reduced to this: gRPC and threads do not accept infinity.
 TIMEOUT_MAX_SECONDS = 1e9
-
-# Maximum number of rounds of a call. Each round after the first sends chunks again that were scored
-# before a swap of the weights.
-SWAP_ROUNDS_MAX = 3
 
 
 class ClientCore:
@@ -107,6 +112,8 @@ class ClientCore:
     Raises InvalidArgument if a setting is invalid.
     """
 
+    _pool_class: type[Pool]
+
     def __init__(
         self,
         address: str | Sequence[str] | FindServers | None = None,
@@ -144,6 +151,7 @@ class ClientCore:
 
     def _start(self, chosen: settings.Settings) -> None:
         self._settings = chosen
+        self._pool = self._pool_class(chosen)
         self._heads: list[HeadInfo] = []  # empty until ListHeads has answered
         self._local = LocalTransport(chosen)
         self._has_warned_of_tracer = False
@@ -178,19 +186,7 @@ class ClientCore:
 
         A server is "unknown" until the first call.
         """
-        return self._balance().states()
-
-    def _balance(self) -> Balance:
-        raise NotImplementedError
-
-    def _versions(self, plan: ScorePlan) -> CallVersions:
-        """Returns the object that keeps one call to one version of the weights."""
-        return CallVersions(
-            self._balance(),
-            head=plan.head,
-            pinned=plan.weights_version,
-            mix=self._settings.mix_versions,
-        )
+        return self._pool.balance.states()
 
     def _in_trace(self, plan: ScorePlan) -> ScorePlan:
         """Puts a call into the caller's current trace, unless its arguments name one."""
@@ -206,13 +202,6 @@ class ClientCore:
             traceparent = carrier.get("traceparent", "")
             plan.traceparent = traceparent if can_travel(traceparent) else ""
         return plan
-
-    def _round_ends(self, assembly: Assembly) -> bool:
-        """Returns whether a call whose chunks are all answered is complete. If it is not, some
-        chunks must be scored again, because another version of the weights scored them."""
-        if not self._settings.mix_versions:
-            assembly.drop_other_versions()
-        return not assembly.unanswered()
 
     def _seconds(self, timeout: float | None) -> float:
         """Returns the time limit of a call, or of a batch of a stream, in seconds."""
@@ -232,12 +221,287 @@ class ClientCore:
             )
         return left
 
-    def _retry_delay(
-        self, error: LogprobdError, attempts: int, deadline: float, notice: RetryNotice
-    ) -> float:
-        """Returns the seconds to wait before the next attempt, or raises `error` to give up."""
-        delay = self._settings.retry.delay(error, attempts)
-        return before(deadline, delay, error, attempts, notice)
+    async def _close(self) -> None:
+        try:
+            await self._pool.close()
+        finally:
+            self._local.close()
+
+    async def _buffer(self, rows: int, hidden_size: int, dtype: Any) -> Any:
+        if self._local.needs_asking:
+            await self._list_heads(None)
+        return await self._pool.block(self._local.array, rows, hidden_size, dtype)
+
+    async def _list_heads(self, timeout: float | None) -> list[HeadInfo]:
+        self._pool.own()
+        deadline = self._deadline(timeout)
+        if self._pool.balance.solo:
+            data = await self._unary(_wire.LIST_HEADS, b"", deadline)
+            response = decode_answer(_wire.ListHeadsResponse, data)
+            heads = heads_from_wire(response)
+            self._pool.balance.saw_heads(self._pool.balance.all()[0], heads)
+            self._local.offer(response.local)
+        else:
+            await self._gather(deadline, every=True)
+            heads = self._pool.balance.heads()
+        self._heads = heads
+        return list(heads)
+
+    async def _info(self, head: str, timeout: float | None) -> HeadInfo:
+        return choose_head(await self._list_heads(timeout), head)
+
+    async def _verify(self, rows: int, seed: int, head: str, timeout: float | None) -> VerifyReport:
+        request = _wire.encode(_wire.VerifyRequest(head=head, rows=rows, seed=seed))
+        data = await self._unary(_wire.VERIFY, request, self._deadline(timeout))
+        return VerifyReport(**vars(decode_answer(_wire.VerifyResponse, data)))
+
+    async def _wait_ready(self, timeout: float | None) -> None:
+        self._pool.own()
+        deadline = self._deadline(timeout)
+        notice = RetryNotice()
+        reason = "no answer yet"
+        pause = 0.02
+        while (left := deadline - time.monotonic()) > 0:
+            if self._pool.balance.solo:
+                server = self._pool.balance.all()[0]
+                call = Call(server, _wire.HEALTH_CHECK, HEALTH_REQUEST, min(left, 5.0))
+                answer = await self._pool.ask(call)
+                if answer.code is grpc.StatusCode.UNIMPLEMENTED:
+                    raise answer.error(self.address)
+                reason = answer.unhealthy()
+                if not reason:
+                    return
+            else:
+                try:
+                    await self._pool.gather(deadline)
+                    return
+                except Unavailable as error:
+                    reason = error.details
+            notice.waits(f"{self.address}: {reason}", pause, time.monotonic())
+            await self._pool.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(pause * 1.5, 0.5)
+        raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
+
+    async def _unary(self, method: str, request: bytes, deadline: float) -> bytes:
+        """Makes one call, with retries, to the least loaded server. Raises typed errors."""
+        self._pool.own()
+        balance = self._pool.balance
+        routing = Routing(balance, self._settings.retry, self._settings.max_inflight)
+        anyone = CallVersions(balance, head="", mix=True)
+        notice = RetryNotice()
+        attempts = 0
+        while True:
+            attempts += 1
+            server = routing.take(0, anyone, time.monotonic())
+            if server is None:
+                await self._gather(deadline)
+                continue
+            try:
+                metadata = self._settings.metadata
+                call = Call(server, method, request, self._left(deadline), metadata)
+                answer = await self._pool.ask(call)
+            finally:
+                routing.give(server, 0)
+            if answer.code is grpc.StatusCode.OK:
+                return answer.data
+            error = self._error(answer, server)
+            delay = routing.retry_in(server, error, attempts, anyone)
+            await self._pool.sleep(before(deadline, delay, error, attempts, notice))
+
+    def _error(self, answer: Answer, server: Server) -> LogprobdError:
+        return answer.error(server.address, is_closed=self._pool.is_closed)
+
+    async def _gather(self, deadline: float, *, every: bool = False) -> None:
+        """Waits until a server is ready, with retries. Raises Unavailable, HeadMismatch."""
+        notice = RetryNotice()
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                await self._pool.gather(deadline, every=every)
+                return
+            except Unavailable as error:
+                delay = self._settings.retry.delay(error, attempts)
+                await self._pool.sleep(before(deadline, delay, error, attempts, notice))
+
+    async def _head(self, name: str, deadline: float, *, fresh: bool = False) -> HeadInfo:
+        heads = self._heads  # read once: an error in another thread or task may clear it
+        if fresh or not heads:
+            heads = await self._list_heads(self._left(deadline))
+        return choose_head(heads, name)
+
+    async def _cut(self, plan: ScorePlan, deadline: float) -> tuple[HeadInfo, list[Chunk]]:
+        """Returns the head of a call, and the call split into requests within the head's limits."""
+        head = await self._head(plan.head, deadline)
+        if plan.hidden.hidden_size != head.hidden_size:
+            head = await self._head(plan.head, deadline, fresh=True)
+        plan.check_head(head)
+        await self._prepare()
+        return head, plan.cut(head, self._settings.chunk_rows, self._settings.chunk_bytes)
+
+    async def _prepare(self) -> None:
+        """Connects to the memory of a same-host server, if a later request must not wait for it."""
+
+    async def _score(self, args: ScoreArgs) -> ScoreResult:
+        self._pool.own()
+        deadline = self._deadline(args.timeout)
+        plan = self._in_trace(ScorePlan(args))
+        try:
+            _, chunks = await self._cut(plan, deadline)
+            return await self._score_chunks(plan, chunks, deadline, args.progress)
+        except STALE_INFO_ERRORS:
+            self._heads = []
+            raise
+
+    async def _score_chunks(
+        self, plan: ScorePlan, chunks: list[Chunk], deadline: float, progress: Progress | None
+    ) -> ScoreResult:
+        """Sends each chunk as a call of its own."""
+        queue = ChunkQueue(self._settings, self._pool.balance, self._local, deadline=deadline)
+        assembly = queue.add(plan, chunks)
+        metadata = self._settings.metadata_in(plan.traceparent)
+        inflight: dict[Job, Any] = {}
+        events = self._pool.mailbox()
+        try:
+            while True:
+                self._pool.refresh()
+                while (job := queue.next(time.monotonic())) is not None:
+                    assert job.server is not None
+                    left = self._left(deadline)
+                    call = Call(job.server, _wire.SCORE, job.request, left, metadata)
+                    if len(chunks) == 1:  # needs no mailbox between threads
+                        events.put((job, await self._pool.ask(call)))
+                    else:
+                        done = functools.partial(_post, events, job)
+                        inflight[job] = self._pool.begin(call, done)
+                for result in queue.finished():
+                    if isinstance(result, LogprobdError):
+                        raise result
+                    return result
+                if queue.is_stranded:
+                    await self._wait_for_servers(queue)
+                    continue
+                event = await events.get(queue.pause(time.monotonic()))
+                if event is None:
+                    continue
+                job, answer = event
+                inflight.pop(job, None)
+                now = time.monotonic()
+                if answer.code is not grpc.StatusCode.OK:
+                    assert job.server is not None
+                    queue.failed(job, self._error(answer, job.server), now)
+                elif queue.receive(answer.data, now, job) and progress is not None:
+                    progress(assembly.rows_done, plan.rows)
+        finally:
+            queue.close()  # comes first: a task may be cancelled again while it waits below
+            await self._pool.cancel(list(inflight.values()))
+
+    def _stream(
+        self, batches: Any, on_error: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> AsyncGenerator[ScoreResult, None]:
+        if on_error not in ("raise", "return"):
+            raise InvalidArgument(f'on_error is "{on_error}": use "raise" or "return"')
+        return self._results(batches, on_error == "raise", self._seconds(timeout), options)
+
+    async def _results(
+        self, batches: Any, raises: bool, seconds: float, options: Mapping[str, Any]
+    ) -> AsyncGenerator[ScoreResult, None]:
+        """Sends the batches over one stream per server, and yields the results in order."""
+        self._pool.own()
+        queue = ChunkQueue(self._settings, self._pool.balance, self._local)
+        events = self._pool.mailbox()
+        source = self._pool.source(batches, events)
+        streams: dict[Server, Stream] = {}
+        is_taking = exhausted = False
+        try:
+            while True:
+                self._pool.refresh()
+                while (job := queue.next(time.monotonic())) is not None:
+                    assert job.server is not None
+                    if job.server not in streams:
+                        streams[job.server] = self._pool.stream(job.server, events)
+                    streams[job.server].send(job.request)
+                for result in queue.finished():
+                    if isinstance(result, STALE_INFO_ERRORS):
+                        self._heads = []
+                    if raises and isinstance(result, LogprobdError):
+                        raise result
+                    yield result  # type: ignore[misc]  # an error only with on_error="return"
+                if exhausted and queue.is_empty:
+                    return
+                event = None
+                if queue.is_stranded:
+                    await self._wait_for_servers(queue)
+                elif not (is_taking or exhausted) and queue.has_room:
+                    source.request()
+                    is_taking = True
+                else:
+                    event = await self._next_event(queue, events)
+                while event is not None or (event := await events.get(0)) is not None:
+                    sender, message = event
+                    event = None
+                    if sender is not source:
+                        await self._receive(sender, message, queue, streams)
+                        continue
+                    is_taking = False
+                    batch = source.take()
+                    exhausted = batch is Source.END
+                    if not exhausted:
+                        await self._take(batch, options, queue, seconds)
+        finally:
+            queue.close()  # comes first: a task may be cancelled again while it waits below
+            senders: list[Sender] = [source, *streams.values()]
+            for sender in senders:
+                sender.finish()
+            for sender in senders:
+                await sender.close()
+
+    async def _next_event(self, queue: ChunkQueue, events: Mailbox) -> Any:
+        """Waits for the next event of a stream. Raises DeadlineExceeded."""
+        event = await events.get(0)  # an event that is there comes before a deadline
+        return await events.get(queue.pause(time.monotonic())) if event is None else event
+
+    async def _wait_for_servers(self, queue: ChunkQueue) -> None:
+        now = time.monotonic()
+        try:
+            await self._pool.gather(queue.gather_deadline(now))
+        except Unavailable as error:
+            queue.nobody_is_ready(error, time.monotonic())
+
+    async def _take(
+        self,
+        batch: tuple[Any, Any] | Mapping[str, Any],
+        options: Mapping[str, Any],
+        queue: ChunkQueue,
+        seconds: float,
+    ) -> None:
+        """Adds a batch to the queue. Adds it as failed if its arguments or its head are wrong."""
+        try:
+            plan = self._in_trace(stream_plan(batch, options))
+            head, chunks = await self._cut(plan, time.monotonic() + seconds)
+            queue.add(plan, chunks, head.limits, seconds)
+        except STALE_INFO_ERRORS as error:
+            queue.add_failed(error)
+
+    async def _receive(
+        self,
+        stream: Stream,
+        message: bytes | None,
+        queue: ChunkQueue,
+        streams: dict[Server, Stream],
+    ) -> None:
+        """Handles an event of a stream: a message, or its end."""
+        if message is not None:
+            queue.receive(message, time.monotonic())
+            return
+        del streams[stream.server]
+        await stream.close()
+        error = self._error(await stream.answer(), stream.server)
+        queue.disconnected(stream.server, error, time.monotonic())
+
+
+def _post(events: Mailbox, job: Job, answer: Answer) -> None:
+    events.put((job, answer))
 
 
 def before(
@@ -249,19 +513,3 @@ def before(
         raise notice.gave_up(error, attempts, now)
     notice.waits(error, delay, now)
     return delay
-
-
-def decode_answer(cls: type[Message], data: bytes) -> Message:
-    """Decodes an answer of the server. Raises ServerBug if it is not a message of this type."""
-    try:
-        return _wire.decode(cls, data)
-    except _wire.DecodeError as error:
-        raise ServerBug(f"the server's answer cannot be read: {error}") from error
-
-
-def too_many_swaps(address: str) -> WeightsVersionMismatch:
-    """Returns the error of a call during which the weights changed too often."""
-    return WeightsVersionMismatch(
-        f"the weights of {address} were swapped {SWAP_ROUNDS_MAX} times during one call: pin "
-        "weights_version, or call again"
-    )

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from logprobd._local_lease import Lease, LocalUnavailable
 from logprobd._regions import RegionPool, Span
 from logprobd.arrays import HiddenRows, Rows
 from logprobd.errors import InvalidArgument, LogprobdError, Unavailable, is_placement_refusal
-from logprobd.plan import Chunk, ScorePlan
+from logprobd.plan import Chunk, Placement, ScorePlan
 from logprobd.settings import Settings
 
 # Smaller requests contain their rows, because one more copy costs less than allocating a span.
@@ -39,15 +39,6 @@ RowsAt = Mapping[str, _wire.SharedMemorySlice | _wire.CudaIpcSlice]
 
 Encode = Callable[[RowsAt | None], bytes]
 """Encodes a request. Without a location it contains the rows."""
-
-
-class Placement(NamedTuple):
-    """How the hidden states of a request are passed to the server."""
-
-    transport: str
-    """"tcp", "unix", "shm" or "cuda_ipc"."""
-    reason: str
-    """The reason why no faster transport was used; "" if there is none."""
 
 
 @dataclass
@@ -155,8 +146,8 @@ class LocalTransport:
         def encode(rows_at: RowsAt | None) -> bytes:
             return plan.encode(chunk, chunk_id=chunk_id, rows_at=rows_at)
 
-        size = (chunk.end - chunk.begin) * plan.hidden.row_bytes
-        return self.place_rows(plan.hidden, plan.chunk_rows(chunk), size, encode)
+        rows = plan.chunk_rows(chunk)
+        return self.place_rows(plan.hidden, rows, plan.bytes_of(chunk), encode)
 
     def place_rows(self, hidden: HiddenRows, rows: Rows, size: int, encode: Encode) -> PlacedChunk:
         """Returns a request with some rows, which have `size` bytes. Copies them at most once.

@@ -47,15 +47,28 @@ def is_jagged(value: object) -> bool:
     )
 
 
-def packed(value: Any, name: str) -> tuple[Any, Offsets | None]:
-    """Returns the rows of a jagged nested tensor [sequences, (length), ...] one after another, as
-    [rows, ...], and the offsets of the sequences, [sequences + 1]. Returns any other value
-    unchanged, and None.
+def pack(**values: Any) -> tuple[list[Any], Offsets | None]:
+    """Replaces jagged nested tensors [sequences, (length), ...] by their rows one after another,
+    [rows, ...], and leaves other values as they are.
 
-    Raises InvalidArgument.
+    Returns the values, and the offsets of the sequences, [sequences + 1], or None if no value is
+    nested. Raises InvalidArgument, also if the sequences of two values differ in their lengths.
     """
-    if not is_jagged(value):
-        return value, None
+    nested = {name: _offsets(value, name) for name, value in values.items() if is_jagged(value)}
+    if not nested:
+        return list(values.values()), None
+    first, offsets = next(iter(nested.items()))
+    for name, others in nested.items():
+        if not np.array_equal(others, offsets):
+            raise InvalidArgument(
+                f"the sequences of {name} have the lengths {_lengths(others)}, but those of "
+                f"{first} have {_lengths(offsets)}: nested tensors must have the same sequences",
+                field=name,
+            )
+    return [v.values() if name in nested else v for name, v in values.items()], offsets
+
+
+def _offsets(value: Any, name: str) -> Offsets:
     if value.lengths() is not None:
         raise InvalidArgument(
             f"{name} is a nested tensor with gaps between its sequences: pass {name}.contiguous()",
@@ -67,19 +80,8 @@ def packed(value: Any, name: str) -> tuple[Any, Offsets | None]:
             f"the ragged one, as in [sequences, (length), hidden_size]; transpose it",
             field=name,
         )
-    return value.values(), value.offsets().cpu().numpy().astype(np.int64)
-
-
-def check_same_sequences(offsets: Offsets | None, name: str, of_hidden: Offsets | None) -> None:
-    """Raises InvalidArgument if two nested tensors do not have sequences of the same lengths. None
-    stands for a value that is not nested."""
-    if offsets is None or of_hidden is None or np.array_equal(offsets, of_hidden):
-        return
-    raise InvalidArgument(
-        f"the sequences of {name} have the lengths {_lengths(offsets)}, but those of hidden have "
-        f"{_lengths(of_hidden)}: nested tensors must have the same sequences",
-        field=name,
-    )
+    offsets: Offsets = value.offsets().cpu().numpy().astype(np.int64)
+    return offsets
 
 
 def _lengths(offsets: Offsets) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -25,8 +26,8 @@ Rows = slice | Ints
 """Rows of a call: a range, or row indices in ascending order."""
 
 _NUMPY_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
-_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_ALIASES = {**_NUMPY_NAMES, "half": "fp16"}
+_TORCH_NAMES = {short: name for name, short in _NUMPY_NAMES.items()}
 _KDLCPU = 1
 DEVICE_ALIGNMENT = 16
 """Required alignment, in bytes, of rows that the server reads from GPU memory."""
@@ -386,3 +387,92 @@ def to_offsets(value: Any, name: str, end: int) -> Ints:
             field=name,
         )
     return offsets
+
+
+def to_temperatures(
+    value: Any, shape: tuple[int, ...]
+) -> tuple[float | None, npt.NDArray[np.float32] | None]:
+    """Converts the temperature of rows of this shape to one number, of which None means 1, or to
+    an array with the temperature of each row. Raises InvalidArgument."""
+    array = to_numpy(value, "temperature")
+    if array.dtype.kind not in "fiu":
+        raise InvalidArgument(
+            f"temperature has type {array.dtype}: pass a number or a float array",
+            field="temperature",
+        )
+    if array.ndim == 0:
+        return (None if float(array) == 1.0 else float(array)), None
+    try:
+        return None, np.broadcast_to(array.astype(np.float32), shape).reshape(-1)
+    except ValueError:
+        raise InvalidArgument(
+            f"temperature has shape {array.shape}: pass a number, or an array that broadcasts "
+            f"to the shape of targets, {shape}",
+            field="temperature",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Further ids to score. Those of row r are ids[offsets[r] : offsets[r + 1]]."""
+
+    ids: npt.NDArray[np.int32]
+    offsets: Ints
+    """[rows + 1]."""
+    shape: tuple[int, ...] | None
+    """Shape of the caller's array, or None if the caller gave lists."""
+
+    def of_rows(self, rows: Ints | None) -> tuple[npt.NDArray[np.int32], Ints]:
+        """Returns the ids and offsets of some rows; None means all."""
+        if rows is None:
+            return self.ids, self.offsets
+        counts = np.diff(self.offsets)
+        kept = np.zeros(len(counts), bool)
+        kept[rows] = True
+        offsets = np.concatenate(([0], np.cumsum(counts[rows], dtype=np.int64)))
+        return self.ids[np.repeat(kept, counts)], offsets
+
+
+def to_candidates(value: Any, shape: tuple[int, ...]) -> Candidates:
+    """Converts candidates for rows of this shape: an array, lists, or a tuple of ids and offsets.
+
+    Raises InvalidArgument.
+    """
+    name = "candidates"
+    rows = int(np.prod(shape, dtype=np.int64))
+    if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], (int, np.integer)):
+        ids = to_int32(value[0], name)
+        offsets = to_offsets(value[1], name, ids.size)
+        if ids.ndim != 1 or len(offsets) != rows + 1:
+            raise InvalidArgument(
+                f"candidates (ids, offsets) have shapes {ids.shape} and {offsets.shape}: pass "
+                f"ids [n] and offsets [{rows + 1}]",
+                field=name,
+            )
+        return Candidates(ids, offsets, None)
+    if isinstance(value, (list, tuple)):
+        lists = [to_int32(ids, name) for ids in value]
+        if lists and all(ids.ndim == 0 for ids in lists):
+            shown = ", ".join(str(int(i)) for i in value[:3]) + (", ..." if len(value) > 3 else "")
+            raise InvalidArgument(
+                f"candidates is a list of {len(value)} ids: pass a list with one list of ids per "
+                f"row, such as [[{shown}]] * {rows} to score the same ids in each of the {rows} "
+                "rows",
+                field=name,
+            )
+        if len(lists) != rows or any(ids.ndim != 1 for ids in lists):
+            raise InvalidArgument(
+                f"candidates has {len(lists)} lists: pass one flat list of ids for each of the "
+                f"{rows} rows",
+                field=name,
+            )
+        flat = np.concatenate(lists) if lists else np.zeros(0, np.int32)
+        offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in lists], dtype=np.int64)))
+        return Candidates(flat, offsets.astype(np.int64), None)
+    ids = to_int32(value, name)
+    if ids.ndim == 0 or ids.shape[:-1] not in (shape, (rows,)):
+        raise InvalidArgument(
+            f"candidates has shape {ids.shape}: pass {(*shape, 'n')}, n ids per row", field=name
+        )
+    offsets = np.arange(rows + 1, dtype=np.int64) * ids.shape[-1]
+    return Candidates(ids.reshape(-1), offsets, ids.shape)

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logprobd import _wire
-from logprobd._local_transport import Placement
 from logprobd.errors import ServerBug
-from logprobd.plan import Chunk, ScorePlan
+from logprobd.plan import Chunk, Placement, ScorePlan
 from logprobd.result import ScoreResult
 from logprobd.trace import trace_from_wire
 
@@ -53,6 +52,10 @@ class Assembly:
             placement = self._placements[chunk.index]
             rows[placement] = rows.get(placement, 0) + chunk.end - chunk.begin
         return max(rows, key=lambda placement: rows[placement])
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._responses) == len(self._chunks)
 
     def unanswered(self) -> list[Chunk]:
         return [chunk for chunk in self._chunks if chunk.index not in self._responses]

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from logprobd.arrays import bf16_from_fp32 as bf16
+
 VOCAB_SIZE = 32_003
 HIDDEN_SIZE = 512
 INTERMEDIATE_SIZE = 64
@@ -29,12 +31,6 @@ LOGIT_STDDEV = 3.0
 HEAD = "model.embed_tokens.weight"
 
 Bits = npt.NDArray[np.uint16]
-
-
-def bf16(values: npt.NDArray[np.float32]) -> Bits:
-    """Rounds finite values to bfloat16 (to nearest, ties to even) and returns the bits."""
-    bits = values.view(np.uint32)
-    return ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
 
 def make_tensors(vocab: int, hidden: int, seed: int) -> dict[str, Bits]:

@@ -52,11 +52,7 @@ def from_packed(
 
     Raises InvalidArgument.
     """
-    hidden, sequences = _tensor_kinds.packed(hidden, "hidden")
-    input_ids, sequences_of_ids = _tensor_kinds.packed(input_ids, "input_ids")
-    _tensor_kinds.check_same_sequences(sequences_of_ids, "input_ids", sequences)
-    if sequences is None:
-        sequences = sequences_of_ids
+    (hidden, input_ids), sequences = _tensor_kinds.pack(hidden=hidden, input_ids=input_ids)
     if (cu_seqlens is None) == (sequences is None):
         raise InvalidArgument(
             "cu_seqlens is None: pass the offsets of the sequences, [sequences + 1]"

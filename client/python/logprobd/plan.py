@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +24,21 @@ MESSAGE_OVERHEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Further ids to score. Those of row r are ids[offsets[r] : offsets[r + 1]]."""
-
-    ids: npt.NDArray[np.int32]
-    offsets: arrays.Ints
-    """[rows + 1]."""
-    shape: tuple[int, ...] | None
-    """Shape of the caller's array, or None if the caller gave lists."""
-
-
-@dataclass(frozen=True)
 class Chunk:
     """One request of a call: the half-open range [begin, end) of the scored rows."""
 
     index: int
     begin: int
     end: int
+
+
+class Placement(NamedTuple):
+    """How the hidden states of a request are passed to the server."""
+
+    transport: str
+    """"tcp", "unix", "shm" or "cuda_ipc"."""
+    reason: str
+    """The reason why no faster transport was used; "" if there is none."""
 
 
 class ScorePlan:
@@ -53,7 +51,12 @@ class ScorePlan:
     """
 
     def __init__(self, args: ScoreArgs) -> None:
-        hidden, self._sequences = _tensor_kinds.packed(args.hidden, "hidden")
+        (hidden, targets, temperature, candidates), _ = _tensor_kinds.pack(
+            hidden=args.hidden,
+            targets=args.targets,
+            temperature=args.temperature,
+            candidates=args.candidates,
+        )
         self.hidden = arrays.hidden_rows(hidden, args.dtype)
         self.shape = self.hidden.leading_shape
         self.rows = self.hidden.rows
@@ -63,7 +66,7 @@ class ScorePlan:
         self.traceparent = _traceparent(args.traceparent)
         """W3C traceparent of the call, or ""."""
 
-        ids = arrays.to_int32(self._packed(args.targets, "targets"), "targets")
+        ids = arrays.to_int32(targets, "targets")
         if ids.shape != self.shape:
             raise InvalidArgument(
                 f"targets has shape {ids.shape}, hidden {(*self.shape, self.hidden.hidden_size)}: "
@@ -77,12 +80,18 @@ class ScorePlan:
         self.num_scored = self.rows if self.scored is None else len(self.scored)
         self.targets = self._only_scored(ids)
 
-        self.temperature, self.row_temperatures = self._temperatures(args.temperature)
-        self.candidates = None if args.candidates is None else self._candidates(args.candidates)
-        self._scored_candidates = (
-            None if self.candidates is None else self._take_candidates(self.candidates)
-        )
-        self.segments = None if args.segments is None else self._segments(args.segments)
+        number, each = arrays.to_temperatures(temperature, self.shape)
+        self.row_temperatures = None if each is None else self._only_scored(each)
+        self.candidates = self._scored_candidates = None
+        if candidates is not None:
+            self.candidates = arrays.to_candidates(candidates, self.shape)
+            self._scored_candidates = self.candidates.of_rows(self.scored)
+        self.segments: arrays.Ints | None = None
+        """Offsets of the segments among the scored rows."""
+        if args.segments is not None:
+            self.segments = arrays.to_offsets(args.segments, "segments", self.rows)
+            if self.scored is not None:
+                self.segments = np.searchsorted(self.scored, self.segments)
         self.server_segments = False
         """Whether the server sums the segments. `cut` sets it."""
         ignores_default = args.ignore_index == DEFAULT_IGNORE_INDEX
@@ -93,7 +102,7 @@ class ScorePlan:
                 weights_version=_count(args.weights_version, "weights_version"),
                 dtype=_wire.DTYPE_NUMBERS[self.hidden.dtype],
                 hidden_size=self.hidden.hidden_size,
-                temperature=self.temperature,
+                temperature=number,
                 entropy_temperature=None
                 if args.entropy_temperature is None
                 else _number(args.entropy_temperature, "entropy_temperature"),
@@ -109,78 +118,8 @@ class ScorePlan:
                 field="priority",
             ) from None
 
-    def _packed(self, value: Any, name: str) -> Any:
-        """Returns the rows of a jagged nested tensor one after another, and other values unchanged.
-
-        Raises InvalidArgument if its sequences are not those of the hidden states.
-        """
-        rows, sequences = _tensor_kinds.packed(value, name)
-        _tensor_kinds.check_same_sequences(sequences, name, self._sequences)
-        return rows
-
     def _only_scored(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return values if self.scored is None else values[self.scored]
-
-    def _temperatures(self, value: Any) -> tuple[float | None, npt.NDArray[np.float32] | None]:
-        array = arrays.to_numpy(self._packed(value, "temperature"), "temperature")
-        if array.dtype.kind not in "fiu":
-            raise InvalidArgument(
-                f"temperature has type {array.dtype}: pass a number or a float array",
-                field="temperature",
-            )
-        if array.ndim == 0:
-            return (None if float(array) == 1.0 else float(array)), None
-        try:
-            rows = np.broadcast_to(array.astype(np.float32), self.shape).reshape(-1)
-        except ValueError:
-            raise InvalidArgument(
-                f"temperature has shape {array.shape}: pass a number, or an array that broadcasts "
-                f"to the shape of targets, {self.shape}",
-                field="temperature",
-            ) from None
-        return None, self._only_scored(rows)
-
-    def _candidates(self, value: Any) -> Candidates:
-        if (
-            isinstance(value, tuple)
-            and len(value) == 2
-            and not isinstance(value[1], (int, np.integer))
-        ):
-            ids = arrays.to_int32(value[0], "candidates")
-            offsets = arrays.to_offsets(value[1], "candidates", ids.size)
-            if ids.ndim != 1 or len(offsets) != self.rows + 1:
-                raise InvalidArgument(
-                    f"candidates (ids, offsets) have shapes {ids.shape} and {offsets.shape}: pass "
-                    f"ids [n] and offsets [{self.rows + 1}]",
-                    field="candidates",
-                )
-            return Candidates(ids, offsets, None)
-        if isinstance(value, (list, tuple)):
-            lists = [arrays.to_int32(ids, "candidates") for ids in value]
-            if lists and all(ids.ndim == 0 for ids in lists):
-                raise _bare_ids(value, self.rows)
-            if len(lists) != self.rows or any(ids.ndim != 1 for ids in lists):
-                raise InvalidArgument(
-                    f"candidates has {len(lists)} lists: pass one flat list of ids for each of the "
-                    f"{self.rows} rows",
-                    field="candidates",
-                )
-            flat = np.concatenate(lists) if lists else np.zeros(0, np.int32)
-            offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in lists], dtype=np.int64)))
-            return Candidates(flat, offsets.astype(np.int64), None)
-        ids = arrays.to_int32(self._packed(value, "candidates"), "candidates")
-        if ids.ndim == 0 or ids.shape[:-1] not in (self.shape, (self.rows,)):
-            raise InvalidArgument(
-                f"candidates has shape {ids.shape}: pass {(*self.shape, 'n')}, n ids per row",
-                field="candidates",
-            )
-        offsets = np.arange(self.rows + 1, dtype=np.int64) * ids.shape[-1]
-        return Candidates(ids.reshape(-1), offsets, ids.shape)
-
-    def _segments(self, value: Any) -> arrays.Ints:
-        """Returns the segment offsets among the scored rows."""
-        offsets = arrays.to_offsets(value, "segments", self.rows)
-        return offsets if self.scored is None else np.searchsorted(self.scored, offsets)
 
     @property
     def weights_version(self) -> int:
@@ -206,7 +145,7 @@ class ScorePlan:
         bytes_max = min(chunk_bytes, limits.message_bytes_max or chunk_bytes)
         ranges = cut_rows(
             self.num_scored,
-            self._row_bytes,
+            self.hidden.row_bytes,
             ChunkLimits(
                 rows_max=min(chunk_rows, limits.request_rows_max or chunk_rows),
                 bytes_max=bytes_max,
@@ -219,22 +158,9 @@ class ScorePlan:
             self.server_segments = fits and len(ranges) == 1
         return [Chunk(index, begin, end) for index, (begin, end) in enumerate(ranges)]
 
-    @property
-    def _row_bytes(self) -> int:
-        return self.hidden.hidden_size * (4 if self.hidden.dtype == "fp32" else 2)
-
     def bytes_of(self, chunk: Chunk) -> int:
         """Returns the number of bytes of hidden states in a chunk."""
-        return (chunk.end - chunk.begin) * self._row_bytes
-
-    def _take_candidates(self, given: Candidates) -> tuple[npt.NDArray[np.int32], arrays.Ints]:
-        if self.scored is None:
-            return given.ids, given.offsets
-        counts = np.diff(given.offsets)
-        kept = np.zeros(self.rows, bool)
-        kept[self.scored] = True
-        offsets = np.concatenate(([0], np.cumsum(counts[self.scored], dtype=np.int64)))
-        return given.ids[np.repeat(kept, counts)], offsets
+        return (chunk.end - chunk.begin) * self.hidden.row_bytes
 
     def chunk_rows(self, chunk: Chunk) -> arrays.Rows:
         """Returns a chunk's rows as indices among all rows, or a slice if they are consecutive."""
@@ -300,15 +226,6 @@ class ScorePlan:
             error.row = int(row if self.scored is None else self.scored[row])
             error.args = (f"{error.args[0]} (row {error.row} of the call)",)
         return error
-
-
-def _bare_ids(ids: Any, rows: int) -> InvalidArgument:
-    shown = ", ".join(str(int(i)) for i in list(ids)[:3]) + (", ..." if len(ids) > 3 else "")
-    return InvalidArgument(
-        f"candidates is a list of {len(ids)} ids: pass a list with one list of ids per row, such "
-        f"as [[{shown}]] * {rows} to score the same ids in each of the {rows} rows",
-        field="candidates",
-    )
 
 
 def _bytes(values: npt.NDArray[Any], dtype: str) -> bytes:

@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple
 import grpc
 
 from logprobd import _wire, arrays, settings
-from logprobd._core import TIMEOUT_MAX_SECONDS, decode_answer
+from logprobd._core import TIMEOUT_MAX_SECONDS
 from logprobd._local_transport import LocalTransport, PlacedChunk, RowsAt
-from logprobd._pool import Pool, identity, pushback_seconds
+from logprobd._pool import Answer, Call, pushback_seconds
+from logprobd._status import decode_answer, from_weights_status
+from logprobd._threads import ThreadsPool, finish
 from logprobd.addresses import DEFAULT_PORT
 from logprobd.client import Client
 from logprobd.errors import (
@@ -24,7 +26,6 @@ from logprobd.errors import (
     LogprobdError,
     Overloaded,
     ServerBug,
-    from_weights_status,
     is_answer,
 )
 from logprobd.retry import RetryPolicy
@@ -198,7 +199,7 @@ class WeightsClient:
             )
         self._timeout = timeout
         self._metadata = chosen.metadata
-        self._pool = Pool(chosen)
+        self._pool = ThreadsPool(chosen)
         self._local = LocalTransport(chosen)
         self._scoring: Client | None = None
         if scoring_address is not None:
@@ -246,7 +247,7 @@ class WeightsClient:
 
     def close(self) -> None:
         """Closes the connections, cancels calls, and returns shared memory. Idempotent."""
-        self._pool.close()
+        finish(self._pool.close())
         self._local.close()
         if self._scoring is not None:
             self._scoring.close()
@@ -289,7 +290,7 @@ class WeightsClient:
             in_place=in_place,
             allow_nonfinite=allow_nonfinite,
         )
-        method = self._channel().unary_stream(_wire.LOAD_WEIGHTS, identity, identity)
+        method = self._channel().unary_stream(_wire.LOAD_WEIGHTS)
         call = method(
             _wire.encode(request),
             timeout=self._load_seconds(_LOAD_SECONDS),
@@ -304,7 +305,7 @@ class WeightsClient:
                 elif progress is not None:
                     progress(LoadProgress(message.phase, message.bytes_done, message.bytes_total))
         except grpc.RpcError as error:
-            raise self._error(error) from error
+            raise self._error(Answer.of_failed(error)) from error
         finally:
             call.cancel()
         if done is None:
@@ -435,13 +436,13 @@ class WeightsClient:
         return _head(decode_answer(_wire.WeightsResponse, self._unary(method, request)).head)
 
     def _unary(self, method: str, request: Any) -> bytes:
-        call = self._channel().unary_unary(method, identity, identity)
-        try:
-            return call(  # type: ignore[no-any-return]
-                _wire.encode(request), timeout=_seconds(self._timeout), metadata=self._metadata
-            )
-        except grpc.RpcError as error:
-            raise self._error(error) from error
+        server = self._pool.balance.all()[0]
+        data = _wire.encode(request)
+        call = Call(server, method, data, _seconds(self._timeout), self._metadata)
+        answer = finish(self._pool.ask(call))
+        if answer.code is not grpc.StatusCode.OK:
+            raise self._error(answer)
+        return answer.data
 
     def _push_pieces(
         self, header: bytes, pieces: Sequence[_Piece], row_begin: int, deadline: float
@@ -498,12 +499,12 @@ class WeightsClient:
         left = deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"load_timeout passed before {self.address} had all rows")
-        method = self._channel().stream_unary(_wire.PUSH_WEIGHTS, identity, identity)
+        method = self._channel().stream_unary(_wire.PUSH_WEIGHTS)
         call = method.future(iter(requests), timeout=left, metadata=self._metadata)
         try:
             return call.result()  # type: ignore[no-any-return]
         except grpc.RpcError as error:
-            raise self._error(error) from error
+            raise self._error(Answer.of_failed(error)) from error
         finally:
             call.cancel()
 
@@ -513,19 +514,15 @@ class WeightsClient:
     def _channel(self) -> Any:
         return self._pool.channel(self._pool.balance.all()[0])
 
-    def _error(self, call: Any) -> LogprobdError:
+    def _error(self, answer: Answer) -> LogprobdError:
         """Returns the typed error of a call that has failed."""
-        code, details = call.code().name, call.details() or ""
+        code, details = answer.code.name, answer.details or ""
         if code == "CANCELLED" and self._pool.is_closed:
             return Cancelled("the client was closed", code=code)
         if code == "CANCELLED":
             code, details = "UNAVAILABLE", f"the server cancelled the call: {details}"
-        return from_weights_status(
-            code,
-            details,
-            address=self.address,
-            retry_after=pushback_seconds(call.trailing_metadata()),
-        )
+        hint = pushback_seconds(answer.metadata)
+        return from_weights_status(code, details, address=self.address, retry_after=hint)
 
 
 def _seconds(timeout: float) -> float:

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "client" / "python"))
 
 import logprobd
-from logprobd import _aio_pool, _pool
+from logprobd import _pool
 from logprobd.testing import FakeServer
 from several_servers import Aio, Sync, fake
 
@@ -21,8 +21,7 @@ VOCAB_SIZE = 101  # odd, so that swapped rows and columns are detected
 @pytest.fixture(autouse=True)
 def patient_first_look(monkeypatch):
     """Waits for the checks of all servers before the first request, even on a busy machine."""
-    for pool in (_pool, _aio_pool):
-        monkeypatch.setattr(pool, "FIRST_LOOK_SECONDS", 30.0)
+    monkeypatch.setattr(_pool, "FIRST_LOOK_SECONDS", 30.0)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from logprobd import (
     Overloaded,
     RetryPolicy,
     Unavailable,
-    _aio_pool,
+    _pool,
     _wire,
 )
 from logprobd._wire import OUTPUTS
@@ -200,16 +200,16 @@ def test_a_client_serves_one_loop_after_another(server, rows):
 def test_connections_of_a_loop_that_ended_are_closed(server, rows):
     # Regression: the connections stayed open until the process ended.
     client = AsyncClient(server.address, timeout=20)
-    kept = len(_aio_pool._inherited)
+    kept = len(_pool.inherited)
     asyncio.run(client.score(*rows))
     (channels,) = client._pool._channels.values()
-    channels = [weakref.ref(channel) for channel in channels]
+    channels = [weakref.ref(channel) for channel in channels.opened]
 
     asyncio.run(client.score(*rows))
     gc.collect()
 
     assert [channel() for channel in channels] == [None] * 4
-    assert len(_aio_pool._inherited) == kept
+    assert len(_pool.inherited) == kept
 
 
 def test_close_cancels_what_is_in_flight(server, rows):

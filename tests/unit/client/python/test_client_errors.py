@@ -5,8 +5,9 @@ from dataclasses import fields
 
 import grpc
 import pytest
-from logprobd import _wire, errors
-from logprobd.errors import code_name, from_status, parse_place
+from logprobd import _status, _wire, errors
+from logprobd._status import from_status, parse_place
+from logprobd.errors import code_name
 
 
 @pytest.mark.parametrize(
@@ -85,4 +86,4 @@ def test_codes_have_the_names_of_grpc():
 def test_the_fields_known_are_those_of_the_messages():
     messages = (_wire.ScoreRequest, _wire.VerifyRequest)
 
-    assert {f.name for message in messages for f in fields(message)} == errors.FIELDS
+    assert {f.name for message in messages for f in fields(message)} == _status.FIELDS

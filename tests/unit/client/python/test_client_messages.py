@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from logprobd import AsyncClient, Client, InvalidArgument, RetryPolicy, Unavailable
-from logprobd.errors import from_status
+from logprobd._status import from_status
 from logprobd.retry import NOTICE_SECONDS, RetryNotice
 from logprobd.score_args import ScoreArgs
 
@@ -150,11 +150,11 @@ def test_score_shows_every_argument_and_its_description(kind):
     assert list(shown) == ["self", *fields]
     assert shown["temperature"].default == 1.0
     for name in fields:
-        assert f"\n    {name}: " in kind.score.__doc__
+        assert f"\n    {name}: " in inspect.getdoc(kind.score)
 
 
 def test_an_unknown_argument_is_a_type_error(client, rows):
-    with pytest.raises(TypeError, match=r"^score\(\) got an .*'temprature'"):
+    with pytest.raises(TypeError, match=r"^ScoreMethod\.score\(\) got an .*'temprature'"):
         client.score(*rows, temprature=2.0)
 
 

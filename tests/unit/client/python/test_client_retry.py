@@ -22,7 +22,6 @@ from logprobd import (
     RetryPolicy,
     ServerBug,
     Unavailable,
-    _wire,
 )
 from logprobd.retry import Window
 from logprobd.testing import FakeServer
@@ -260,7 +259,7 @@ def test_wait_ready_does_not_wait_for_another_kind_of_server():
 def test_a_failed_call_leaves_no_work_behind(server, client):
     # Regression: the request stayed counted, so a removed server's connection was never closed.
     with pytest.raises(DeadlineExceeded):
-        client._unary(_wire.VERIFY, b"", time.monotonic() - 1)
+        client.verify(timeout=-1.0)
 
     assert client.servers()[0].requests == 0
 

@@ -173,7 +173,7 @@ def test_an_idle_connection_is_closed_by_the_client_before_the_server_does(
     with Client(server.address, timeout=20) as client:
         client.score(*rows)
         (channels,) = client._pool._channels.values()
-        channels._channels[0].subscribe(states.put)
+        channels.opened[0].subscribe(states.put)
         while states.get(timeout=60) != grpc.ChannelConnectivity.IDLE:
             pass
 

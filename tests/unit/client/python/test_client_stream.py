@@ -17,7 +17,7 @@ from logprobd import (
     WeightsVersionMismatch,
     _wire,
 )
-from logprobd._stream import StreamBook
+from logprobd._queue import ChunkQueue
 from logprobd.info import Limits
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.score_args import ScoreArgs
@@ -163,39 +163,44 @@ def test_a_slow_source_neither_delays_its_batches_nor_times_them_out(server, cli
     assert len(results) == 3
 
 
+def stream_queue(**settings):
+    client = Client("host:1", **settings)
+    return ChunkQueue(client._settings, client._pool.balance, client._local)
+
+
 def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
-    book = StreamBook(Client("host:1", max_inflight=1)._settings)
+    queue = stream_queue(max_inflight=1)
     plan = ScorePlan(ScoreArgs(*rows))
     chunk = Chunk(0, 0, 10)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 4)
-    book.add(plan, [chunk], limits, 5.0)
-    book.add(plan, [chunk], limits, 5.0)
-    assert book.pause(1000.0) is None
+    queue.add(plan, [chunk], limits, 5.0)
+    queue.add(plan, [chunk], limits, 5.0)
+    assert queue.pause(1000.0) is None
 
-    book.next_request(1000.0)
+    queue.next(1000.0)
 
-    assert book.pause(1001.0) == 4.0
+    assert queue.pause(1001.0) == 4.0
 
 
 def test_overload_narrows_the_window_until_answers_widen_it(rows):
     # Regression: the next batch restored the full window at once, and within one batch it never grew again.
-    book = StreamBook(Client("host:1", max_inflight=4)._settings)
+    queue = stream_queue(max_inflight=4)
     plan = ScorePlan(ScoreArgs(*rows))
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
     chunks = [Chunk(row, row, row + 1) for row in range(10)]
 
     def send_all():
         count = 0
-        while book.next_request(0.0) is not None:
+        while queue.next(0.0) is not None:
             count += 1
         return count
 
-    book.add(plan, chunks, limits, 100.0)
+    queue.add(plan, chunks, limits, 100.0)
     assert send_all() == 4
     for chunk_id in (1, 2):
         refusal = _wire.ScoreResponse(chunk_id=chunk_id, status_code=8, retry_after_ms=50_000)
-        book.receive(_wire.encode(refusal), 0.0)
-    book.add(plan, chunks, limits, 100.0)
+        queue.receive(_wire.encode(refusal), 0.0)
+    queue.add(plan, chunks, limits, 100.0)
     assert send_all() == 0  # two are in flight, and one is allowed
 
     sent = 4
@@ -203,7 +208,7 @@ def test_overload_narrows_the_window_until_answers_widen_it(rows):
         if chunk_id > sent:
             break
         answer = _wire.ScoreResponse(chunk_id=chunk_id, rows=1, logprob=b"1234", entropy=b"1234")
-        book.receive(_wire.encode(answer), 0.0)
+        queue.receive(_wire.encode(answer), 0.0)
         widest = send_all()
         sent += widest
     assert widest == 0 and sent == 4 + 6 + 10
@@ -211,23 +216,23 @@ def test_overload_narrows_the_window_until_answers_widen_it(rows):
 
 def test_chunks_of_a_failed_batch_take_no_room(rows):
     # Regression: refused chunks of a failed batch filled the narrowed window, and the stream hung.
-    book = StreamBook(Client("host:1", max_inflight=4)._settings)
+    queue = stream_queue(max_inflight=4)
     limits = Limits(1 << 20, 1024, 1, 1, 1, 16)
-    book.add(
+    queue.add(
         ScorePlan(ScoreArgs(*rows)), [Chunk(row, row, row + 1) for row in range(10)], limits, 100.0
     )
-    while book.next_request(0.0) is not None:
+    while queue.next(0.0) is not None:
         pass
     for chunk_id in (1, 2, 3):
         refusal = _wire.ScoreResponse(chunk_id=chunk_id, status_code=8, retry_after_ms=50_000)
-        book.receive(_wire.encode(refusal), 0.0)
+        queue.receive(_wire.encode(refusal), 0.0)
 
-    book.receive(_wire.encode(_wire.ScoreResponse(chunk_id=4, status_code=3)), 0.0)
+    queue.receive(_wire.encode(_wire.ScoreResponse(chunk_id=4, status_code=3)), 0.0)
 
-    assert [type(result) for result in book.finished()] == [InvalidArgument]
-    assert book.has_room and book.is_empty
-    assert book.next_request(200.0) is None
-    assert book.pause(0.0) is None
+    assert [type(result) for result in queue.finished()] == [InvalidArgument]
+    assert queue.has_room and queue.is_empty
+    assert queue.next(200.0) is None
+    assert queue.pause(0.0) is None
 
 
 def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, client, rows):

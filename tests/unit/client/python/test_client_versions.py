@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 from logprobd import Client, Overloaded, Unavailable, WeightsVersionMismatch, _wire
-from logprobd._routing import CallBook
+from logprobd._queue import ChunkQueue
 from logprobd.balance import Balance
 from logprobd.info import heads_from_wire
 from logprobd.plan import Chunk, ScorePlan
@@ -133,106 +133,112 @@ def test_a_call_whose_version_left_with_its_server_begins_again():
     assert versions.keeps(b, 2, versions.epoch)
 
 
-def book_of(balance, chunks, **settings):
+def queue_of(balance, chunks, **settings):
     client = Client("host:1", **settings)
-    plan = ScorePlan(ScoreArgs(np.ones((chunks, 4), np.float32), [1] * chunks))
-    return CallBook(
-        plan,
-        [Chunk(row, row, row + 1) for row in range(chunks)],
-        settings=client._settings,
-        versions=CallVersions(balance, head="h"),
-        balance=balance,
-        local=client._local,
-        deadline=time.monotonic() + 100,
-    )
+    plan = ScorePlan(ScoreArgs(np.ones((chunks, 4), np.float32), [1] * chunks, head="h"))
+    deadline = time.monotonic() + 100
+    queue = ChunkQueue(client._settings, balance, client._local, deadline=deadline)
+    queue.add(plan, [Chunk(row, row, row + 1) for row in range(chunks)])
+    return queue
 
 
-def send_all(book):
+def answer(queue, job):
+    """Scores a chunk. Returns whether the call keeps the scores."""
+    response = _wire.ScoreResponse(weights_version=1, rows=1, logprob=b"1234", entropy=b"1234")
+    return queue.receive(_wire.encode(response), time.monotonic(), job)
+
+
+def fail(queue, job, error):
+    queue.failed(job, error, time.monotonic())
+
+
+def send_all(queue):
     jobs = []
-    while (job := book.next(time.monotonic())) is not None:
+    while (job := queue.next(time.monotonic())) is not None:
         jobs.append(job)
     return jobs
 
 
 def test_each_server_has_a_window_of_its_own():
-    book = book_of(balance_of(a=1, b=1, c=1), chunks=20, max_inflight=4)
+    queue = queue_of(balance_of(a=1, b=1, c=1), chunks=20, max_inflight=4)
 
-    jobs = send_all(book)
+    jobs = send_all(queue)
 
     assert sorted(job.server.address for job in jobs) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
 
 
 def test_overload_narrows_how_many_requests_are_under_way():
     # Regression: AsyncClient.score did not send fewer requests after refusals.
-    book = book_of(Balance(["a"], solo=True), chunks=20, max_inflight=4)
-    jobs = send_all(book)
+    queue = queue_of(Balance(["a"], solo=True), chunks=20, max_inflight=4)
+    jobs = send_all(queue)
     assert len(jobs) == 4
 
-    book.failed(jobs[0], Overloaded("full", retry_after=50))
-    assert book.keeps(jobs[1], _wire.ScoreResponse(weights_version=1))
+    fail(queue, jobs[0], Overloaded("full", retry_after=50))
+    assert answer(queue, jobs[1])
 
-    assert send_all(book) == []  # two are in flight, and two are allowed
-    assert book.keeps(jobs[2], _wire.ScoreResponse(weights_version=1))
-    assert len(send_all(book)) == 1
+    assert send_all(queue) == []  # two are in flight, and two are allowed
+    assert answer(queue, jobs[2])
+    assert len(send_all(queue)) == 1
 
 
 def test_a_refused_chunk_goes_elsewhere_without_waiting():
     balance = balance_of(a=1, b=1)
-    book = book_of(balance, chunks=1)
-    (job,) = send_all(book)
+    queue = queue_of(balance, chunks=1)
+    (job,) = send_all(queue)
     assert job.server.address == "a"
 
-    book.failed(job, Overloaded("full", retry_after=50))
+    fail(queue, job, Overloaded("full", retry_after=50))
 
-    assert [job.server.address for job in send_all(book)] == ["b"]
+    assert [job.server.address for job in send_all(queue)] == ["b"]
     assert job.attempts == 2
 
 
 def test_a_chunk_waits_where_no_other_server_is_better():
     balance = balance_of(a=1, b=1)
-    book = book_of(balance, chunks=1)
+    queue = queue_of(balance, chunks=1)
     for _ in range(2):
-        (job,) = send_all(book)
-        book.failed(job, Overloaded("full", retry_after=50))
+        (job,) = send_all(queue)
+        fail(queue, job, Overloaded("full", retry_after=50))
 
-    assert send_all(book) == []
-    assert 49 < book.pause(time.monotonic()) < 63
+    assert send_all(queue) == []
+    assert 49 < queue.pause(time.monotonic()) < 63
 
 
 def test_an_unavailable_server_is_left_and_its_chunks_go_elsewhere():
     balance = balance_of(a=1, b=1)
-    book = book_of(balance, chunks=4, max_inflight=2)
-    jobs = send_all(book)
+    queue = queue_of(balance, chunks=4, max_inflight=2)
+    jobs = send_all(queue)
 
     for job in jobs:
         if job.server.address == "a":
-            book.failed(job, Unavailable("gone", details="refused"))
+            fail(queue, job, Unavailable("gone", details="refused"))
     for job in jobs:
         if job.server is not None:
-            book.keeps(job, _wire.ScoreResponse(weights_version=1))
+            answer(queue, job)
 
-    assert [job.server.address for job in send_all(book)] == ["b", "b"]
+    assert [job.server.address for job in send_all(queue)] == ["b", "b"]
     assert balance.states()[0].reason == "refused"
 
 
 def test_a_negative_hint_forbids_another_server_too():
-    book = book_of(balance_of(a=1, b=1), chunks=1)
-    (job,) = send_all(book)
+    queue = queue_of(balance_of(a=1, b=1), chunks=1)
+    (job,) = send_all(queue)
 
-    with pytest.raises(Overloaded):
-        book.failed(job, Overloaded("full", retry_after=-1))
+    fail(queue, job, Overloaded("full", retry_after=-1))
+
+    assert [type(result) for result in queue.finished()] == [Overloaded]
 
 
 def test_a_call_without_ready_servers_is_stranded_and_counts_attempts():
     balance = balance_of(a=1, b=1)
     for server in balance.all():
         balance.leave(server, "gone")
-    book = book_of(balance, chunks=1)
-    assert send_all(book) == []
-    assert book.is_stranded
+    queue = queue_of(balance, chunks=1)
+    assert send_all(queue) == []
+    assert queue.is_stranded
 
     for _ in range(7):
-        book.nobody_is_ready(Unavailable("all gone"))
-        book._waiting.append(book._again.pop()[2])  # the wait of the chunk has passed
+        queue.nobody_is_ready(Unavailable("all gone"), time.monotonic())
+        queue._waiting.append(queue._again.pop()[2])  # the wait of the chunk has passed
     with pytest.raises(Unavailable, match="all gone"):
-        book.nobody_is_ready(Unavailable("all gone"))
+        queue.nobody_is_ready(Unavailable("all gone"), time.monotonic())

@@ -13,6 +13,7 @@ from logprobd import (
     DeadlineExceeded,
     InvalidArgument,
     WeightsClient,
+    _status,
     _wire,
     arrays,
     errors,
@@ -224,7 +225,7 @@ def test_bad_settings_are_refused(options, text):
     ],
 )
 def test_each_code_of_the_service_has_its_class(code, error):
-    made = errors.from_weights_status(code, "some details", address="host:1")
+    made = _status.from_weights_status(code, "some details", address="host:1")
 
     assert (type(made), made.code) == (error, code)
     assert "some details" in str(made)

@@ -1,26 +1,17 @@
-"""The state of a score_stream call: when each chunk is sent, and which result is next.
-
-StreamBook does no I/O; Client and AsyncClient call it. ReadStream is the synchronous gRPC stream.
-"""
+"""The chunks of one call, or of one stream: when each is sent, and which result is next. No I/O."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import queue
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from logprobd import _wire
-from logprobd._core import SWAP_ROUNDS_MAX, decode_answer, too_many_swaps
 from logprobd._local_transport import LocalTransport, PlacedChunk
-from logprobd._routing import LOOK_AGAIN_SECONDS, Routing
+from logprobd._status import decode_answer, from_status
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, Server
 from logprobd.errors import (
@@ -30,7 +21,6 @@ from logprobd.errors import (
     Unavailable,
     WeightsVersionMismatch,
     code_name,
-    from_status,
 )
 from logprobd.info import Limits
 from logprobd.plan import Chunk, ScorePlan
@@ -38,34 +28,37 @@ from logprobd.result import ScoreResult
 from logprobd.retry import RetryNotice
 from logprobd.score_args import ScoreArgs
 from logprobd.settings import Settings
-from logprobd.versions import CallVersions
+from logprobd.versions import SWAP_ROUNDS_MAX, CallVersions, Routing, too_many_swaps
 
+LOOK_AGAIN_SECONDS = 0.25
+"""Interval at which a call with waiting chunks checks whether more servers are ready."""
 _WINDOW_UNKNOWN = 16
 
 
 @dataclass(eq=False)
 class _Batch:
-    """A batch that was taken from the iterable and whose result is not yielded yet."""
+    """The rows of a call, or a batch of a stream, whose result is not yielded yet."""
 
-    plan: ScorePlan | None
-    assembly: Assembly | None
+    plan: ScorePlan
+    assembly: Assembly
     versions: CallVersions
     seconds: float
     """Time limit, counted from sending the first chunk."""
-    deadline: float | None = None
+    deadline: float | None
     """Deadline on time.monotonic(). None until the first chunk is sent."""
     rounds: int = 1
     result: ScoreResult | LogprobdError | None = None
 
 
-@dataclass(eq=False, order=False)
-class _Job:
+@dataclass(eq=False)
+class Job:
     """A chunk that is not answered yet."""
 
     batch: _Batch
     chunk: Chunk
     attempts: int = 0
-    chunk_id: int = field(default=0)
+    id: int = 0
+    """Number of the latest attempt in its queue."""
     server: Server | None = None
     """The server to which it was sent, while it is in flight."""
     epoch: int = 0
@@ -73,21 +66,13 @@ class _Job:
     """The request of the latest attempt."""
 
     @property
+    def request(self) -> bytes:
+        assert self.placed is not None
+        return self.placed.request
+
+    @property
     def bytes(self) -> int:
-        assert self.batch.plan is not None
         return self.batch.plan.bytes_of(self.chunk)
-
-    def release(self) -> None:
-        if self.placed is not None:
-            self.placed.release()
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """A message and the server to which it is sent."""
-
-    server: Server
-    data: bytes
 
 
 def stream_plan(
@@ -113,23 +98,31 @@ def stream_plan(
     return ScorePlan(ScoreArgs(hidden, targets, **options))
 
 
-class StreamBook:
-    """Keeps chunks that wait, are in flight or will be sent again, and results in batch order."""
+class ChunkQueue:
+    """Keeps chunks that wait, are in flight or will be sent again, and results in batch order.
+
+    Args:
+        deadline: that of a call, whose chunks are unary calls and end by then. None for a stream,
+            each batch of which has a deadline of its own.
+    """
 
     def __init__(
         self,
         settings: Settings,
-        balance: Balance | None = None,
-        local: LocalTransport | None = None,
+        balance: Balance,
+        local: LocalTransport,
+        *,
+        deadline: float | None = None,
     ) -> None:
         self._settings = settings
-        self._balance = balance or Balance(settings.addresses, solo=True)
-        self._local = local or LocalTransport(settings)
+        self._balance = balance
+        self._local = local
+        self._deadline = deadline
         self._routing = Routing(self._balance, settings.retry, settings.max_inflight)
-        self._batches: deque[_Batch] = deque()
-        self._waiting: deque[_Job] = deque()
-        self._again: list[tuple[float, int, _Job]] = []
-        self._inflight: dict[int, _Job] = {}
+        self._batches: deque[_Batch | LogprobdError] = deque()
+        self._waiting: deque[Job] = deque()
+        self._again: list[tuple[float, int, Job]] = []  # a heap, by the time to send again
+        self._inflight: dict[int, Job] = {}
         self._ids = itertools.count(1)
         self._order = itertools.count()
         self._notice = RetryNotice()
@@ -145,28 +138,37 @@ class StreamBook:
     def is_empty(self) -> bool:
         return not self._batches
 
-    def add(self, plan: ScorePlan, chunks: list[Chunk], limits: Limits, seconds: float) -> None:
-        """Adds a batch. Its result must arrive within `seconds` of sending its first chunk."""
-        self._routing.limit(
-            min(self._settings.max_inflight, limits.stream_window or _WINDOW_UNKNOWN)
-        )
+    def add(
+        self,
+        plan: ScorePlan,
+        chunks: list[Chunk],
+        limits: Limits | None = None,
+        seconds: float = 0.0,
+    ) -> Assembly:
+        """Adds a batch of a stream, whose result must arrive within `seconds` of sending its first
+        chunk, or the rows of a call. Returns what collects its answers."""
+        if limits is not None:
+            self._routing.limit(
+                min(self._settings.max_inflight, limits.stream_window or _WINDOW_UNKNOWN)
+            )
         versions = CallVersions(
             self._balance,
             head=plan.head,
             pinned=plan.weights_version,
             mix=self._settings.mix_versions,
         )
-        batch = _Batch(plan, Assembly(plan, chunks), versions, seconds)
+        batch = _Batch(plan, Assembly(plan, chunks), versions, seconds, self._deadline)
         self._batches.append(batch)
-        self._waiting.extend(_Job(batch, chunk) for chunk in chunks)
+        self._waiting.extend(Job(batch, chunk) for chunk in chunks)
+        return batch.assembly
 
     def add_failed(self, error: LogprobdError) -> None:
         """Adds a batch that failed before anything was sent; its error becomes its result."""
-        versions = CallVersions(self._balance, head="")
-        self._batches.append(_Batch(None, None, versions, 0.0, result=error))
+        self._batches.append(error)
 
-    def next_request(self, now: float) -> Outgoing | None:
-        """Returns the next message to send, or None if the windows are full or none is due."""
+    def next(self, now: float) -> Job | None:
+        """Returns the next chunk to send to its `server`, or None if none is due or no server has
+        room. Raises HeadMismatch."""
         while True:
             job = self._next_job(now)
             if job is None:
@@ -185,62 +187,75 @@ class StreamBook:
             if batch.deadline is None:
                 batch.deadline = now + batch.seconds
             job.attempts += 1
-            job.chunk_id = next(self._ids)
+            job.id = next(self._ids)
             job.server, job.epoch = server, batch.versions.epoch
-            self._inflight[job.chunk_id] = job
-            assert batch.plan is not None
+            self._inflight[job.id] = job
+            chunk_id = job.id if self._deadline is None else 0
             try:
-                job.placed = self._local.place(batch.plan, job.chunk, chunk_id=job.chunk_id)
+                job.placed = self._local.place(batch.plan, job.chunk, chunk_id=chunk_id)
             except LogprobdError as error:
                 self._fail(batch, error)
                 continue
-            return Outgoing(server, job.placed.request)
+            return job
 
-    def _next_job(self, now: float) -> _Job | None:
+    def _next_job(self, now: float) -> Job | None:
         while self._again and self._again[0][0] <= now:
             self._waiting.appendleft(heapq.heappop(self._again)[2])
-        while self._waiting:
-            job = self._waiting.popleft()
-            if job.batch.result is None and job.batch.plan is not None:
-                return job  # chunks of failed batches are skipped
-        return None
+        return self._waiting.popleft() if self._waiting else None
 
-    def receive(self, data: bytes, now: float) -> None:
-        """Handles one message from the server."""
+    def receive(self, data: bytes, now: float, job: Job | None = None) -> bool:
+        """Handles a message of a stream, or the answer to a chunk that was sent alone. Returns
+        whether it scores a chunk."""
         response = decode_answer(_wire.ScoreResponse, data)
-        job = self._inflight.get(response.chunk_id)
-        if job is None or job.batch.result is not None:
-            return  # the batch has failed, or the chunk was sent again
+        job = job or self._inflight.get(response.chunk_id)
+        if job is None or job.server is None:
+            return False  # the batch has failed, or the chunk was sent again
         server = self._end(job)
         try:
-            if response.status_code != 0:
-                self._refused(job, server, response, now)
-            else:
-                self._answered(job, server, response)
+            if response.status_code == 0:
+                return self._answered(job, server, response)
+            code = code_name(response.status_code)
+            error = from_status(
+                "UNAVAILABLE" if code == "CANCELLED" else code,  # cancelled by the server
+                response.status_message,
+                address=server.address,
+                retry_after=response.retry_after_ms / 1000 if response.retry_after_ms else None,
+            )
+            self._refused(job, server, error, now)
         except LogprobdError as error:
             self._fail(job.batch, error)
+        return False
 
-    def _end(self, job: _Job) -> Server:
+    def failed(self, job: Job, error: LogprobdError, now: float) -> None:
+        """Handles the error of a chunk that was sent alone."""
+        if job.server is None:
+            return
+        try:
+            self._refused(job, self._end(job), error, now)
+        except LogprobdError as final:
+            self._fail(job.batch, final)
+
+    def _end(self, job: Job) -> Server:
         """Removes a job from those in flight. Returns the server to which it was sent."""
         assert job.server is not None
         server, job.server = job.server, None
-        del self._inflight[job.chunk_id]
-        job.release()
+        del self._inflight[job.id]
+        if job.placed is not None:
+            job.placed.release()
         self._routing.give(server, job.bytes)
         return server
 
-    def _answered(self, job: _Job, server: Server, response: _wire.ScoreResponse) -> None:
+    def _answered(self, job: Job, server: Server, response: _wire.ScoreResponse) -> bool:
         self._routing.succeeded(server)
         self._notice.answered()
         batch = job.batch
-        assert batch.assembly is not None
         if not batch.versions.keeps(server, response.weights_version, job.epoch):
-            self._waiting.appendleft(_Job(batch, job.chunk))
-            return
+            self._waiting.appendleft(Job(batch, job.chunk))
+            return False
         assert job.placed is not None
         batch.assembly.add(job.chunk, response, job.placed.placement)
-        if batch.assembly.unanswered():
-            return
+        if not batch.assembly.is_complete:
+            return True
         if not self._settings.mix_versions:
             batch.assembly.drop_other_versions()
         stale = batch.assembly.unanswered()
@@ -251,7 +266,8 @@ class StreamBook:
             raise too_many_swaps(self._settings.address)
         else:
             batch.rounds += 1
-            self._waiting.extendleft(_Job(batch, chunk) for chunk in reversed(stale))
+            self._waiting.extendleft(Job(batch, chunk) for chunk in reversed(stale))
+        return True
 
     def _fail(self, batch: _Batch, error: LogprobdError) -> None:
         """Sets the batch's error as its result, and drops its chunks."""
@@ -262,25 +278,13 @@ class StreamBook:
         for job in [job for job in self._inflight.values() if job.batch is batch]:
             self._end(job)
 
-    def _refused(
-        self, job: _Job, server: Server, response: _wire.ScoreResponse, now: float
-    ) -> None:
-        code = code_name(response.status_code)
-        error = from_status(
-            "UNAVAILABLE" if code == "CANCELLED" else code,  # the server cancelled, not this client
-            response.status_message,
-            address=server.address,
-            retry_after=response.retry_after_ms / 1000 if response.retry_after_ms else None,
-        )
-        assert job.placed is not None
-        if self._local.refused(job.placed, error):
+    def _refused(self, job: Job, server: Server, error: LogprobdError, now: float) -> None:
+        if job.placed is not None and self._local.refused(job.placed, error):
             self._waiting.appendleft(job)
-            return
-        assert job.batch.plan is not None
-        error = job.batch.plan.locate(error, job.chunk)
-        self._send_again(job, server, error, now)
+        else:
+            self._send_again(job, server, job.batch.plan.locate(error, job.chunk), now)
 
-    def reconnect(self, server: Server, error: LogprobdError, now: float) -> None:
+    def disconnected(self, server: Server, error: LogprobdError, now: float) -> None:
         """Schedules the unanswered chunks of a stream that has ended to be sent again, or raises
         `error`."""
         if isinstance(error, Unavailable):
@@ -289,12 +293,12 @@ class StreamBook:
             self._end(job)
             self._send_again(job, server, error, now)
 
-    def _send_again(self, job: _Job, server: Server, error: LogprobdError, now: float) -> None:
+    def _send_again(self, job: Job, server: Server, error: LogprobdError, now: float) -> None:
         """Schedules the chunk to be sent again, or raises `error` to give up."""
         delay = self._routing.retry_in(server, error, job.attempts, job.batch.versions)
         self._push_again(job, error, delay, now)
 
-    def _push_again(self, job: _Job, error: LogprobdError, delay: float | None, now: float) -> None:
+    def _push_again(self, job: Job, error: LogprobdError, delay: float | None, now: float) -> None:
         assert job.batch.deadline is not None
         if delay is None or now + delay >= job.batch.deadline:
             raise self._notice.gave_up(error, job.attempts, now)
@@ -303,8 +307,8 @@ class StreamBook:
 
     @property
     def is_stranded(self) -> bool:
-        """True if chunks wait and none is in flight. After `next_request` has returned None, this
-        means that no server is ready."""
+        """True if chunks wait and none is in flight. After `next` has returned None, this means
+        that no server is ready."""
         return bool(self._waiting) and not self._inflight
 
     def nobody_is_ready(self, error: LogprobdError, now: float) -> None:
@@ -328,99 +332,34 @@ class StreamBook:
 
     def finished(self) -> Iterator[ScoreResult | LogprobdError]:
         """Yields the finished results that are next in batch order."""
-        while self._batches and self._batches[0].result is not None:
-            result = self._batches.popleft().result
-            assert result is not None
+        while self._batches:
+            first = self._batches[0]
+            result = first if isinstance(first, LogprobdError) else first.result
+            if result is None:
+                return
+            self._batches.popleft()
             yield result
 
     def pause(self, now: float) -> float | None:
-        """Returns the seconds until a chunk is to be sent again or the earliest deadline passes.
+        """Returns the seconds until a chunk may be sent or the deadline of a stream's batch passes,
+        or None if only an answer is waited for.
 
-        Returns None if every chunk that was sent is answered. Raises DeadlineExceeded once the
-        earliest deadline has passed.
+        Raises DeadlineExceeded once the earliest deadline has passed.
         """
-        deadline = min(
-            (
+        ends = [self._again[0][0]] if self._again else []
+        # Waiting chunks need room, which an answer or another server provides.
+        if self._waiting and not self._balance.solo:
+            ends.append(now + LOOK_AGAIN_SECONDS)
+        if self._deadline is None:
+            deadlines = [
                 batch.deadline
                 for batch in self._batches
-                if batch.result is None and batch.deadline is not None
-            ),
-            default=None,
-        )
-        if deadline is None:
-            return None
-        if now >= deadline:
-            raise DeadlineExceeded(
-                f"no answer from {self._settings.address} in time: raise timeout "
-                "(LOGPROBD_TIMEOUT_S) or send smaller batches"
-            )
-        # Waiting chunks need room, which an answer or another server provides.
-        due = self._again[0][0] if self._again else deadline
-        if self._waiting and not self._balance.solo:
-            due = min(due, now + LOOK_AGAIN_SECONDS)
-        return max(0.0, min(due, deadline) - now)
-
-
-class ReadStream:
-    """A synchronous ScoreStream call. A thread reads from it, so that waiting can time out.
-
-    The thread puts (self, message) into `events` for each message (bytes), and (self, call) once
-    the call has ended.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        method: Any,
-        metadata: Any,
-        events: queue.SimpleQueue[tuple[ReadStream, Any]],
-    ) -> None:
-        self.server = server
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._events = events
-        self._call = method(iter(self._requests.get, None), metadata=metadata)
-        self._reader = threading.Thread(target=self._read, name="logprobd-stream", daemon=True)
-        self._reader.start()
-
-    def send(self, request: bytes) -> None:
-        self._requests.put(request)
-
-    def finish(self) -> None:
-        """Ends the sending side, so that the server may end the stream."""
-        self._requests.put(None)
-
-    def close(self) -> None:
-        """Ends the stream and cancels unanswered requests."""
-        self.finish()
-        self._reader.join(timeout=_CLOSE_SECONDS)
-        self._call.cancel()
-
-    def _read(self) -> None:
-        try:
-            for response in self._call:
-                self._events.put((self, response))
-        except grpc.RpcError:
-            pass  # the receiver reads the status from the call
-        self._events.put((self, self._call))
-
-
-# Seconds that the server has to end a stream after it has answered everything.
-_CLOSE_SECONDS = 0.5
-
-
-def wait_for(
-    book: StreamBook, events: queue.SimpleQueue[tuple[ReadStream, Any]]
-) -> tuple[ReadStream, Any] | None:
-    """Waits for the next event on the streams. Returns None if none arrives in time.
-
-    Raises DeadlineExceeded.
-    """
-    try:
-        return events.get_nowait()
-    except queue.Empty:
-        pass
-    seconds = book.pause(time.monotonic())
-    try:
-        return events.get(timeout=seconds or 0.0) if seconds is not None else None
-    except queue.Empty:
-        return None
+                if isinstance(batch, _Batch) and batch.result is None and batch.deadline is not None
+            ]
+            if deadlines and now >= min(deadlines):
+                raise DeadlineExceeded(
+                    f"no answer from {self._settings.address} in time: raise timeout "
+                    "(LOGPROBD_TIMEOUT_S) or send smaller batches"
+                )
+            ends += deadlines
+        return max(0.0, min(ends) - now) if ends else None
