@@ -429,25 +429,26 @@ class ClientCore:
                     yield result  # type: ignore[misc]  # an error only with on_error="return"
                 if exhausted and queue.is_empty:
                     return
-                event = None
-                if queue.is_stranded:
+                was_stranded = queue.is_stranded
+                if was_stranded:
                     await self._wait_for_servers(queue)
                 elif not (is_taking or exhausted) and queue.has_room:
                     source.request()
                     is_taking = True
-                else:
-                    event = await self._next_event(queue, events)
-                while event is not None or (event := await events.get(0)) is not None:
+                event = await events.get(0)  # an event that is there comes before a deadline
+                if event is None and not was_stranded:
+                    event = await events.get(queue.pause(time.monotonic()))
+                while event is not None:
                     sender, message = event
-                    event = None
                     if sender is not source:
                         await self._receive(sender, message, queue, streams)
-                        continue
-                    is_taking = False
-                    batch = source.take()
-                    exhausted = batch is Source.END
-                    if not exhausted:
-                        await self._take(batch, options, queue, seconds)
+                    else:
+                        is_taking = False
+                        batch = source.take()
+                        exhausted = batch is Source.END
+                        if not exhausted:
+                            await self._take(batch, options, queue, seconds)
+                    event = await events.get(0)
         finally:
             queue.close()  # comes first: a task may be cancelled again while it waits below
             senders: list[Sender] = [source, *streams.values()]
@@ -455,11 +456,6 @@ class ClientCore:
                 sender.finish()
             for sender in senders:
                 await sender.close()
-
-    async def _next_event(self, queue: ChunkQueue, events: Mailbox) -> Any:
-        """Waits for the next event of a stream. Raises DeadlineExceeded."""
-        event = await events.get(0)  # an event that is there comes before a deadline
-        return await events.get(queue.pause(time.monotonic())) if event is None else event
 
     async def _wait_for_servers(self, queue: ChunkQueue) -> None:
         now = time.monotonic()
