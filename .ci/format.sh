@@ -13,7 +13,6 @@ python=build/venv-tests/bin/python
 "$python" -m ruff "${ruff[@]}" --config client/python/pyproject.toml client/python
 "$python" -m ruff "${ruff[@]}" --config client/adapters/pyproject.toml client/adapters
 "$python" -m ruff "${ruff[@]}" --config kernels/torch_ops/python/pyproject.toml kernels/torch_ops/python
-"$python" -m ruff "${ruff[@]}" --config .ci/ruff.toml tests deploy .ci
+"$python" -m ruff "${ruff[@]}" --config .ci/ruff.toml tests deploy .ci proto
 "$python" .ci/check_documents.py "${documents[@]}"
 "$python" .ci/draw_pictures.py "${pictures[@]}"
-echo "format: ok"

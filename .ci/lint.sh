@@ -11,7 +11,8 @@ for package in client/python:logprobd client/adapters:logprobd_adapters kernels/
   "$python" -m ruff check --config "$folder/pyproject.toml" "$folder"
   (cd "$folder" && "$OLDPWD/$python" -m mypy "${package##*:}")
 done
-"$python" -m ruff check --config .ci/ruff.toml tests deploy .ci
+"$python" -m ruff check --config .ci/ruff.toml tests deploy .ci proto
+python3 proto/generate.py --check
 git ls-files '*.sh' | xargs -n1 bash -n
 if git grep -nE '^(<{7}|>{7}) '; then
   echo "lint.sh: error: the lines above are markers of an unresolved merge" >&2

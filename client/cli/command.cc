@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -115,10 +116,7 @@ void AddSecurityOptions(CLI::App& command, CommonOptions& options) {
 }
 
 const std::vector<std::string>& OutputNames() {
-  // Name i belongs to bit i of ScoreRequest.outputs.
-  static const std::vector<std::string> names = {"logprob",   "entropy",   "lse",
-                                                 "argmax",    "greedy",    "sum_p_squared",
-                                                 "max_logit", "min_logit", "target_rank"};
+  static const std::vector<std::string> names(std::begin(kOutputNames), std::end(kOutputNames));
   return names;
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -176,9 +177,21 @@ class JsonLine {
 };
 
 template <typename T>
-void AddIfPresent(absl::string_view name, const std::vector<T>& values, size_t row,
-                  JsonLine& line) {
-  if (!values.empty()) line.Add(name, values[row]);
+void AddValue(absl::string_view name, T value, JsonLine& line) {
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    line.AddBool(name, value != 0);
+  } else {
+    line.Add(name, value);
+  }
+}
+
+/// Returns NumPy's name of the elements of a column.
+template <typename T>
+constexpr absl::string_view NpyTypeOf(const std::vector<T>& /*values*/) {
+  if constexpr (std::is_same_v<T, uint8_t>) return "|b1";  // flags
+  if constexpr (std::is_same_v<T, int32_t>) return "<i4";
+  if constexpr (std::is_same_v<T, uint32_t>) return "<u4";
+  return sizeof(T) == sizeof(double) ? "<f8" : "<f4";
 }
 
 }  // namespace
@@ -318,21 +331,15 @@ void WriteJsonLines(const ScoreArgs& args, const ScoreResult& result, std::ostre
   for (size_t row = 0; row < static_cast<size_t>(result.rows); ++row) {
     line.Add("row", row);
     line.Add("target", args.targets[row]);
-    AddIfPresent("logprob", result.logprob, row, line);
-    AddIfPresent("entropy", result.entropy, row, line);
-    AddIfPresent("lse", result.lse, row, line);
-    AddIfPresent("argmax_id", result.argmax_id, row, line);
-    AddIfPresent("argmax_logprob", result.argmax_logprob, row, line);
-    if (!result.greedy.empty()) line.AddBool("greedy", result.greedy[row] != 0);
-    AddIfPresent("sum_p_squared", result.sum_p_squared, row, line);
-    AddIfPresent("max_logit", result.max_logit, row, line);
-    AddIfPresent("min_logit", result.min_logit, row, line);
-    AddIfPresent("target_rank", result.target_rank, row, line);
-    if (top_k > 0) {
-      line.AddList("top_k_ids", absl::MakeConstSpan(result.top_k_ids).subspan(row * top_k, top_k));
-      line.AddList("top_k_logprobs",
-                   absl::MakeConstSpan(result.top_k_logprobs).subspan(row * top_k, top_k));
-    }
+    ForEachScoreColumn([&](const auto& column) {
+      const auto& values = result.*column.values;
+      if (values.empty()) return;
+      if (column.shape == ColumnShape::kTopK) {
+        line.AddList(column.name, absl::MakeConstSpan(values).subspan(row * top_k, top_k));
+      } else if (column.shape == ColumnShape::kRow) {
+        AddValue(column.name, values[row], line);
+      }
+    });
     if (!args.candidate_offsets.empty()) {
       const auto begin = static_cast<size_t>(args.candidate_offsets[row]);
       const auto count = static_cast<size_t>(args.candidate_offsets[row + 1]) - begin;
@@ -364,31 +371,20 @@ absl::Status WriteNpyFiles(const ScoreArgs& args, const ScoreResult& result,
   }
   absl::Status status;
   const auto write = [&](absl::string_view name, absl::string_view descr, const auto& values,
-                         std::vector<int64_t> shape = {}) {
+                         const std::vector<int64_t>& shape) {
     if (!status.ok() || values.empty()) return;
-    if (shape.empty()) shape = {static_cast<int64_t>(values.size())};
     status = WriteNpy(
         absl::StrCat(folder, "/", name, ".npy"), descr, shape,
         {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(values[0])});
   };
-  const std::vector<int64_t> top_k_shape = {result.rows, result.top_k};
-  write("logprob", "<f4", result.logprob);
-  write("entropy", "<f4", result.entropy);
-  write("lse", "<f4", result.lse);
-  write("argmax_id", "<i4", result.argmax_id);
-  write("argmax_logprob", "<f4", result.argmax_logprob);
-  write("greedy", "|b1", result.greedy);
-  write("sum_p_squared", "<f4", result.sum_p_squared);
-  write("max_logit", "<f4", result.max_logit);
-  write("min_logit", "<f4", result.min_logit);
-  write("target_rank", "<i4", result.target_rank);
-  write("top_k_ids", "<i4", result.top_k_ids, top_k_shape);
-  write("top_k_logprobs", "<f4", result.top_k_logprobs, top_k_shape);
-  write("candidate_logprobs", "<f4", result.candidate_logprobs);
-  write("candidate_offsets", "<i8", args.candidate_offsets);
-  write("segment_logprob", "<f8", result.segment_logprob);
-  write("segment_rows", "<u4", result.segment_rows);
-  write("segment_greedy", "|b1", result.segment_greedy);
+  ForEachScoreColumn([&](const auto& column) {
+    const auto& values = result.*column.values;
+    std::vector<int64_t> shape = {static_cast<int64_t>(values.size())};
+    if (column.shape == ColumnShape::kTopK) shape = {result.rows, result.top_k};
+    write(column.name, NpyTypeOf(values), values, shape);
+  });
+  write("candidate_offsets", "<i8", args.candidate_offsets,
+        {static_cast<int64_t>(args.candidate_offsets.size())});
   return status;
 }
 

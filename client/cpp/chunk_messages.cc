@@ -150,23 +150,6 @@ grpc::ByteBuffer EncodeSliceRequest(const ScoreArgs& args, const ChunkPlan& plan
 
 namespace {
 
-/// Copies the chunk's part of one output into the joined result, starting at `begin`.
-template <typename T>
-absl::Status Place(absl::string_view name, const std::string& bytes, int64_t begin, int64_t count,
-                   std::vector<T>* values) {
-  const auto expected_bytes = static_cast<size_t>(count) * sizeof(T);
-  if (bytes.size() != expected_bytes) {
-    return absl::InternalError(absl::StrCat("the server sent ", bytes.size(), " bytes of ", name,
-                                            ", but the client expects ", expected_bytes));
-  }
-  if (expected_bytes > 0) std::memcpy(values->data() + begin, bytes.data(), expected_bytes);
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-namespace {
-
 StageTrace ReadStage(const v1::TraceStage& stage) {
   return {.begin = absl::Nanoseconds(stage.begin_ns()), .end = absl::Nanoseconds(stage.end_ns())};
 }
@@ -189,26 +172,21 @@ RequestTrace ReadTrace(const v1::Trace& trace) {
 
 ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
     : args_(args), plan_(plan), parts_(plan.chunks.size()) {
-  const auto rows = static_cast<size_t>(args.rows);
-  const uint32_t outputs = RequestedOutputs(args, plan);
-  const auto size = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
   result_.rows = args.rows;
   result_.top_k = args.top_k;
-  result_.logprob.resize(size(output::kLogprob));
-  result_.entropy.resize(size(output::kEntropy));
-  result_.lse.resize(size(output::kLse));
-  result_.argmax_id.resize(size(output::kArgmax));
-  result_.argmax_logprob.resize(size(output::kArgmax));
-  result_.greedy.resize(size(output::kGreedy));
-  result_.sum_p_squared.resize(size(output::kSumPSquared));
-  result_.max_logit.resize(size(output::kMaxLogit));
-  result_.min_logit.resize(size(output::kMinLogit));
-  result_.target_rank.resize(size(output::kTargetRank));
-  result_.candidate_logprobs.resize(args.candidate_ids.size());
-  const size_t segments = args.segment_offsets.empty() ? 0 : args.segment_offsets.size() - 1;
-  result_.segment_logprob.resize(segments);
-  result_.segment_rows.resize(segments);
-  result_.segment_greedy.resize(segments);
+  const uint32_t outputs = RequestedOutputs(args, plan);
+  const auto segments =
+      static_cast<int64_t>(args.segment_offsets.empty() ? 0 : args.segment_offsets.size() - 1);
+  ForEachScoreColumn([&](const auto& column) {
+    // Memory for top_k is allocated with the first response of the right size and not earlier: the
+    // server validates top_k, and memory for a huge value might not be available.
+    if (column.shape == ColumnShape::kTopK) return;
+    const int64_t count =
+        column.shape == ColumnShape::kRow         ? ((outputs & column.bit) != 0 ? args.rows : 0)
+        : column.shape == ColumnShape::kCandidate ? static_cast<int64_t>(args.candidate_ids.size())
+                                                  : segments;
+    (result_.*column.values).resize(static_cast<size_t>(count));
+  });
 }
 
 absl::Status ResultMerger::Add(const Chunk& chunk, const grpc::ByteBuffer& body) {
@@ -240,49 +218,46 @@ absl::StatusOr<bool> ResultMerger::Offer(
   if (!is_kept.ok() || !*is_kept) return is_kept;
 
   const int64_t rows = chunk.rows();
-  const int64_t begin = chunk.row_begin;
   const uint32_t outputs = RequestedOutputs(args_, plan_);
-  const auto count = [&](uint32_t bit) { return (outputs & bit) != 0 ? rows : 0; };
   const int64_t segments =
       plan_.sum_segments_in_client ? 0 : static_cast<int64_t>(result_.segment_logprob.size());
-  // The memory is allocated for the first response of the right size and not earlier: the server
-  // validates top_k, and memory for a huge value might not be available.
-  const int64_t top_k_bytes = rows * args_.top_k * static_cast<int64_t>(sizeof(int32_t));
-  if (result_.top_k_ids.empty() &&
-      static_cast<int64_t>(response.top_k_ids().size()) == top_k_bytes) {
-    result_.top_k_ids.resize(static_cast<size_t>(args_.rows * args_.top_k));
-    result_.top_k_logprobs.resize(static_cast<size_t>(args_.rows * args_.top_k));
-  }
   absl::Status status;
-  status.Update(
-      Place("logprob", response.logprob(), begin, count(output::kLogprob), &result_.logprob));
-  status.Update(
-      Place("entropy", response.entropy(), begin, count(output::kEntropy), &result_.entropy));
-  status.Update(Place("lse", response.lse(), begin, count(output::kLse), &result_.lse));
-  status.Update(
-      Place("argmax_id", response.argmax_id(), begin, count(output::kArgmax), &result_.argmax_id));
-  status.Update(Place("argmax_logprob", response.argmax_logprob(), begin, count(output::kArgmax),
-                      &result_.argmax_logprob));
-  status.Update(Place("greedy", response.greedy(), begin, count(output::kGreedy), &result_.greedy));
-  status.Update(Place("sum_p_squared", response.sum_p_squared(), begin, count(output::kSumPSquared),
-                      &result_.sum_p_squared));
-  status.Update(Place("max_logit", response.max_logit(), begin, count(output::kMaxLogit),
-                      &result_.max_logit));
-  status.Update(Place("min_logit", response.min_logit(), begin, count(output::kMinLogit),
-                      &result_.min_logit));
-  status.Update(Place("target_rank", response.target_rank(), begin, count(output::kTargetRank),
-                      &result_.target_rank));
-  status.Update(Place("top_k_ids", response.top_k_ids(), begin * args_.top_k, rows * args_.top_k,
-                      &result_.top_k_ids));
-  status.Update(Place("top_k_logprobs", response.top_k_logprobs(), begin * args_.top_k,
-                      rows * args_.top_k, &result_.top_k_logprobs));
-  status.Update(Place("candidate_logprobs", response.candidate_logprobs(), chunk.candidate_begin,
-                      chunk.candidate_end - chunk.candidate_begin, &result_.candidate_logprobs));
-  status.Update(
-      Place("segment_logprob", response.segment_logprob(), 0, segments, &result_.segment_logprob));
-  status.Update(Place("segment_rows", response.segment_rows(), 0, segments, &result_.segment_rows));
-  status.Update(
-      Place("segment_greedy", response.segment_greedy(), 0, segments, &result_.segment_greedy));
+  ForEachScoreColumn([&](const auto& column) {
+    int64_t begin = chunk.row_begin;
+    int64_t count = rows;
+    switch (column.shape) {
+      case ColumnShape::kRow:
+        count = (outputs & column.bit) != 0 ? rows : 0;
+        break;
+      case ColumnShape::kTopK:
+        begin *= args_.top_k;
+        count *= args_.top_k;
+        break;
+      case ColumnShape::kCandidate:
+        begin = chunk.candidate_begin;
+        count = chunk.candidate_end - begin;
+        break;
+      case ColumnShape::kSegment:
+        begin = 0;
+        count = segments;
+        break;
+    }
+    auto& values = result_.*column.values;
+    std::string scratch;
+    const std::string& bytes = response.GetReflection()->GetStringReference(
+        response, response.GetDescriptor()->FindFieldByNumber(column.field), &scratch);
+    const auto expected_bytes = static_cast<size_t>(count) * sizeof(values[0]);
+    if (bytes.size() != expected_bytes) {
+      status.Update(absl::InternalError(absl::StrCat("the server sent ", bytes.size(), " bytes of ",
+                                                     column.name, ", but the client expects ",
+                                                     expected_bytes)));
+    } else if (expected_bytes > 0) {
+      if (column.shape == ColumnShape::kTopK) {
+        values.resize(static_cast<size_t>(args_.rows * args_.top_k));
+      }
+      std::memcpy(values.data() + begin, bytes.data(), expected_bytes);
+    }
+  });
   if (!status.ok()) return status;
 
   parts_[static_cast<size_t>(&chunk - plan_.chunks.data())] = {

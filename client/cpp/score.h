@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/cpp/score_columns.h"
 
 namespace logprobd::client {
 
@@ -91,20 +92,6 @@ constexpr absl::string_view DtypeName(Dtype dtype) {
   }
   return "unknown";
 }
-
-/// Bits of ScoreArgs::outputs. Top-k, candidates and segments have fields of their own.
-namespace output {
-inline constexpr uint32_t kLogprob = 1;
-inline constexpr uint32_t kEntropy = 2;
-inline constexpr uint32_t kLse = 4;
-inline constexpr uint32_t kArgmax = 8;  ///< Id and logprob.
-inline constexpr uint32_t kGreedy = 16;
-inline constexpr uint32_t kSumPSquared = 32;
-inline constexpr uint32_t kMaxLogit = 64;
-inline constexpr uint32_t kMinLogit = 128;
-inline constexpr uint32_t kTargetRank = 256;
-inline constexpr uint32_t kDefault = kLogprob | kEntropy;
-}  // namespace output
 
 enum class Priority : int32_t { kHigh = 1, kNormal = 2, kLow = 3 };
 
@@ -200,7 +187,7 @@ struct RequestTrace {
 /// Ignored rows hold zeros; rows with NaN or Inf logits hold NaN, and -1 as ids
 /// and ranks. Logprobs,
 /// entropies and lse are in nats.
-struct ScoreResult {
+struct ScoreResult : ScoreColumns {
   int64_t rows = 0;
   int64_t ignored_rows = 0;    ///< Rows whose target is ignore_index.
   int64_t nonfinite_rows = 0;  ///< Rows whose logits hold NaN or Inf.
@@ -210,25 +197,6 @@ struct ScoreResult {
   /// Client::Options::mix_weights_versions.
   std::vector<uint64_t> weights_versions;
   int32_t top_k = 0;
-
-  std::vector<float> logprob;             ///< [rows]
-  std::vector<float> entropy;             ///< [rows]
-  std::vector<float> lse;                 ///< [rows]
-  std::vector<int32_t> argmax_id;         ///< [rows]
-  std::vector<float> argmax_logprob;      ///< [rows]
-  std::vector<uint8_t> greedy;            ///< [rows], 1: the target is the argmax.
-  std::vector<float> sum_p_squared;       ///< [rows]
-  std::vector<float> max_logit;           ///< [rows], before the temperature is applied.
-  std::vector<float> min_logit;           ///< [rows], before the temperature is applied.
-  std::vector<int32_t> top_k_ids;         ///< [rows, top_k], best first.
-  std::vector<float> top_k_logprobs;      ///< [rows, top_k]
-  std::vector<float> candidate_logprobs;  ///< [candidates], in the order of candidate_ids.
-  std::vector<double> segment_logprob;    ///< [segments], sum over the scored rows.
-  std::vector<uint32_t> segment_rows;     ///< [segments], number of rows that are not ignored.
-  std::vector<uint8_t> segment_greedy;    ///< [segments], 1: every scored row is greedy.
-  /// [rows], number of ids with a larger logit than the target's, or with an equal one and a lower
-  /// id; 0: the target is the argmax.
-  std::vector<int32_t> target_rank;
 
   Transport transport = Transport::kTcp;  ///< The transport of most rows.
   ServerTimings timings;

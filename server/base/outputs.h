@@ -13,10 +13,13 @@
 
 namespace logprobd {
 
+// proto/generate.py writes the lines between [generated: NAME] and [end].
+
 /// One bit for each score that a request can ask for; the values are those of proto Output.
 ///
 /// A request asks for top-k, candidates and segments with other fields, so these have no bit.
 enum class Output : uint32_t {
+  // [generated: output_bits]
   kLogprob = 1,
   kEntropy = 2,
   kLse = 4,
@@ -26,12 +29,11 @@ enum class Output : uint32_t {
   kMaxLogit = 64,
   kMinLogit = 128,
   kTargetRank = 256,
+  // [end]
 };
 
 class OutputSet {
  public:
-  static constexpr uint32_t kAllBits = 511;
-
   constexpr OutputSet() = default;
   constexpr OutputSet(Output output) : bits_(static_cast<uint32_t>(output)) {}  // NOLINT
   constexpr explicit OutputSet(uint32_t bits) : bits_(bits) {}
@@ -53,8 +55,9 @@ class OutputSet {
 inline constexpr OutputSet kDefaultOutputs =
     OutputSet().With(Output::kLogprob).With(Output::kEntropy);
 
-/// The scores of some rows. A column that nobody asked for is empty.
+/// The scores of some rows, which scoring.proto describes. A column that nobody asked for is empty.
 struct ScoreColumns {
+  // [generated: columns]
   std::vector<float> logprob;
   std::vector<float> entropy;
   std::vector<float> lse;
@@ -71,11 +74,13 @@ struct ScoreColumns {
   std::vector<uint32_t> segment_rows;
   std::vector<uint8_t> segment_greedy;
   std::vector<int32_t> target_rank;
+  // [end]
 };
 
 /// Views of the caller's memory for the columns that an engine fills. There are no greedy flags and
 /// segments, because batching computes them from these columns.
 struct ScoreSpans {
+  // [generated: engine_columns]
   absl::Span<float> logprob;
   absl::Span<float> entropy;
   absl::Span<float> lse;
@@ -88,6 +93,7 @@ struct ScoreSpans {
   absl::Span<float> top_k_logprobs;
   absl::Span<float> candidate_logprobs;
   absl::Span<int32_t> target_rank;
+  // [end]
 };
 
 /// How the length of a column follows from a request or a batch.
@@ -152,44 +158,29 @@ struct OutputColumn {
 
 /// The table of outputs, in the order of their wire fields. All code that allocates, slices,
 /// scatters or encodes scores, or computes their sizes, loops over it with ForEachOutputColumn.
-inline constexpr auto kOutputColumns = [] {
-  using enum ColumnShape;
-  using enum Output;
-  using C = ScoreColumns;
-  using S = ScoreSpans;
-  return std::tuple{
-      // name, wire field, shape, returned for, scored for, values, span
-      OutputColumn<float>{"logprob", 10, kRow, kLogprob, kLogprob, &C::logprob, &S::logprob},
-      OutputColumn<float>{"entropy", 11, kRow, kEntropy, kEntropy, &C::entropy, &S::entropy},
-      OutputColumn<float>{"lse", 12, kRow, kLse, kLse, &C::lse, &S::lse},
-      // Greedy flags are computed from the argmax.
-      OutputColumn<int32_t>{"argmax_id", 13, kRow, kArgmax, OutputSet(kArgmax).With(kGreedy),
-                            &C::argmax_id, &S::argmax_id},
-      OutputColumn<float>{"argmax_logprob", 14, kRow, kArgmax, kArgmax, &C::argmax_logprob,
-                          &S::argmax_logprob},
-      OutputColumn<uint8_t>{"greedy", 15, kRow, kGreedy, {}, &C::greedy, nullptr},
-      OutputColumn<float>{"sum_p_squared", 16, kRow, kSumPSquared, kSumPSquared, &C::sum_p_squared,
-                          &S::sum_p_squared},
-      OutputColumn<float>{"max_logit", 17, kRow, kMaxLogit, kMaxLogit, &C::max_logit,
-                          &S::max_logit},
-      OutputColumn<float>{"min_logit", 18, kRow, kMinLogit, kMinLogit, &C::min_logit,
-                          &S::min_logit},
-      OutputColumn<int32_t>{"top_k_ids", 19, kTopK, {}, {}, &C::top_k_ids, &S::top_k_ids},
-      OutputColumn<float>{
-          "top_k_logprobs", 20, kTopK, {}, {}, &C::top_k_logprobs, &S::top_k_logprobs},
-      OutputColumn<float>{"candidate_logprobs",
-                          21,
-                          kCandidate,
-                          {},
-                          {},
-                          &C::candidate_logprobs,
-                          &S::candidate_logprobs},
-      OutputColumn<double>{"segment_logprob", 22, kSegment, {}, {}, &C::segment_logprob, nullptr},
-      OutputColumn<uint32_t>{"segment_rows", 23, kSegment, {}, {}, &C::segment_rows, nullptr},
-      OutputColumn<uint8_t>{"segment_greedy", 24, kSegment, {}, {}, &C::segment_greedy, nullptr},
-      OutputColumn<int32_t>{"target_rank", 26, kRow, kTargetRank, kTargetRank, &C::target_rank,
-                            &S::target_rank}};
-}();
+inline constexpr auto kOutputColumns = std::tuple{
+    // name, field, shape, returned for, scored for, values, span
+    // clang-format off
+    // [generated: output_table]
+    OutputColumn<float>{"logprob", 10, ColumnShape::kRow, Output::kLogprob, Output::kLogprob, &ScoreColumns::logprob, &ScoreSpans::logprob},
+    OutputColumn<float>{"entropy", 11, ColumnShape::kRow, Output::kEntropy, Output::kEntropy, &ScoreColumns::entropy, &ScoreSpans::entropy},
+    OutputColumn<float>{"lse", 12, ColumnShape::kRow, Output::kLse, Output::kLse, &ScoreColumns::lse, &ScoreSpans::lse},
+    OutputColumn<int32_t>{"argmax_id", 13, ColumnShape::kRow, Output::kArgmax, OutputSet(Output::kArgmax).With(Output::kGreedy), &ScoreColumns::argmax_id, &ScoreSpans::argmax_id},
+    OutputColumn<float>{"argmax_logprob", 14, ColumnShape::kRow, Output::kArgmax, Output::kArgmax, &ScoreColumns::argmax_logprob, &ScoreSpans::argmax_logprob},
+    OutputColumn<uint8_t>{"greedy", 15, ColumnShape::kRow, Output::kGreedy, {}, &ScoreColumns::greedy, nullptr},
+    OutputColumn<float>{"sum_p_squared", 16, ColumnShape::kRow, Output::kSumPSquared, Output::kSumPSquared, &ScoreColumns::sum_p_squared, &ScoreSpans::sum_p_squared},
+    OutputColumn<float>{"max_logit", 17, ColumnShape::kRow, Output::kMaxLogit, Output::kMaxLogit, &ScoreColumns::max_logit, &ScoreSpans::max_logit},
+    OutputColumn<float>{"min_logit", 18, ColumnShape::kRow, Output::kMinLogit, Output::kMinLogit, &ScoreColumns::min_logit, &ScoreSpans::min_logit},
+    OutputColumn<int32_t>{"top_k_ids", 19, ColumnShape::kTopK, {}, {}, &ScoreColumns::top_k_ids, &ScoreSpans::top_k_ids},
+    OutputColumn<float>{"top_k_logprobs", 20, ColumnShape::kTopK, {}, {}, &ScoreColumns::top_k_logprobs, &ScoreSpans::top_k_logprobs},
+    OutputColumn<float>{"candidate_logprobs", 21, ColumnShape::kCandidate, {}, {}, &ScoreColumns::candidate_logprobs, &ScoreSpans::candidate_logprobs},
+    OutputColumn<double>{"segment_logprob", 22, ColumnShape::kSegment, {}, {}, &ScoreColumns::segment_logprob, nullptr},
+    OutputColumn<uint32_t>{"segment_rows", 23, ColumnShape::kSegment, {}, {}, &ScoreColumns::segment_rows, nullptr},
+    OutputColumn<uint8_t>{"segment_greedy", 24, ColumnShape::kSegment, {}, {}, &ScoreColumns::segment_greedy, nullptr},
+    OutputColumn<int32_t>{"target_rank", 26, ColumnShape::kRow, Output::kTargetRank, Output::kTargetRank, &ScoreColumns::target_rank, &ScoreSpans::target_rank},
+    // [end]
+    // clang-format on
+};
 
 /// Calls `visit(column)` with each OutputColumn of the table.
 template <typename Visit>
@@ -197,14 +188,13 @@ constexpr void ForEachOutputColumn(const Visit& visit) {
   std::apply([&visit](const auto&... columns) { (visit(columns), ...); }, kOutputColumns);
 }
 
-static_assert(
-    [] {
-      OutputSet outputs;
-      ForEachOutputColumn(
-          [&outputs](const auto& column) { outputs = outputs.Union(column.returned_for); });
-      return outputs.bits();
-    }() == OutputSet::kAllBits,
-    "OutputSet::kAllBits is the union of the bits for which the table returns a column");
+/// All bits of Output.
+inline constexpr uint32_t kAllOutputBits = [] {
+  OutputSet outputs;
+  ForEachOutputColumn(
+      [&outputs](const auto& column) { outputs = outputs.Union(column.returned_for); });
+  return outputs.bits();
+}();
 
 /// Returns the size in bytes of all columns of a response to a request for `outputs`.
 constexpr int64_t ColumnBytes(OutputSet outputs, const ColumnCounts& counts) {

@@ -65,30 +65,33 @@ struct HiddenPayload {
   int32_t gpu = -1;        ///< CUDA ordinal; -1 unless `place` is kDevice.
 };
 
-/// A parsed proto ScoreRequest. The proto file documents the fields. The small arrays are decoded.
-/// The parser checks only the wire format; ValidateRequest checks the rest.
+/// A parsed proto ScoreRequest. The proto file documents the fields. The small arrays are decoded,
+/// and enums are the numbers on the wire. The parser checks only the wire format; ValidateRequest
+/// checks the rest. proto/generate.py writes the lines between [generated: NAME] and [end].
 struct ScoreRequest {
-  std::string request_id;
-  std::string head;
+  // [generated: request_members]
   uint64_t weights_version = 0;
-  uint64_t chunk_id = 0;
-  int32_t dtype_number = 0;  ///< The number on the wire; call `dtype()` after validation.
+  int32_t dtype_number = 0;
   int64_t rows = 0;
   int64_t hidden_size = 0;
-  std::vector<int32_t> targets;         ///< [rows]
-  std::optional<float> temperature;     ///< The default is 1.
-  std::vector<float> row_temperatures;  ///< [rows], or empty.
+  std::vector<int32_t> targets;
+  std::optional<float> temperature;
+  std::vector<float> row_temperatures;
   std::optional<float> entropy_temperature;
-  int32_t ignore_index = kDefaultIgnoreIndex;
-  uint32_t output_bits = 0;  ///< The number on the wire; call `outputs()` after validation.
   int64_t top_k = 0;
   std::vector<int32_t> candidate_ids;
-  std::vector<uint32_t> candidate_offsets;  ///< [rows + 1], or empty.
-  std::vector<uint32_t> segment_offsets;    ///< [segments + 1], or empty.
-  int32_t priority_number = 0;  ///< The number on the wire; call `priority()` after validation.
+  std::vector<uint32_t> candidate_offsets;
+  std::vector<uint32_t> segment_offsets;
+  int32_t priority_number = 0;
   bool reject_nonfinite = false;
+  uint64_t chunk_id = 0;
+  bool trace = false;
+  // [end]
+  std::string request_id;
+  std::string head;
+  int32_t ignore_index = kDefaultIgnoreIndex;
+  uint32_t output_bits = 0;    ///< The number on the wire; call `outputs()` after validation.
   TraceContext trace_context;  ///< Of the field `traceparent`, or else of the call's metadata.
-  bool trace = false;          ///< The answer has the times of the request's stages.
   HiddenPayload hidden;
   /// Location of the rows if they are not in the message; at most one of the two is set. The
   /// transport finds the memory and sets `hidden`.

@@ -189,7 +189,7 @@ absl::Status CudaShard::WarmUpRows(const HeadInfo& head, Dtype dtype, int64_t nu
   batch.hidden = hidden.data();
   batch.targets = absl::MakeConstSpan(zeros).first(rows);
   batch.temperatures = temperatures;
-  batch.outputs = OutputSet(OutputSet::kAllBits);
+  batch.outputs = OutputSet(kAllOutputBits);
   batch.top_k = top_k;
   batch.candidate_rows = absl::MakeConstSpan(zeros).first(static_cast<size_t>(num_candidates));
   batch.candidate_ids = batch.candidate_rows;

@@ -40,18 +40,21 @@ inline constexpr size_t kNumRowColumns = [] {
 }();
 
 /// The pointers through which kernels return scores per row: kernels::RowScoresParams on a GPU and
-/// kernels::ScoreRowsParams on a CPU. Each new output needs one more line.
+/// kernels::ScoreRowsParams on a CPU. proto/generate.py writes the lines.
 template <typename Params>
-inline constexpr auto kRowScorePointers =
-    std::tuple{std::pair{&ScoreSpans::logprob, &Params::logprob},
-               std::pair{&ScoreSpans::entropy, &Params::entropy},
-               std::pair{&ScoreSpans::lse, &Params::lse},
-               std::pair{&ScoreSpans::argmax_id, &Params::argmax_id},
-               std::pair{&ScoreSpans::argmax_logprob, &Params::argmax_logprob},
-               std::pair{&ScoreSpans::sum_p_squared, &Params::sum_p_squared},
-               std::pair{&ScoreSpans::max_logit, &Params::max_logit},
-               std::pair{&ScoreSpans::min_logit, &Params::min_logit},
-               std::pair{&ScoreSpans::target_rank, &Params::target_rank}};
+inline constexpr auto kRowScorePointers = std::tuple{
+    // [generated: row_score_pointers]
+    std::pair{&ScoreSpans::logprob, &Params::logprob},
+    std::pair{&ScoreSpans::entropy, &Params::entropy},
+    std::pair{&ScoreSpans::lse, &Params::lse},
+    std::pair{&ScoreSpans::argmax_id, &Params::argmax_id},
+    std::pair{&ScoreSpans::argmax_logprob, &Params::argmax_logprob},
+    std::pair{&ScoreSpans::sum_p_squared, &Params::sum_p_squared},
+    std::pair{&ScoreSpans::max_logit, &Params::max_logit},
+    std::pair{&ScoreSpans::min_logit, &Params::min_logit},
+    std::pair{&ScoreSpans::target_rank, &Params::target_rank},
+    // [end]
+};
 
 /// Sets the pointer of `params` through which kernels return `column`.
 template <typename Params, typename T>

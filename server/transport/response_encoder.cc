@@ -9,6 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "grpcpp/support/slice.h"
+#include "logprobd/v1/scoring.pb.h"
 #include "server/transport/grpc_status.h"
 
 namespace logprobd {
@@ -16,7 +17,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "arrays are sent without conversion");
 
-constexpr uint32_t kVarintType = 0;
 constexpr uint32_t kBytesType = 2;
 
 /// Smallest array that gets a slice of its own. Smaller arrays are cheaper to copy.
@@ -30,39 +30,22 @@ void AppendVarint(std::string& out, uint64_t value) {
   out.push_back(static_cast<char>(value));
 }
 
-void AppendNumber(std::string& out, uint32_t field, uint64_t value) {
-  if (value != 0) {
-    AppendVarint(out, field << 3 | kVarintType);
-    AppendVarint(out, value);
-  }
-}
-
-void AppendHeader(std::string& out, uint32_t field, size_t bytes) {
-  AppendVarint(out, field << 3 | kBytesType);
-  AppendVarint(out, bytes);
-}
-
-void AppendBytes(std::string& out, uint32_t field, absl::string_view bytes) {
-  if (!bytes.empty()) {
-    AppendHeader(out, field, bytes.size());
-    out.append(bytes.data(), bytes.size());
-  }
-}
-
 /// Writes a message: small fields collect in one buffer, and large arrays become slices between
 /// them.
 class MessageWriter {
  public:
-  std::string& buffer() { return buffer_; }
+  void Add(const v1::ScoreResponse& fields) { fields.AppendToString(&buffer_); }
 
   template <typename T>
   void AddArray(uint32_t field, std::vector<T> values) {
+    if (values.empty()) return;
     const size_t bytes = values.size() * sizeof(T);
+    AppendVarint(buffer_, field << 3 | kBytesType);
+    AppendVarint(buffer_, bytes);
     if (bytes < kSliceBytesMin) {
-      AppendBytes(buffer_, field, {reinterpret_cast<const char*>(values.data()), bytes});
+      buffer_.append(reinterpret_cast<const char*>(values.data()), bytes);
       return;
     }
-    AppendHeader(buffer_, field, bytes);
     Flush();
     auto* owned = new std::vector<T>(std::move(values));
     slices_.emplace_back(
@@ -87,44 +70,42 @@ class MessageWriter {
   std::vector<grpc::Slice> slices_;
 };
 
-uint64_t Microseconds(double seconds) {
+uint32_t Microseconds(double seconds) {
   constexpr double kMax = std::numeric_limits<uint32_t>::max();
-  return static_cast<uint64_t>(std::clamp(seconds * 1e6, 0.0, kMax));
+  return static_cast<uint32_t>(std::clamp(seconds * 1e6, 0.0, kMax));
 }
 
-std::string EncodeTimings(const StageSeconds& stages) {
-  std::string out;
-  AppendNumber(out, 1, Microseconds(stages.queue));
-  AppendNumber(out, 2, Microseconds(stages.copy));
-  AppendNumber(out, 3, Microseconds(stages.engine));
-  AppendNumber(out, 4, Microseconds(stages.total));
-  return out;
+v1::StageTimings TimingsOf(const StageSeconds& stages) {
+  v1::StageTimings timings;
+  timings.set_queue_us(Microseconds(stages.queue));
+  timings.set_copy_us(Microseconds(stages.copy));
+  timings.set_engine_us(Microseconds(stages.engine));
+  timings.set_total_us(Microseconds(stages.total));
+  return timings;
 }
 
 uint64_t Nanoseconds(absl::Duration duration) {
   return static_cast<uint64_t>(std::max<int64_t>(absl::ToInt64Nanoseconds(duration), 0));
 }
 
-std::string EncodeTrace(const ReplyTrace& trace, const StageTimes& times) {
-  std::string out;
-  const auto append_stage = [&](uint32_t field, absl::Time begin, absl::Time end) {
-    std::string stage;
-    AppendNumber(stage, 1, Nanoseconds(begin - trace.received));
-    AppendNumber(stage, 2, Nanoseconds(end - trace.received));
-    AppendHeader(out, field, stage.size());
-    out += stage;
+v1::Trace TraceOf(const ReplyTrace& trace, const StageTimes& times) {
+  v1::Trace out;
+  const auto set = [&](v1::TraceStage& stage, absl::Time begin, absl::Time end) {
+    stage.set_begin_ns(Nanoseconds(begin - trace.received));
+    stage.set_end_ns(Nanoseconds(end - trace.received));
   };
   const bool has_batch = times.has_batch();
-  AppendBytes(out, 1, trace.context.traceparent());
-  AppendNumber(out, 2, Nanoseconds(trace.received_wall - absl::UnixEpoch()));
-  append_stage(3, trace.received, times.submitted);
-  append_stage(4, times.submitted, has_batch ? times.last_cut : times.submitted);
+  const absl::string_view traceparent = trace.context.traceparent();
+  out.set_traceparent(traceparent.data(), traceparent.size());
+  out.set_received_unix_ns(Nanoseconds(trace.received_wall - absl::UnixEpoch()));
+  set(*out.mutable_receive(), trace.received, times.submitted);
+  set(*out.mutable_queue(), times.submitted, has_batch ? times.last_cut : times.submitted);
   if (has_batch) {
-    append_stage(5, times.first_cut, times.last_start);
-    append_stage(6, times.first_start, times.last_end);
+    set(*out.mutable_copy(), times.first_cut, times.last_start);
+    set(*out.mutable_engine(), times.first_start, times.last_end);
   }
-  AppendNumber(out, 7, Nanoseconds(absl::Seconds(times.kernel_seconds)));
-  append_stage(8, has_batch ? times.last_end : times.submitted, trace.replied);
+  out.set_kernel_ns(Nanoseconds(absl::Seconds(times.kernel_seconds)));
+  set(*out.mutable_reply(), has_batch ? times.last_end : times.submitted, trace.replied);
   return out;
 }
 
@@ -132,27 +113,30 @@ std::string EncodeTrace(const ReplyTrace& trace, const StageTimes& times) {
 
 grpc::ByteBuffer EncodeScoreReply(ScoreReply reply) {
   MessageWriter writer;
-  std::string& out = writer.buffer();
   ScoreResult& result = reply.result;
-  AppendBytes(out, 1, reply.request_id);
-  AppendNumber(out, 2, reply.chunk_id);
-  AppendNumber(out, 3, result.weights_version);
+  v1::ScoreResponse head;  // the fields before the scores
+  head.set_request_id(std::move(reply.request_id));
+  head.set_chunk_id(reply.chunk_id);
+  head.set_weights_version(result.weights_version);
   if (!reply.status.ok()) {
-    AppendNumber(out, 4, static_cast<uint64_t>(reply.status.code()));
-    AppendBytes(out, 5, ClientMessage(reply.status));
-    AppendNumber(out, 6, RetryAfterMs(reply.status));
+    head.set_status_code(static_cast<int32_t>(reply.status.code()));
+    head.set_status_message(std::string(ClientMessage(reply.status)));
+    head.set_retry_after_ms(RetryAfterMs(reply.status));
+    writer.Add(head);
     return std::move(writer).Finish();
   }
-  AppendNumber(out, 7, static_cast<uint64_t>(result.rows));
-  AppendNumber(out, 8, static_cast<uint64_t>(result.ignored_rows));
-  AppendNumber(out, 9, static_cast<uint64_t>(result.nonfinite_rows));
+  head.set_rows(static_cast<uint32_t>(result.rows));
+  head.set_ignored_rows(static_cast<uint32_t>(result.ignored_rows));
+  head.set_nonfinite_rows(static_cast<uint32_t>(result.nonfinite_rows));
+  writer.Add(head);
   ForEachOutputColumn([&](const auto& column) {
     writer.AddArray(column.wire_field, std::move(result.*column.values));
   });
-  AppendBytes(out, 25, EncodeTimings(result.stages));
-  if (reply.trace.has_value()) {
-    AppendBytes(out, 27, EncodeTrace(*reply.trace, result.times));
-  }
+  v1::ScoreResponse tail;
+  const v1::StageTimings timings = TimingsOf(result.stages);
+  if (timings.ByteSizeLong() > 0) *tail.mutable_timings() = timings;
+  if (reply.trace.has_value()) *tail.mutable_trace() = TraceOf(*reply.trace, result.times);
+  writer.Add(tail);
   return std::move(writer).Finish();
 }
 

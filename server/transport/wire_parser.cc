@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "logprobd/v1/scoring.pb.h"
 #include "server/base/text.h"
 #include "server/transport/slice_parser.h"
 #include "server/transport/wire_reader.h"
@@ -21,92 +22,43 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "arrays are copied without conversion");
 
-/// Field numbers of proto ScoreRequest.
-enum FieldNumber : uint32_t {
-  kRequestId = 1,
-  kHead = 2,
-  kWeightsVersion = 3,
-  kDtype = 4,
-  kRows = 5,
-  kHiddenSize = 6,
-  kTargets = 7,
-  kTemperature = 8,
-  kRowTemperatures = 9,
-  kEntropyTemperature = 10,
-  kIgnoreIndex = 11,
-  kOutputs = 12,
-  kTopK = 13,
-  kCandidateIds = 14,
-  kCandidateOffsets = 15,
-  kSegmentOffsets = 16,
-  kPriority = 17,
-  kRejectNonfinite = 18,
-  kChunkId = 19,
-  kTraceparent = 20,
-  kTrace = 21,
-  kHidden = 32,
-  kSharedMemory = 33,
-  kCudaIpc = 34,
-};
+using Request = v1::ScoreRequest;
+
+/// Field numbers are below this.
+constexpr uint32_t kNumbersMax = 64;
 
 struct Field {
   absl::string_view name;  ///< Empty for an unknown field.
   WireType type = WireType::kVarint;
 };
 
-Field FieldOf(uint32_t number) {
-  switch (number) {
-    case kRequestId:
-      return {"request_id", WireType::kBytes};
-    case kHead:
-      return {"head", WireType::kBytes};
-    case kWeightsVersion:
-      return {"weights_version", WireType::kVarint};
-    case kDtype:
-      return {"dtype", WireType::kVarint};
-    case kRows:
-      return {"rows", WireType::kVarint};
-    case kHiddenSize:
-      return {"hidden_size", WireType::kVarint};
-    case kTargets:
-      return {"targets", WireType::kBytes};
-    case kTemperature:
-      return {"temperature", WireType::kFixed32};
-    case kRowTemperatures:
-      return {"row_temperatures", WireType::kBytes};
-    case kEntropyTemperature:
-      return {"entropy_temperature", WireType::kFixed32};
-    case kIgnoreIndex:
-      return {"ignore_index", WireType::kVarint};
-    case kOutputs:
-      return {"outputs", WireType::kVarint};
-    case kTopK:
-      return {"top_k", WireType::kVarint};
-    case kCandidateIds:
-      return {"candidate_ids", WireType::kBytes};
-    case kCandidateOffsets:
-      return {"candidate_offsets", WireType::kBytes};
-    case kSegmentOffsets:
-      return {"segment_offsets", WireType::kBytes};
-    case kPriority:
-      return {"priority", WireType::kVarint};
-    case kRejectNonfinite:
-      return {"reject_nonfinite", WireType::kVarint};
-    case kChunkId:
-      return {"chunk_id", WireType::kVarint};
-    case kTraceparent:
-      return {"traceparent", WireType::kBytes};
-    case kTrace:
-      return {"trace", WireType::kVarint};
-    case kHidden:
-      return {"hidden", WireType::kBytes};
-    case kSharedMemory:
-      return {"shared_memory", WireType::kBytes};
-    case kCudaIpc:
-      return {"cuda_ipc", WireType::kBytes};
+WireType WireTypeOf(const google::protobuf::FieldDescriptor& field) {
+  using Type = google::protobuf::FieldDescriptor::CppType;
+  switch (field.cpp_type()) {
+    case Type::CPPTYPE_STRING:
+    case Type::CPPTYPE_MESSAGE:
+      return WireType::kBytes;
+    case Type::CPPTYPE_FLOAT:
+      return WireType::kFixed32;
+    case Type::CPPTYPE_DOUBLE:
+      return WireType::kFixed64;
     default:
-      return {};
+      return WireType::kVarint;  // the proto file has no fixed-size integers
   }
+}
+
+/// Returns the field of this number, or one without a name if it is not known.
+Field FieldOf(uint32_t number) {
+  static const auto fields = [] {
+    std::array<Field, kNumbersMax> found;
+    const google::protobuf::Descriptor& request = *Request::descriptor();
+    for (int i = 0; i < request.field_count(); ++i) {
+      const google::protobuf::FieldDescriptor& field = *request.field(i);
+      found.at(static_cast<size_t>(field.number())) = {field.name(), WireTypeOf(field)};
+    }
+    return found;
+  }();
+  return number < kNumbersMax ? fields[number] : Field();
 }
 
 class Parser {
@@ -186,10 +138,10 @@ class Parser {
         if (reader_.remaining() < 4) {
           return Break(shown, ": truncated");
         }
-        float value = 0;
-        reader_.CopyTo(&value, 4);
+        uint32_t bits = 0;
+        reader_.CopyTo(&bits, 4);
         if (matches) {
-          (number == kTemperature ? request_.temperature : request_.entropy_temperature) = value;
+          SetNumber(number, name, bits);
         }
         return true;
       }
@@ -222,74 +174,43 @@ class Parser {
     }
   }
 
+  // clang-format off
   void SetNumber(uint32_t number, absl::string_view name, uint64_t value) {
+    const auto set = [&](auto& member) { Set(name, value, member); };
     switch (number) {
-      case kWeightsVersion:
-        request_.weights_version = value;
+      case Request::kOutputsFieldNumber: return set(request_.output_bits);
+      case Request::kIgnoreIndexFieldNumber: {  // sint32: zigzag
+        uint32_t coded = 0;
+        Set(name, value, coded);
+        request_.ignore_index = static_cast<int32_t>((coded >> 1) ^ (~(coded & 1) + 1));
         return;
-      case kChunkId:
-        request_.chunk_id = value;
-        return;
-      case kRejectNonfinite:
-        request_.reject_nonfinite = value != 0;
-        return;
-      case kTrace:
-        request_.trace = value != 0;
-        return;
-      case kDtype:
-        request_.dtype_number = EnumOf(name, value);
-        return;
-      case kPriority:
-        request_.priority_number = EnumOf(name, value);
-        return;
-      default:
-        break;
+      }
+      // [generated: request_numbers]
+      case Request::kWeightsVersionFieldNumber: return set(request_.weights_version);
+      case Request::kDtypeFieldNumber: return set(request_.dtype_number);
+      case Request::kRowsFieldNumber: return set(request_.rows);
+      case Request::kHiddenSizeFieldNumber: return set(request_.hidden_size);
+      case Request::kTemperatureFieldNumber: return set(request_.temperature);
+      case Request::kEntropyTemperatureFieldNumber: return set(request_.entropy_temperature);
+      case Request::kTopKFieldNumber: return set(request_.top_k);
+      case Request::kPriorityFieldNumber: return set(request_.priority_number);
+      case Request::kRejectNonfiniteFieldNumber: return set(request_.reject_nonfinite);
+      case Request::kChunkIdFieldNumber: return set(request_.chunk_id);
+      case Request::kTraceFieldNumber: return set(request_.trace);
+      // [end]
+      default: return;
     }
-    if (value > std::numeric_limits<uint32_t>::max()) {
-      Fail(name, ": ", value, ", must be less than 2^32");
-      return;
-    }
-    const auto small = static_cast<uint32_t>(value);
-    switch (number) {
-      case kRows:
-        request_.rows = small;
-        return;
-      case kHiddenSize:
-        request_.hidden_size = small;
-        return;
-      case kOutputs:
-        request_.output_bits = small;
-        return;
-      case kTopK:
-        request_.top_k = small;
-        return;
-      case kIgnoreIndex:  // sint32: zigzag
-        request_.ignore_index = static_cast<int32_t>((small >> 1) ^ (~(small & 1) + 1));
-        return;
-      default:
-        return;
-    }
-  }
-
-  /// Converts an enum value. Protobuf sign-extends negative ones to 64 bits.
-  int32_t EnumOf(absl::string_view name, uint64_t value) {
-    const auto number = static_cast<int64_t>(value);
-    if (number != static_cast<int32_t>(number)) {
-      Fail(name, ": ", number, ", must fit into 32 bits");
-      return 0;
-    }
-    return static_cast<int32_t>(number);
   }
 
   void SetBytes(uint32_t number, absl::string_view name, int64_t length) {
     switch (number) {
-      case kRequestId:
+      case Request::kRequestIdFieldNumber:
         request_.request_id = TextOf(name, length, kRequestIdBytesMax);
         return;
-      case kHead:
+      case Request::kHeadFieldNumber:
         request_.head = TextOf(name, length, kHeadNameBytesMax);
         return;
-      case kTraceparent:
+      case Request::kTraceparentFieldNumber:
         request_.trace_context = TraceContext::Parse(Utf8Of(name, length, kTraceparentBytesMax));
         return;
       default:
@@ -302,20 +223,56 @@ class Parser {
       return;
     }
     payloads_seen_ |= bit;
+    const auto set = [&](auto& member) { SetArray(name, length, member); };
     switch (number) {
-      case kTargets:
-        return SetArray(name, length, request_.targets);
-      case kRowTemperatures:
-        return SetArray(name, length, request_.row_temperatures);
-      case kCandidateIds:
-        return SetArray(name, length, request_.candidate_ids);
-      case kCandidateOffsets:
-        return SetArray(name, length, request_.candidate_offsets);
-      case kSegmentOffsets:
-        return SetArray(name, length, request_.segment_offsets);
-      default:
-        return SetPayload(number, name, length);
+      // [generated: request_arrays]
+      case Request::kTargetsFieldNumber: return set(request_.targets);
+      case Request::kRowTemperaturesFieldNumber: return set(request_.row_temperatures);
+      case Request::kCandidateIdsFieldNumber: return set(request_.candidate_ids);
+      case Request::kCandidateOffsetsFieldNumber: return set(request_.candidate_offsets);
+      case Request::kSegmentOffsetsFieldNumber: return set(request_.segment_offsets);
+      // [end]
+      default: return SetPayload(number, name, length);
     }
+  }
+  // clang-format on
+
+  void Set(absl::string_view /*name*/, uint64_t value, uint64_t& member) { member = value; }
+
+  void Set(absl::string_view /*name*/, uint64_t value, bool& member) { member = value != 0; }
+
+  void Set(absl::string_view /*name*/, uint64_t bits, float& member) {
+    member = std::bit_cast<float>(static_cast<uint32_t>(bits));
+  }
+
+  void Set(absl::string_view name, uint64_t value, uint32_t& member) {
+    if (value > std::numeric_limits<uint32_t>::max()) {
+      Fail(name, ": ", value, ", must be less than 2^32");
+      return;
+    }
+    member = static_cast<uint32_t>(value);
+  }
+
+  /// Sets a count, which is a uint32 on the wire.
+  void Set(absl::string_view name, uint64_t value, int64_t& member) {
+    auto small = static_cast<uint32_t>(member);
+    Set(name, value, small);
+    member = small;
+  }
+
+  /// Sets an enum. Protobuf sign-extends negative values to 64 bits.
+  void Set(absl::string_view name, uint64_t value, int32_t& member) {
+    const auto number = static_cast<int64_t>(value);
+    if (number != static_cast<int32_t>(number)) {
+      Fail(name, ": ", number, ", must fit into 32 bits");
+      return;
+    }
+    member = static_cast<int32_t>(number);
+  }
+
+  template <typename T>
+  void Set(absl::string_view name, uint64_t value, std::optional<T>& member) {
+    Set(name, value, member.emplace());
   }
 
   /// Reads one of the fields that hold or locate the rows. A request may have only one of them.
@@ -324,9 +281,9 @@ class Parser {
       Fail(name, ": given together with ", payload_, ", must be the only payload");
     }
     payload_ = name;
-    if (number == kSharedMemory) {
+    if (number == Request::kSharedMemoryFieldNumber) {
       request_.shared_memory = SliceOf(name, length, ParseSharedMemorySlice);
-    } else if (number == kCudaIpc) {
+    } else if (number == Request::kCudaIpcFieldNumber) {
       request_.cuda_ipc = SliceOf(name, length, ParseCudaIpcSlice);
     } else {
       request_.hidden.bytes = length;
@@ -396,7 +353,7 @@ class Parser {
   PieceReader reader_;
   absl::Status status_;
   ScoreRequest request_;
-  uint64_t payloads_seen_ = 0;  ///< Bit n is set when field n was seen; numbers are below 64.
+  uint64_t payloads_seen_ = 0;  ///< Bit n is set when field n was seen.
   absl::string_view payload_;   ///< Name of the field that holds or locates the rows.
   int64_t unknown_bytes_ = 0;
 };

@@ -133,8 +133,8 @@ absl::Status CheckEnums(const ScoreRequest& request) {
   if (request.priority_number < 0 || request.priority_number > kNumPriorities) {
     return Invalid("priority: ", request.priority_number, ", must be in [0, ", kNumPriorities, "]");
   }
-  if ((request.output_bits & ~OutputSet::kAllBits) != 0) {
-    return Invalid("outputs: ", request.output_bits, ", has bits beyond ", OutputSet::kAllBits,
+  if ((request.output_bits & ~kAllOutputBits) != 0) {
+    return Invalid("outputs: ", request.output_bits, ", has bits beyond ", kAllOutputBits,
                    ", the sum of all Output values");
   }
   return absl::OkStatus();

@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kVocabSize = 151'936;
 constexpr int64_t kHiddenSize = 1'024;
 constexpr int64_t kRowsMax = 8'192;
-constexpr OutputSet kAllOutputs = OutputSet(OutputSet::kAllBits);
+constexpr OutputSet kAllOutputs = OutputSet(kAllOutputBits);
 
 class GpuInvarianceTest : public ::testing::Test {
  protected:

@@ -19,7 +19,7 @@
 namespace logprobd::testing {
 namespace {
 
-constexpr OutputSet kAllOutputs = OutputSet(OutputSet::kAllBits);
+constexpr OutputSet kAllOutputs = OutputSet(kAllOutputBits);
 
 std::unique_ptr<ScoringEngine> Create(const HeadWeights& head, int32_t shards,
                                       EngineOptions options = {}) {

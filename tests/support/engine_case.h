@@ -22,7 +22,7 @@ struct EngineCase {
   std::vector<int32_t> targets;             ///< [rows]
   std::vector<float> temperatures;          ///< [rows]
   std::vector<float> entropy_temperatures;  ///< [rows], or empty
-  OutputSet outputs = OutputSet(OutputSet::kAllBits);
+  OutputSet outputs = OutputSet(kAllOutputBits);
   int32_t top_k = 0;
   std::vector<int32_t> candidate_rows;  ///< In ascending order.
   std::vector<int32_t> candidate_ids;

@@ -13,7 +13,7 @@
 namespace logprobd::testing {
 namespace {
 
-constexpr OutputSet kAllOutputs = OutputSet(OutputSet::kAllBits);
+constexpr OutputSet kAllOutputs = OutputSet(kAllOutputBits);
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 

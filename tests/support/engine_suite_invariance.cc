@@ -10,7 +10,7 @@
 namespace logprobd::testing {
 namespace {
 
-constexpr OutputSet kAllOutputs = OutputSet(OutputSet::kAllBits);
+constexpr OutputSet kAllOutputs = OutputSet(kAllOutputBits);
 
 /// Returns rows that each have their own temperature, entropy temperature and candidates, and a
 /// top-k list.
@@ -98,7 +98,7 @@ TEST_P(EngineSuite, ARowHasTheSameBitsForAnySetOfOutputs) {
   ASSERT_NE(engine, nullptr);
   const EngineScores all_scores = RunCase(*engine, all);
 
-  for (uint32_t bits = 1; bits <= OutputSet::kAllBits; bits <<= 1) {
+  for (uint32_t bits = 1; bits <= kAllOutputBits; bits <<= 1) {
     SCOPED_TRACE(absl::StrCat("outputs ", bits));
     EngineCase one = all;
     one.outputs = OutputSet(bits);

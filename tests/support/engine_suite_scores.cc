@@ -13,7 +13,7 @@ namespace logprobd::testing {
 namespace {
 
 constexpr OutputSet kWithoutArgmax =
-    OutputSet(OutputSet::kAllBits & ~static_cast<uint32_t>(Output::kArgmax));
+    OutputSet(kAllOutputBits & ~static_cast<uint32_t>(Output::kArgmax));
 
 TEST_P(EngineSuite, MatchesTheReferenceAtEveryVocabularyEdge) {
   for (const int64_t vocab_size : {1, 2, 125, 191, 192, 193, 384, 385, 1000}) {
@@ -208,7 +208,7 @@ TEST_P(EngineSuite, AnInfinitelyNegativeLogitHasNoProbability) {
   logits[250] = -kInfinity;
   const auto head = HeadOfLogits(logits);
   EngineCase inputs = OneRow(250);
-  inputs.outputs = OutputSet(OutputSet::kAllBits & ~static_cast<uint32_t>(Output::kLogprob) &
+  inputs.outputs = OutputSet(kAllOutputBits & ~static_cast<uint32_t>(Output::kLogprob) &
                              ~static_cast<uint32_t>(Output::kMinLogit) &
                              ~static_cast<uint32_t>(Output::kTargetRank));
   ExpectMatchesReference(*head, inputs, tolerances().logprob);

@@ -29,30 +29,34 @@ class Scores:
     AttributeError.
     """
 
+    # proto/generate.py writes these.
+    # [generated: adapter_scores]
     logprob: Tensor
-    """[...], log-probability of the target, never above 0."""
+    """[...]: log-probability of the target in nats, at most 0."""
     entropy: Tensor
-    """[...], entropy of the distribution, in [0, ln vocab]."""
+    """[...]: entropy in nats, in [0, ln vocab_size]."""
     lse: Tensor
-    """[...], logsumexp of logits / temperature."""
+    """[...]: log-sum-exp of logits / temperature in nats."""
     argmax_id: Tensor
-    """[...] int64, id of the largest logit; the lowest id in case of ties. -1 if a logit is not
-    finite."""
+    """[...] int64: id of the largest logit; the lowest id in case of ties."""
     greedy: Tensor
-    """[...] bool, whether the target is the argmax."""
+    """[...] bool: whether the target is argmax_id."""
     sum_p_squared: Tensor
-    """[...], sum of squared probabilities."""
+    """[...]: sum of the squared probabilities, in (0, 1]."""
     max_logit: Tensor
-    """[...], largest logit before temperature."""
+    """[...]: largest logit, before the division by the temperature."""
     min_logit: Tensor
-    """[...], smallest logit before temperature."""
-    target_rank: Tensor
-    """[...] int64, number of ids with a larger logit than the target's, or an equal one and a lower
-    id."""
+    """[...]: smallest logit, before the division by the temperature."""
     top_k_ids: Tensor
-    """[..., top_k] int64, most likely id first; ties are ordered by ascending id."""
+    """[..., top_k] int64: ids of the largest logits, best first; ties are ordered by ascending id.
+    """
     top_k_logprobs: Tensor
-    """[..., top_k], log-probabilities of top_k_ids."""
+    """[..., top_k]: log-probabilities of top_k_ids in nats."""
+    target_rank: Tensor
+    """[...] int64: number of ids whose logit is larger than the target's, or equal with a lower id.
+    0 means that the target is argmax_id, and k < top_k that it is entry k of top_k_ids.
+    """
+    # [end]
     candidate_logprobs: Tensor
     """Log-probabilities of the candidates, of the shape of their ids."""
 
@@ -97,8 +101,7 @@ class Scorer(Protocol):
             targets: [...] integers, already shifted: targets[i] is the token that follows row i.
                 Rows with ignore_index are not scored.
             temperature: divisor of the logits, a number or a tensor of the shape of targets.
-            outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit,
-                min_logit, target_rank. logprob is always computed.
+            outputs: names of scores, as Client.score takes them. logprob is always computed.
             candidates: further ids whose log-probabilities are computed.
             top_k: number of best ids to list for each row, at most 128.
             ignore_index: target of rows that are not scored.
@@ -213,18 +216,10 @@ class RemoteScorer:
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-# Arguments of the operator that request an output, and the name of its result.
-_OPERATOR_OUTPUTS = {
-    "logprob": ("", "logprob"),
-    "entropy": ("need_entropy", "entropy"),
-    "lse": ("", "lse"),
-    "argmax": ("return_argmax", "argmax"),
-    "greedy": ("return_argmax", "argmax"),
-    "sum_p_squared": ("return_sum_p_squared", "sum_p_squared"),
-    "max_logit": ("return_max_logit", "max_logit"),
-    "min_logit": ("return_min_logit", "min_logit"),
-    "target_rank": ("return_target_rank", "target_rank"),
-}
+_LISTS = ("top_k_ids", "top_k_logprobs", "candidate_logprobs")
+_OUTPUTS = [name.removesuffix("_id") for name in Scores.__annotations__ if name not in _LISTS]
+# The operator's arguments for those outputs that return_NAME does not request; "" needs none.
+_ARGUMENTS = {"logprob": "", "entropy": "need_entropy", "lse": "", "greedy": "return_argmax"}
 
 
 class LocalScorer:
@@ -349,13 +344,10 @@ class LocalScorer:
     ) -> Scores:
         """See Scorer.score."""
         outputs = {"logprob", *outputs}
-        if unknown := outputs - _OPERATOR_OUTPUTS.keys():
-            raise InvalidArgument(
-                f"outputs has {min(unknown)!r}: use any of {', '.join(_OPERATOR_OUTPUTS)}"
-            )
-        options: dict[str, Any] = {"need_entropy": False} | dict.fromkeys(
-            {_OPERATOR_OUTPUTS[name][0] for name in outputs} - {""}, True
-        )
+        if unknown := outputs - set(_OUTPUTS):
+            raise InvalidArgument(f"outputs has {min(unknown)!r}: use any of {', '.join(_OUTPUTS)}")
+        requests = {_ARGUMENTS.get(name, f"return_{name}") for name in outputs}
+        options: dict[str, Any] = {"need_entropy": False} | dict.fromkeys(requests - {""}, True)
         ids, offsets = candidates if isinstance(candidates, tuple) else (candidates, None)
         if isinstance(temperature, Tensor) and temperature.dtype in _INTEGERS:
             temperature = temperature.float()  # as RemoteScorer; the operator takes no integers
@@ -374,13 +366,13 @@ class LocalScorer:
             **self._head,
             **options,
         )
-        tensors = {name: getattr(result, _OPERATOR_OUTPUTS[name][1]) for name in outputs}
-        if "argmax" in tensors:
-            tensors["argmax_id"] = tensors.pop("argmax")
-        if "greedy" in tensors:
+        tensors = {name: getattr(result, name) for name in outputs - {"argmax", "greedy"}}
+        if "argmax" in outputs:
+            tensors["argmax_id"] = result.argmax
+        if "greedy" in outputs:
             # Torch compares unsigned ids with others of their type only.
             target_ids = targets.long()
-            tensors["greedy"] = (tensors["greedy"] == target_ids) & (target_ids != ignore_index)
-        lists = ("top_k_ids", "top_k_logprobs", "candidate_logprobs")
-        tensors |= {name: values for name in lists if (values := getattr(result, name)) is not None}
+            tensors["greedy"] = (result.argmax == target_ids) & (target_ids != ignore_index)
+        lists = {name: getattr(result, name) for name in _LISTS}
+        tensors |= {name: values for name, values in lists.items() if values is not None}
         return Scores(tensors)

@@ -13,7 +13,7 @@ namespace logprobd::client {
 namespace {
 
 /// Adds `bits` to a digest. The digests are compared within one process only.
-uint64_t Mix(uint64_t digest, uint32_t bits) {
+uint64_t Mix(uint64_t digest, uint64_t bits) {
   digest = (digest ^ bits) * 0x9E3779B97F4A7C15;
   return digest ^ digest >> 32;
 }
@@ -22,7 +22,7 @@ template <typename T>
 uint64_t MixRow(uint64_t digest, const std::vector<T>& values, size_t row, size_t per_row = 1) {
   if (values.empty()) return digest;
   for (size_t i = row * per_row; i < (row + 1) * per_row; ++i) {
-    uint32_t bits = 0;
+    uint64_t bits = 0;
     std::memcpy(&bits, &values[i], sizeof(T));
     digest = Mix(digest, bits);
   }
@@ -41,18 +41,14 @@ float ValueOf(const std::vector<float>& values, size_t row) {
 
 uint64_t DigestOf(const ScoreResult& result, size_t row) {
   const auto top_k = static_cast<size_t>(result.top_k);
-  uint64_t digest = MixRow(0, result.logprob, row);
-  digest = MixRow(digest, result.entropy, row);
-  digest = MixRow(digest, result.lse, row);
-  digest = MixRow(digest, result.argmax_id, row);
-  digest = MixRow(digest, result.argmax_logprob, row);
-  digest = MixRow(digest, result.greedy, row);
-  digest = MixRow(digest, result.sum_p_squared, row);
-  digest = MixRow(digest, result.max_logit, row);
-  digest = MixRow(digest, result.min_logit, row);
-  digest = MixRow(digest, result.target_rank, row);
-  digest = MixRow(digest, result.top_k_ids, row, top_k);
-  return MixRow(digest, result.top_k_logprobs, row, top_k);
+  uint64_t digest = 0;
+  ForEachScoreColumn([&](const auto& column) {
+    if (column.shape == ColumnShape::kRow || column.shape == ColumnShape::kTopK) {
+      const size_t width = column.shape == ColumnShape::kTopK ? top_k : 1;
+      digest = MixRow(digest, result.*column.values, row, width);
+    }
+  });
+  return digest;
 }
 
 }  // namespace

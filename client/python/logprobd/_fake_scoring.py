@@ -178,17 +178,19 @@ def score(head: FakeHead, request: _wire.ScoreRequest) -> _wire.ScoreResponse:
             continue
         target = int(checked.targets[row])
         x, lse = _log_sum_exp(z, float(checked.temperatures[row]))
-        best = int(np.argmax(z))
+        order = np.argsort(-z, kind="stable")
+        # [generated: fake_scores]
         out["logprob"][row] = min(0.0, x[target] - lse)
         out["entropy"][row] = _entropy(z, float(checked.entropy_temperatures[row]))
         out["lse"][row] = lse
-        out["argmax_id"][row] = best
-        out["argmax_logprob"][row] = x[best] - lse
-        out["greedy"][row] = best == target
+        out["argmax_id"][row] = order[0]
+        out["argmax_logprob"][row] = x[order[0]] - lse
+        out["greedy"][row] = order[0] == target
         out["sum_p_squared"][row] = np.exp(2 * (x - lse)).sum()
-        out["max_logit"][row], out["min_logit"][row] = z.max(), z.min()
-        order = np.argsort(-z, kind="stable")
+        out["max_logit"][row] = z.max()
+        out["min_logit"][row] = z.min()
         out["target_rank"][row] = np.flatnonzero(order == target)[0]
+        # [end]
         best_ids = order[:top_k]
         top_ids[row], top_logprobs[row] = best_ids, x[best_ids] - lse
         candidates[begin:end] = x[checked.candidate_ids[begin:end]] - lse

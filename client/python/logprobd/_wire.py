@@ -1,7 +1,8 @@
 """The messages of logprobd/v1/*.proto and grpc.health.v1 that the client uses.
 
 The proto files document the fields. Fields are encoded in the order of their declaration, so
-`hidden`, the largest payload, is declared after the other fields.
+`hidden`, the largest payload, is declared after the other fields. proto/generate.py writes the
+lines between [generated: NAME] and [end].
 """
 
 from __future__ import annotations
@@ -9,58 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from logprobd._protobuf import Buffer, DecodeError, decode, encode, wire
+from logprobd import _protobuf
+from logprobd._protobuf import wire
 
-__all__ = [
-    "DTYPE_NAMES",
-    "DTYPE_NUMBERS",
-    "OUTPUTS",
-    "PRIORITIES",
-    "SERVING",
-    "Buffer",
-    "CloseRegion",
-    "CommitWeightsRequest",
-    "CreateRegion",
-    "CudaIpcSlice",
-    "DecodeError",
-    "DiscardWeightsRequest",
-    "Head",
-    "HeadWeightsState",
-    "HealthRequest",
-    "HealthResponse",
-    "Hello",
-    "Limits",
-    "ListHeadsRequest",
-    "ListHeadsResponse",
-    "ListWeightsRequest",
-    "ListWeightsResponse",
-    "LoadWeightsProgress",
-    "LoadWeightsRequest",
-    "LocalAccess",
-    "LocalReply",
-    "LocalRequest",
-    "PushHeader",
-    "PushWeightsRequest",
-    "PushWeightsResponse",
-    "PushedRows",
-    "PushedVersion",
-    "Region",
-    "RollbackWeightsRequest",
-    "ScoreRequest",
-    "ScoreResponse",
-    "Shard",
-    "SharedMemorySlice",
-    "StageTimings",
-    "Trace",
-    "TraceStage",
-    "VerifyRequest",
-    "VerifyResponse",
-    "WeightsResponse",
-    "WeightsVersion",
-    "Welcome",
-    "decode",
-    "encode",
-]
+Buffer = _protobuf.Buffer
+DecodeError = _protobuf.DecodeError
+decode = _protobuf.decode
+encode = _protobuf.encode
 
 SCORE = "/logprobd.v1.Scoring/Score"
 SCORE_STREAM = "/logprobd.v1.Scoring/ScoreStream"
@@ -89,8 +45,8 @@ class Output(NamedTuple):
     """NumPy type on the wire and NumPy type of the result, by field of ScoreResponse."""
 
 
-# To add an output, add an entry here, a field to ScoreResponse, and a property to ScoreResult.
 OUTPUTS = {
+    # [generated: python_outputs]
     "logprob": Output(1, {"logprob": ("<f4", "float32")}),
     "entropy": Output(2, {"entropy": ("<f4", "float32")}),
     "lse": Output(4, {"lse": ("<f4", "float32")}),
@@ -100,11 +56,23 @@ OUTPUTS = {
     "max_logit": Output(64, {"max_logit": ("<f4", "float32")}),
     "min_logit": Output(128, {"min_logit": ("<f4", "float32")}),
     "target_rank": Output(256, {"target_rank": ("<i4", "int64")}),
+    # [end]
 }
 
 SERVING = 1  # grpc.health.v1 HealthCheckResponse.ServingStatus
 
 
+@dataclass
+class HealthRequest:
+    service: str = wire(1, "string")
+
+
+@dataclass
+class HealthResponse:
+    status: int = wire(1, "int")
+
+
+# [generated: python_messages]
 @dataclass
 class SharedMemorySlice:
     region: Buffer = wire(1, "bytes")
@@ -209,6 +177,11 @@ class ScoreResponse:
 
 
 @dataclass
+class ListHeadsRequest:
+    pass
+
+
+@dataclass
 class Limits:
     message_bytes_max: int = wire(1, "uint")
     request_rows_max: int = wire(2, "uint")
@@ -246,13 +219,8 @@ class Head:
     weight_bytes: int = wire(15, "uint")
     limits: Limits = wire(16, "message", message=Limits)
     transports: list[str] = wire(17, "string", repeated=True)
-    layout: list[Shard] = wire(18, "message", message=Shard, repeated=True)
+    layout: list[Shard] = wire(18, "message", repeated=True, message=Shard)
     warnings: list[str] = wire(19, "string", repeated=True)
-
-
-@dataclass
-class ListHeadsRequest:
-    pass
 
 
 @dataclass
@@ -293,33 +261,6 @@ class VerifyResponse:
 
 
 @dataclass
-class WeightsVersion:
-    version: int = wire(1, "uint")
-    sha256: str = wire(2, "string")
-    source: str = wire(3, "string")
-    loaded_unix_seconds: int = wire(4, "int")
-    weight_bytes: int = wire(5, "uint")
-    dtype: int = wire(6, "uint")
-
-
-@dataclass
-class PushedVersion:
-    version: int = wire(1, "uint")
-    rows: int = wire(2, "uint")
-    vocab_rows: int = wire(3, "uint")
-
-
-@dataclass
-class HeadWeightsState:
-    head: str = wire(1, "string")
-    live: WeightsVersion | None = wire(2, "message", optional=True, message=WeightsVersion)
-    staged: WeightsVersion | None = wire(3, "message", optional=True, message=WeightsVersion)
-    previous: WeightsVersion | None = wire(4, "message", optional=True, message=WeightsVersion)
-    pushed: PushedVersion | None = wire(5, "message", optional=True, message=PushedVersion)
-    highest_version: int = wire(6, "uint")
-
-
-@dataclass
 class LoadWeightsRequest:
     head: str = wire(1, "string")
     path: str = wire(2, "string")
@@ -328,6 +269,16 @@ class LoadWeightsRequest:
     commit: bool = wire(5, "bool")
     in_place: bool = wire(6, "bool")
     allow_nonfinite: bool = wire(7, "bool")
+
+
+@dataclass
+class WeightsVersion:
+    version: int = wire(1, "uint")
+    sha256: str = wire(2, "string")
+    source: str = wire(3, "string")
+    loaded_unix_seconds: int = wire(4, "int")
+    weight_bytes: int = wire(5, "uint")
+    dtype: int = wire(6, "int")
 
 
 @dataclass
@@ -367,6 +318,13 @@ class PushWeightsRequest:
 
 
 @dataclass
+class PushedVersion:
+    version: int = wire(1, "uint")
+    rows: int = wire(2, "uint")
+    vocab_rows: int = wire(3, "uint")
+
+
+@dataclass
 class PushWeightsResponse:
     pushed: PushedVersion | None = wire(1, "message", optional=True, message=PushedVersion)
     staged: WeightsVersion | None = wire(2, "message", optional=True, message=WeightsVersion)
@@ -391,6 +349,16 @@ class DiscardWeightsRequest:
 
 
 @dataclass
+class HeadWeightsState:
+    head: str = wire(1, "string")
+    live: WeightsVersion | None = wire(2, "message", optional=True, message=WeightsVersion)
+    staged: WeightsVersion | None = wire(3, "message", optional=True, message=WeightsVersion)
+    previous: WeightsVersion | None = wire(4, "message", optional=True, message=WeightsVersion)
+    pushed: PushedVersion | None = wire(5, "message", optional=True, message=PushedVersion)
+    highest_version: int = wire(6, "uint")
+
+
+@dataclass
 class WeightsResponse:
     head: HeadWeightsState = wire(1, "message", message=HeadWeightsState)
 
@@ -403,16 +371,6 @@ class ListWeightsRequest:
 @dataclass
 class ListWeightsResponse:
     heads: list[HeadWeightsState] = wire(1, "message", repeated=True, message=HeadWeightsState)
-
-
-@dataclass
-class HealthRequest:
-    service: str = wire(1, "string")
-
-
-@dataclass
-class HealthResponse:
-    status: int = wire(1, "int")
 
 
 @dataclass
@@ -459,3 +417,6 @@ class LocalReply:
     status_message: str = wire(2, "string")
     welcome: Welcome | None = wire(3, "message", optional=True, message=Welcome)
     region: Region | None = wire(4, "message", optional=True, message=Region)
+
+
+# [end]

@@ -83,67 +83,90 @@ class ScoreResult:
             given = self._given.setdefault(name, self._kind.give(self._values(name)))
         return given
 
+    # proto/generate.py writes these properties.
+    # [generated: python_arrays]
     @property
     def logprob(self) -> Array:
-        """[...], log-probability of the target, never above 0."""
+        """[...]: log-probability of the target in nats, at most 0."""
         return self._get("logprob")
 
     @property
     def entropy(self) -> Array:
-        """[...], entropy of the distribution, in [0, ln vocab]."""
+        """[...]: entropy in nats, in [0, ln vocab_size]."""
         return self._get("entropy")
 
     @property
     def lse(self) -> Array:
-        """[...], logsumexp of logits / temperature."""
+        """[...]: log-sum-exp of logits / temperature in nats."""
         return self._get("lse")
 
     @property
     def argmax_id(self) -> Array:
-        """[...] int64, the most likely id; the lowest id in case of ties."""
+        """[...] int64: id of the largest logit; the lowest id in case of ties."""
         return self._get("argmax_id")
 
     @property
     def argmax_logprob(self) -> Array:
-        """[...], log-probability of argmax_id."""
+        """[...]: log-probability of argmax_id in nats."""
         return self._get("argmax_logprob")
 
     @property
     def greedy(self) -> Array:
-        """[...] bool, whether the target is the argmax."""
+        """[...] bool: whether the target is argmax_id."""
         return self._get("greedy")
 
     @property
     def sum_p_squared(self) -> Array:
-        """[...], sum of squared probabilities."""
+        """[...]: sum of the squared probabilities, in (0, 1]."""
         return self._get("sum_p_squared")
 
     @property
     def max_logit(self) -> Array:
-        """[...], largest logit before temperature."""
+        """[...]: largest logit, before the division by the temperature."""
         return self._get("max_logit")
 
     @property
     def min_logit(self) -> Array:
-        """[...], smallest logit before temperature."""
+        """[...]: smallest logit, before the division by the temperature."""
         return self._get("min_logit")
 
     @property
-    def target_rank(self) -> Array:
-        """[...] int64, number of ids with a larger logit than the target's, or an equal one and a
-        lower id; 0 if the target is the argmax.
-        """
-        return self._get("target_rank")
-
-    @property
     def top_k_ids(self) -> Array:
-        """[..., top_k] int64, most likely id first; ties are ordered by ascending id."""
+        """[..., top_k] int64: ids of the largest logits, best first; ties are ordered by ascending
+        id.
+        """
         return self._get("top_k_ids")
 
     @property
     def top_k_logprobs(self) -> Array:
-        """[..., top_k], log-probabilities of top_k_ids."""
+        """[..., top_k]: log-probabilities of top_k_ids in nats."""
         return self._get("top_k_logprobs")
+
+    @property
+    def segment_logprob(self) -> Array:
+        """[segments] float64: sum of logprob over the segment's rows, ignored rows excluded, in
+        nats.
+        """
+        return self._get("segment_logprob")
+
+    @property
+    def segment_rows(self) -> Array:
+        """[segments] int64: number of the segment's rows, ignored rows excluded."""
+        return self._get("segment_rows")
+
+    @property
+    def segment_greedy(self) -> Array:
+        """[segments] bool: whether every row that counts in segment_rows is greedy."""
+        return self._get("segment_greedy")
+
+    @property
+    def target_rank(self) -> Array:
+        """[...] int64: number of ids whose logit is larger than the target's, or equal with a lower
+        id. 0 means that the target is argmax_id, and k < top_k that it is entry k of top_k_ids.
+        """
+        return self._get("target_rank")
+
+    # [end]
 
     @property
     def candidate_logprobs(self) -> Array:
@@ -154,21 +177,6 @@ class ScoreResult:
     def candidate_offsets(self) -> Array:
         """[rows + 1] int64, where each row's candidates begin, for candidates given as lists."""
         return self._get("candidate_offsets")
-
-    @property
-    def segment_logprob(self) -> Array:
-        """[segments] float64, sum of logprob over the scored rows of each segment."""
-        return self._get("segment_logprob")
-
-    @property
-    def segment_rows(self) -> Array:
-        """[segments] int64, scored (not ignored) rows."""
-        return self._get("segment_rows")
-
-    @property
-    def segment_greedy(self) -> Array:
-        """[segments] bool, whether every scored row is greedy."""
-        return self._get("segment_greedy")
 
     @property
     def outputs(self) -> tuple[str, ...]:

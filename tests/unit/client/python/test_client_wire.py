@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from logprobd import _wire
+from logprobd import _protobuf, _wire
 
 PROTO = Path(__file__).resolve().parents[4] / "proto"
 
@@ -79,6 +79,16 @@ RESPONSE_BYTES = [
     "segment_greedy",
     "target_rank",
 ]
+
+
+def test_every_message_has_the_fields_of_protobuf(pb2, local_pb2, weights_pb2):
+    for module in (pb2, local_pb2, weights_pb2):
+        for name, message in module.DESCRIPTOR.message_types_by_name.items():
+            ours = _protobuf._fields(getattr(_wire, name))
+
+            assert {number: field for number, (field, _) in ours.items()} == {
+                field.number: field.name for field in message.fields
+            }, name
 
 
 def test_a_full_request_has_the_bytes_of_protobuf(pb2):

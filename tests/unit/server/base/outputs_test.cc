@@ -48,7 +48,7 @@ TEST(OutputColumnTest, CountsItsBytes) {
   EXPECT_EQ(ColumnBytes(Output::kLogprob, rows), 40);
   EXPECT_EQ(ColumnBytes(Output::kArgmax, rows), 80);  // id and logprob
   EXPECT_EQ(ColumnBytes(Output::kGreedy, rows), 10);
-  EXPECT_EQ(ColumnBytes(OutputSet(OutputSet::kAllBits), rows), 10 * (9 * 4 + 1));
+  EXPECT_EQ(ColumnBytes(OutputSet(kAllOutputBits), rows), 10 * (9 * 4 + 1));
   EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .top_k = 5}), 2 * 5 * 8);
   EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .candidates = 7}), 7 * 4);
   EXPECT_EQ(ColumnBytes(OutputSet(), {.rows = 2, .segments = 3}), 3 * (8 + 4 + 1));

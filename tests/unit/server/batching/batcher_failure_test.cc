@@ -113,7 +113,7 @@ TEST_F(BatcherFailureTest, RetriesABatchThatDoesNotFitInTwoHalves) {
   engine_->SetFittingRows(4);
   ScoreRequest first = MakeRequest({.rows = 3,
                                     .seed = 2,
-                                    .outputs = OutputSet(OutputSet::kAllBits),
+                                    .outputs = OutputSet(kAllOutputBits),
                                     .top_k = 2,
                                     .candidate_counts = {2, 0, 1}});
   ScoreRequest second = MakeRequest({.rows = 5,

@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr OutputSet kAllOutputs(OutputSet::kAllBits);
+constexpr OutputSet kAllOutputs(kAllOutputBits);
 
 class BatcherResultsTest : public BatcherTest {
  protected:
@@ -63,7 +63,7 @@ TEST_F(BatcherResultsTest, ReturnsOnlyRequestedOutputsWhenOthersInTheBatchReques
   EXPECT_EQ(Differences(*narrow_answer.Wait(), expected_narrow), "");
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 9));
   EXPECT_EQ(engine_->batches()[2].top_k, 5);
-  EXPECT_EQ(engine_->batches()[2].outputs.bits(), OutputSet::kAllBits);
+  EXPECT_EQ(engine_->batches()[2].outputs.bits(), kAllOutputBits);
 }
 
 TEST_F(BatcherResultsTest, AnswersManyRequestsOfABatchOnSeveralThreads) {

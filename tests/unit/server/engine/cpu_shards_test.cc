@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 using testing::InMemoryHead;
 using testing::RunCase;
 
-constexpr OutputSet kAllOutputs = OutputSet(OutputSet::kAllBits);
+constexpr OutputSet kAllOutputs = OutputSet(kAllOutputBits);
 
 absl::StatusOr<std::unique_ptr<ScoringEngine>> Create(const HeadWeights& head,
                                                       EngineOptions options) {
@@ -119,7 +119,7 @@ TEST(CpuShardsTest, AnOutputAloneHasTheBitsOfAllOutputsTogether) {
   one.candidate_rows.clear();
   one.candidate_ids.clear();
 
-  for (uint32_t bits = 1; bits <= OutputSet::kAllBits; bits <<= 1) {
+  for (uint32_t bits = 1; bits <= kAllOutputBits; bits <<= 1) {
     one.outputs = OutputSet(bits);
     const EngineScores scores = RunCase(**engine, one);
     for (int64_t row = 0; row < 20; ++row) {

@@ -54,7 +54,7 @@ TEST(OutputTableTest, HasTheBitsOfTheProto) {
   for (int i = 0; i < values->value_count(); ++i) {
     bits |= static_cast<uint32_t>(values->value(i)->number());
   }
-  EXPECT_EQ(bits, OutputSet::kAllBits);
+  EXPECT_EQ(bits, kAllOutputBits);
 }
 
 class ResponseEncoderTest : public ::testing::TestWithParam<int64_t> {};
@@ -64,7 +64,7 @@ TEST_P(ResponseEncoderTest, IsReadBackByProtobuf) {
   request.rows = GetParam();
   request.targets.resize(static_cast<size_t>(request.rows));
   std::iota(request.targets.begin(), request.targets.end(), 0);
-  request.output_bits = OutputSet::kAllBits;
+  request.output_bits = kAllOutputBits;
   request.top_k = 3;
   request.candidate_ids = {4, 5, 6};
   request.segment_offsets = {0, 1, static_cast<uint32_t>(request.rows)};
