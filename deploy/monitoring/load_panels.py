@@ -1,6 +1,6 @@
 """Panels about the load: overview, latency, throughput, batching, saturation."""
 
-from panel import Kind, Panel, Query, Row
+from panel import Kind, Panel, Query, Row, stat
 from promql import (
     BUSY,
     FAULTS,
@@ -25,110 +25,76 @@ from promql import (
 OVERVIEW = Row(
     "Overview",
     (
-        Panel(
-            "Servers up",
-            "Servers that Prometheus reaches.",
-            one(f"sum(up{{{OURS}}})"),
-            kind=Kind.STAT,
-            width=3,
-            red_below=1,
+        stat(
+            "Servers up", "Servers that Prometheus reaches.", one(f"sum(up{{{OURS}}})"), red_below=1
         ),
-        Panel(
+        stat(
             "Servers unreachable",
             "Servers that Prometheus cannot scrape.",
             one(f"sum(up{{{OURS}}} == bool 0)"),
-            kind=Kind.STAT,
-            width=3,
-            load_shows=False,
             red_above=1,
         ),
-        Panel(
+        stat(
             "Heads ready",
             "Heads that can score now, over all servers.",
             one(gauge("logprobd_ready", HEAD)),
-            kind=Kind.STAT,
-            width=3,
             red_below=1,
         ),
-        Panel(
+        stat(
             "Replicas failed",
             "Replicas that no longer score; they come back when their server is restarted.",
             one(gauge("logprobd_replicas", HEAD + ', state="failed"')),
-            kind=Kind.STAT,
-            width=3,
-            load_shows=False,
             red_above=1,
         ),
-        Panel(
+        stat(
             "Requests",
             "Calls answered per second; each chunk of a stream counts as one call.",
             one(rate("logprobd_requests_total", HEAD)),
             "reqps",
-            Kind.STAT,
-            3,
         ),
-        Panel(
+        stat(
             "Rows",
             "Rows scored per second.",
             one(rate("logprobd_rows_total", HEAD + ', kind="scored"')),
-            "short",
-            Kind.STAT,
-            3,
         ),
-        Panel(
+        stat(
             "Faults",
             "Share of calls that ended with a code that is the server's fault: "
             + FAULTS.replace("|", ", ")
             + ".",
             one(fault_share()),
             "percentunit",
-            Kind.STAT,
-            3,
-            load_shows=False,
             red_above=0.01,
             decimals=2,
         ),
-        Panel(
+        stat(
             "Latency p95",
             "95 of 100 scoring calls are answered within this time.",
             one(quantile(0.95, LATENCY, SCORING)),
             "s",
-            Kind.STAT,
-            3,
         ),
-        Panel(
+        stat(
             "Rows waiting",
             "Rows that wait for a batch in the queues of all heads.",
             one(gauge("logprobd_queue_rows", HEAD)),
-            kind=Kind.STAT,
-            width=3,
-            load_shows=False,
         ),
-        Panel(
+        stat(
             "GPU memory free",
             "Free share of memory on the GPU with the least free memory. The server reserves its memory at the start.",
             one(f"min({FREE_SHARE})"),
             "percentunit",
-            Kind.STAT,
-            3,
-            needs_gpu=True,
             red_below=0.05,
         ),
-        Panel(
+        stat(
             "Share of peak",
             "Rate of matrix products on all GPUs, relative to the variable `peak_tflops`.",
             one(f"avg({TFLOPS}) / $peak_tflops"),
             "percentunit",
-            Kind.STAT,
-            3,
-            needs_gpu=True,
         ),
-        Panel(
+        stat(
             "Weights version",
             "The highest live version; the row Weights shows the version of each server.",
             one(f"max(logprobd_weights_version{{{HEAD}}})"),
-            kind=Kind.STAT,
-            width=3,
         ),
     ),
 )
@@ -197,7 +163,6 @@ THROUGHPUT = Row(
             "Rows answered per second: scored, ignored (the target is ignore_index) and nonfinite (the logits hold"
             " NaN or Inf).",
             series(rate, "logprobd_rows_total", HEAD, "head, kind"),
-            "short",
         ),
         Panel(
             "Calls by method",
@@ -221,8 +186,6 @@ THROUGHPUT = Row(
             "Matrix products",
             "TFLOP/s of the heads' matrix products on each GPU, including idle time.",
             one(TFLOPS, GPU_NAME),
-            "short",
-            needs_gpu=True,
         ),
         Panel(
             "Share of peak",
@@ -233,7 +196,6 @@ THROUGHPUT = Row(
                 Query(f"{TFLOPS} / {BUSY} / $peak_tflops >= 0", f"{GPU_NAME} while busy"),
             ),
             "percentunit",
-            needs_gpu=True,
         ),
     ),
 )
@@ -251,16 +213,12 @@ BATCHING = Row(
                 Query(quantile(0.5, BATCH_ROWS, HEAD), "p50"),
                 Query(quantile(0.95, BATCH_ROWS, HEAD), "p95"),
             ),
-            "short",
-            width=6,
         ),
         Panel(
             "Distribution of rows per batch",
             "Each column shows the batches of one time step by their number of rows.",
             heatmap(BATCH_ROWS, HEAD),
-            "short",
-            Kind.HEATMAP,
-            6,
+            kind=Kind.HEATMAP,
         ),
         Panel(
             "Requests per batch",
@@ -269,17 +227,15 @@ BATCHING = Row(
                 Query(mean("logprobd_batch_requests", HEAD), "mean"),
                 Query(quantile(0.95, "logprobd_batch_requests", HEAD), "p95"),
             ),
-            "short",
-            width=6,
         ),
         Panel(
             "Batches",
             "Batches per second.",
             series(rate, f"{BATCH_ROWS}_count", HEAD, "head"),
             "ops",
-            width=6,
         ),
     ),
+    width=6,
 )
 
 SATURATION = Row(
@@ -290,20 +246,17 @@ SATURATION = Row(
             "Rows in the queue by head and priority. Requests beyond `--queue-rows` are refused.",
             series(gauge, "logprobd_queue_rows", HEAD, "head, priority"),
             stacked=True,
-            load_shows=False,
         ),
         Panel(
             "Oldest in the queue",
             "Waiting time of the longest-waiting request.",
             one(f"max by (head) (logprobd_queue_oldest_age_seconds{{{HEAD}}})", "{{head}}"),
             "s",
-            load_shows=False,
         ),
         Panel(
             "Requests waiting",
             "Requests in the queue.",
             series(gauge, "logprobd_queue_requests", HEAD, "head"),
-            load_shows=False,
         ),
         Panel(
             "Bytes held for requests",
@@ -311,7 +264,6 @@ SATURATION = Row(
             series(gauge, "logprobd_inflight_bytes", OURS, "instance")
             + series(gauge, "logprobd_inflight_bytes_limit", OURS, "instance", "limit"),
             "bytes",
-            load_shows=False,
         ),
         Panel(
             "Refused by reason",
@@ -336,21 +288,18 @@ SATURATION = Row(
             "Share of time during which kernels processed batches.",
             one(BUSY, GPU_NAME),
             "percentunit",
-            needs_gpu=True,
         ),
         Panel(
             "Shared with clients",
             "Number of open shared-memory regions and CUDA IPC mappings of clients.",
             series(gauge, "logprobd_shm_regions", OURS, "instance", "regions")
             + series(gauge, "logprobd_cuda_ipc_mappings", OURS, "instance", "mappings"),
-            load_shows=False,
         ),
         Panel(
             "Shared memory of clients",
             "Total size of the shared-memory regions.",
             series(gauge, "logprobd_shm_bytes", OURS, "instance"),
             "bytes",
-            load_shows=False,
         ),
     ),
 )

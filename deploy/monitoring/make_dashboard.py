@@ -18,17 +18,8 @@ from load_panels import BATCHING, LATENCIES, OVERVIEW, SATURATION, THROUGHPUT
 from panel import Kind, Panel
 from promql import OURS
 
-ROWS = (
-    OVERVIEW,
-    LATENCIES,
-    THROUGHPUT,
-    BATCHING,
-    SATURATION,
-    MEMORY,
-    DEVICES,
-    ERRORS,
-    WEIGHTS,
-)
+LOAD = (OVERVIEW, LATENCIES, THROUGHPUT, BATCHING, SATURATION)
+ROWS = (*LOAD, MEMORY, DEVICES, ERRORS, WEIGHTS)
 TARGET = pathlib.Path(__file__).resolve().parent / "grafana" / "dashboards" / "logprobd.json"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
@@ -221,7 +212,7 @@ def laid_out() -> list[dict]:
         add(row_json(row.title), COLUMNS, 1)
         for panel in row.panels:
             height = 4 if panel.kind is Kind.STAT else 8
-            width = COLUMNS if panel.repeat else panel.width
+            width = COLUMNS if panel.repeat else panel.width or row.width
             add(lambda *where, panel=panel: panel_json(panel, *where), width, height)
             tallest = height
         x, y = 0, y + tallest

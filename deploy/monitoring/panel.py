@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import re
 
 
@@ -27,13 +28,8 @@ class Panel:
     queries: tuple[Query, ...]
     unit: str = "short"
     kind: Kind = Kind.LINES
-    width: int = 8  # in columns; a dashboard has 24
+    width: int = 0  # in columns; 0: that of the row
     stacked: bool = False
-    load_shows: bool = True  # under load, every query returns a series above zero
-    needs_gpu: bool = False
-    is_optional: bool = (
-        False  # only servers with certain settings have its series, or any above zero
-    )
     red_above: float | None = None  # bounds beyond which the background of a stat turns red
     red_below: float | None = None
     decimals: int | None = None
@@ -49,7 +45,12 @@ class Panel:
         return sorted(families)
 
 
+# A number in the overview.
+stat = functools.partial(Panel, kind=Kind.STAT, width=3)
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     title: str
     panels: tuple[Panel, ...]
+    width: int = 8  # of panels without a width of their own, in columns; a dashboard has 24

@@ -16,6 +16,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+from typing import NamedTuple
 
 # SPDX identifiers by the source package of a distribution's package.
 LICENSES = {
@@ -50,6 +51,15 @@ SYSTEM_LIBRARIES = re.compile(
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+class Part(NamedTuple):
+    """Something that is inside our programs or libraries, or that they load."""
+
+    name: str
+    version: str
+    license: str
+    purl: str = ""
+
+
 def call(*command: str | pathlib.Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -76,76 +86,60 @@ def package_of(library: pathlib.Path) -> str:
         ) from None
 
 
-def describe(package: str) -> dict[str, str]:
+def describe(package: str) -> Part:
     fields = call("dpkg-query", "--show", "-f", "${source:Package} ${Version}", package).split()
     source, version = fields
     if source not in LICENSES:
         raise SystemExit(
             f"contents.py: error: {package} of {source} has no known licence: add it to LICENSES"
         )
-    return {
-        "name": package,
-        "version": version,
-        "license": LICENSES[source],
-        "purl": f"pkg:deb/debian/{package}@{version}",
-    }
+    return Part(package, version, LICENSES[source], f"pkg:deb/debian/{package}@{version}")
 
 
-def parts_of_the_build() -> list[dict[str, str]]:
+def parts_of_the_build() -> list[Part]:
     """CUDA's runtime, which is linked statically, and CUTLASS, of which the kernels are made."""
     fetch = (ROOT / "deploy" / "fetch_cutlass.sh").read_text()
     cutlass = re.search(r"^version=([\d.]+)$", fetch, re.MULTILINE)
     assert cutlass is not None
-    parts = [
-        {
-            "name": "nvidia-cutlass",
-            "version": cutlass[1],
-            "license": "BSD-3-Clause",
-            "purl": f"pkg:pypi/nvidia-cutlass@{cutlass[1]}",
-        }
-    ]
+    purl = f"pkg:pypi/nvidia-cutlass@{cutlass[1]}"
+    parts = [Part("nvidia-cutlass", cutlass[1], "BSD-3-Clause", purl)]
     header = pathlib.Path("/usr/local/cuda/include/cuda_runtime_api.h")
     if header.exists():
         number = re.search(r"#define CUDART_VERSION +(\d+)", header.read_text())
         assert number is not None
         version = f"{int(number[1]) // 1000}.{int(number[1]) % 1000 // 10}"
         # NVIDIA's licence has no identifier in SPDX's list.
-        parts.append(
-            {
-                "name": "cuda-cudart-static",
-                "version": version,
-                "license": "LicenseRef-NVIDIA-CUDA-EULA",
-                "purl": f"pkg:generic/cuda-cudart@{version}",
-            }
-        )
+        purl = f"pkg:generic/cuda-cudart@{version}"
+        parts.append(Part("cuda-cudart-static", version, "LicenseRef-NVIDIA-CUDA-EULA", purl))
     return parts
 
 
-def spdx(name: str, version: str, parts: list[dict[str, str]]) -> dict[str, object]:
+def spdx(name: str, version: str, parts: list[Part]) -> dict[str, object]:
     created = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.UTC)
-    ours = {"name": name, "version": version, "license": "Apache-2.0", "purl": ""}
     packages = []
-    for part in [ours, *parts]:
+    for part in [Part(name, version, "Apache-2.0"), *parts]:
         package: dict[str, object] = {
-            "SPDXID": "SPDXRef-" + re.sub(r"[^A-Za-z0-9.]", "-", part["name"]),
-            "name": part["name"],
-            "versionInfo": part["version"],
+            "SPDXID": "SPDXRef-" + re.sub(r"[^A-Za-z0-9.]", "-", part.name),
+            "name": part.name,
+            "versionInfo": part.version,
             "downloadLocation": "NOASSERTION",
             "filesAnalyzed": False,
-            "licenseConcluded": part["license"],
-            "licenseDeclared": part["license"],
+            "licenseConcluded": part.license,
+            "licenseDeclared": part.license,
             "copyrightText": "NOASSERTION",
         }
-        if part["purl"]:
+        if part.purl:
             package["externalRefs"] = [
                 {
                     "referenceCategory": "PACKAGE-MANAGER",
                     "referenceType": "purl",
-                    "referenceLocator": part["purl"],
+                    "referenceLocator": part.purl,
                 }
             ]
         packages.append(package)
-    names = [package["SPDXID"] for package in packages]
+    ours, *others = (package["SPDXID"] for package in packages)
+    relations = [("SPDXRef-DOCUMENT", "DESCRIBES", ours)]
+    relations += [(ours, "CONTAINS", each) for each in others]
     document: dict[str, object] = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -158,22 +152,11 @@ def spdx(name: str, version: str, parts: list[dict[str, str]]) -> dict[str, obje
         },
         "packages": packages,
         "relationships": [
-            {
-                "spdxElementId": "SPDXRef-DOCUMENT",
-                "relationshipType": "DESCRIBES",
-                "relatedSpdxElement": names[0],
-            },
-            *(
-                {
-                    "spdxElementId": names[0],
-                    "relationshipType": "CONTAINS",
-                    "relatedSpdxElement": name,
-                }
-                for name in names[1:]
-            ),
+            {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
+            for one, kind, other in relations
         ],
     }
-    if any(part["license"].startswith("LicenseRef-") for part in parts):
+    if any(part.license.startswith("LicenseRef-") for part in parts):
         document["hasExtractedLicensingInfos"] = [
             {
                 "licenseId": "LicenseRef-NVIDIA-CUDA-EULA",

@@ -698,13 +698,10 @@ def test_a_step_by_the_operator_is_that_of_trl(folder, tmp_path, monkeypatch, ma
     assert_same_step(mine, theirs)
 
 
-def test_the_example_draws_curves_that_lie_on_each_other(
-    environment, built_operator, tmp_path
-) -> None:
+def test_the_example_prints_curves_that_lie_on_each_other(environment, built_operator) -> None:
     script = pathlib.Path(grpo_reference.__file__)
-    plot = tmp_path / "curves.png"
     done = subprocess.run(
-        [sys.executable, str(script), "--steps", "4", "--plot", str(plot)],
+        [sys.executable, str(script), "--steps", "4"],
         **{"env": environment, "capture_output": True, "text": True, "timeout": 150},
     )
 
@@ -716,4 +713,3 @@ def test_the_example_draws_curves_that_lie_on_each_other(
     for reward, served_reward, kl, served_kl in cells:
         assert served_reward == pytest.approx(reward, abs=LOGPROB_TOLERANCE)
         assert served_kl == pytest.approx(kl, abs=LOGPROB_TOLERANCE)
-    assert plot.read_bytes().startswith(b"\x89PNG")

@@ -174,19 +174,11 @@ class RemoteScorer:
         self._client = client
         self._head = head
         info = client.info(head)
-        self._hidden_size, self._vocab_size = info.hidden_size, info.vocab_size
+        self.hidden_size, self.vocab_size = info.hidden_size, info.vocab_size
         self.dtype = DTYPES.get(info.dtype)
         """Type of the head's weights; None if it is not known."""
         self.limits = info.limits
         """Limits of the server when this was made, the lowest of several servers; 0: not known."""
-
-    @property
-    def hidden_size(self) -> int:
-        return self._hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
 
     def score(
         self,
@@ -267,7 +259,7 @@ class LocalScorer:
             )
         self._operator = logprobd_ops.linear_logprob
         self._weight, self._bias = weight, bias
-        self._vocab_size = vocab_size or rows
+        self.hidden_size, self.vocab_size = weight.shape[1], vocab_size or rows
         self._head: dict[str, Any] = {"scale": scale, "softcap": softcap}
 
     @classmethod
@@ -318,14 +310,6 @@ class LocalScorer:
         )
 
     @property
-    def hidden_size(self) -> int:
-        return self._weight.shape[1]
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
     def dtype(self) -> torch.dtype:
         """Type of the head's weights."""
         return self._weight.dtype
@@ -358,7 +342,7 @@ class LocalScorer:
             self._bias,
             temperature=temperature,
             ignore_index=ignore_index,
-            vocab_valid=self._vocab_size,
+            vocab_valid=self.vocab_size,
             top_k=top_k,
             candidate_ids=ids,
             candidate_offsets=offsets,

@@ -1,10 +1,10 @@
 """Trains a tiny model by GRPO with TRL's own reference and with a served one.
 
-    python client/adapters/examples/grpo_reference/grpo_reference.py [--steps 40] [--plot FILE]
+    python client/adapters/examples/grpo_reference/grpo_reference.py [--steps 40]
 
 Writes a model with random weights, whose reward is the share of vowels that it writes. The second
 training scores its reference by a server on the CPU and has removed the reference's head, and its
-policy is scored by the operator. Prints a table, and draws the curves if matplotlib is installed.
+policy is scored by the operator. Prints a table.
 """
 
 import argparse
@@ -117,30 +117,9 @@ def table(trl: list[dict[str, float]], served: list[dict[str, float]]) -> str:
     return "\n".join([*lines, "", f"largest difference: reward {reward:.1e}, KL {kl:.1e} nats"])
 
 
-def draw(path: Path, trl: list[dict[str, float]], served: list[dict[str, float]]) -> None:
-    """Writes a plot of both runs, if matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  (optional)
-    except ModuleNotFoundError:
-        print(f"no plot in {path}: matplotlib is not installed")
-        return
-    steps = range(1, len(trl) + 1)
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    for axes, name, label in zip(
-        figure.subplots(1, 2), ("reward", "kl"), ("reward", "KL, nats"), strict=True
-    ):
-        axes.plot(steps, [step[name] for step in trl], linewidth=4, alpha=0.4, label="TRL")
-        axes.plot(steps, [step[name] for step in served], color="black", label="logprobd")
-        axes.set(xlabel="step", ylabel=label)
-        axes.legend()
-    figure.savefig(path)
-    print(f"plot: {path}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each training")
-    parser.add_argument("--plot", type=Path, default=Path("grpo_reference.png"))
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as name:
@@ -150,7 +129,6 @@ def main() -> None:
         with logprobd.serve(folder, device="cpu") as client:
             served = train(folder, arguments.steps, RemoteScorer(client))
     print(table(stock, served))
-    draw(arguments.plot, stock, served)
 
 
 if __name__ == "__main__":
