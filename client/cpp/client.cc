@@ -23,7 +23,6 @@
 #include "client/cpp/score.h"
 #include "client/cpp/score_call.h"
 #include "client/cpp/server_messages.h"
-#include "client/cpp/stream_transport.h"
 
 namespace logprobd::client {
 namespace {
@@ -72,20 +71,15 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
   return {};
 }
 
-/// Returns the options of the transport. `options` must have been checked. `stream_window` is
-/// passed to BulkTransport.
-BalancingTransport::Options TransportOptions(
-    const Client::Options& options, const ChannelSecurity& security,
-    const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
-  const auto connect = [options, security, stream_window](
-                           const std::string& address) -> std::unique_ptr<RpcTransport> {
-    const GrpcTransport::Options server = {.address = address,
-                                           .channels = options.channels,
-                                           .client_id = options.client_id,
-                                           .token = options.token,
-                                           .security = security};
-    if (options.bulk_stream) return std::make_unique<BulkTransport>(server, stream_window);
-    return std::make_unique<GrpcTransport>(server);
+/// Returns the options of the transport. `options` must have been checked.
+BalancingTransport::Options TransportOptions(const Client::Options& options,
+                                             const ChannelSecurity& security) {
+  const auto connect = [options, security](const std::string& address) {
+    return std::make_unique<GrpcTransport>(GrpcTransport::Options{.address = address,
+                                                                  .channels = options.channels,
+                                                                  .client_id = options.client_id,
+                                                                  .token = options.token,
+                                                                  .security = security});
   };
   return {.addresses = *ParseAddresses(options.address),
           .channels = options.channels,
@@ -132,7 +126,7 @@ LocalTransport::Options LocalOptions(const Client::Options& options,
 struct Client::Impl {
   Impl(Options client_options, const ChannelSecurity& security)
       : options(std::move(client_options)),
-        transport(TransportOptions(options, security, stream_window)),
+        transport(TransportOptions(options, security)),
         environment({.transport = &transport,
                      .retry = {.retries = options.retries,
                                .backoff_initial = options.backoff_initial,
@@ -207,10 +201,8 @@ struct Client::Impl {
   void Start(const ScoreArgs& args, const ServerInfo& server, absl::Time deadline,
              absl::Duration timeout, const std::shared_ptr<CallerQueue>& queue,
              ScoreCallback done) {
-    const Limits limits = FindLimits(server, args.head);
-    stream_window->store(limits.stream_window, std::memory_order_relaxed);
     StartScoreCall(environment, args,
-                   {.limits = limits,
+                   {.limits = FindLimits(server, args.head),
                     .request_bytes = options.request_bytes,
                     .max_inflight = options.max_inflight,
                     .deadline = deadline,
@@ -229,8 +221,6 @@ struct Client::Impl {
   void Score(const ScoreArgs& args, const std::shared_ptr<CallerQueue>& queue, ScoreCallback done);
 
   const Options options;
-  const std::shared_ptr<std::atomic<int64_t>> stream_window =
-      std::make_shared<std::atomic<int64_t>>(0);
   BalancingTransport transport;
   CallEnvironment environment;
   CallEnvironment single_try;  ///< `environment` without retries, for callers that loop.

@@ -80,10 +80,6 @@ class Client {
     /// limits apply too. The default is small enough that requests overlap, and large enough that
     /// the overhead per request is negligible.
     int64_t request_bytes = int64_t{8} << 20;
-    /// Sends the requests of Score as chunks of ScoreStream calls, at most one call per channel,
-    /// instead of unary calls. Use it for bulk work: the server slows a fast client down instead of
-    /// refusing its requests. Results, retries and errors are the same.
-    bool bulk_stream = false;
     /// Name under which the server shares its queue fairly, or the part of the caller's tenant if
     /// it demands tokens; empty means the peer address.
     std::string client_id = {};

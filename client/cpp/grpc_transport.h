@@ -2,17 +2,12 @@
 
 #include <grpc/support/time.h>
 #include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
-#include <grpcpp/support/client_callback.h>
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,9 +25,9 @@ grpc::ChannelArguments ChannelArgumentsForServers();
 /// Returns the time `delay` from now, on gRPC's monotonic clock.
 gpr_timespec GprDeadline(absl::Duration delay);
 
-/// Implements RpcTransport over several gRPC channels, each with its own connection. Calls and
-/// streams use the channels in turn.
-class GrpcTransport final : public RpcTransport, public StreamOpener {
+/// Implements RpcTransport over several gRPC channels, each with its own connection, which calls
+/// use in turn.
+class GrpcTransport final : public RpcTransport {
  public:
   struct Options {
     std::string address = {};
@@ -52,8 +47,6 @@ class GrpcTransport final : public RpcTransport, public StreamOpener {
   void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
              absl::AnyInvocable<void() &&> callback) override;
   absl::Time Now() const override;
-  std::shared_ptr<MessageStream> OpenStream(const std::string& method,
-                                            StreamEvents events) override;
 
   /// See RpcTransport::Shutdown. It also closes the connections.
   void Shutdown() override;

@@ -77,45 +77,4 @@ class RpcTransport {
   virtual void Shutdown() {}
 };
 
-/// Callbacks of a stream, called one at a time, on threads of the transport.
-struct StreamEvents {
-  absl::AnyInvocable<void(const grpc::ByteBuffer&)> received;
-  /// Called once, as the last callback. OK means that the server ended the stream. References to
-  /// the stream must be released before this returns.
-  absl::AnyInvocable<void(const absl::Status&) &&> ended;
-};
-
-/// A bidirectional call that carries encoded messages. It is implemented over gRPC and faked in
-/// tests. Thread-safe. Its functions do not call StreamEvents themselves.
-class MessageStream {
- public:
-  virtual ~MessageStream() = default;
-  /// Begins the call. Must be called once.
-  virtual void Start() = 0;
-  /// Queues a message. Messages are sent in this order; after the stream has ended they are
-  /// dropped.
-  virtual void Write(grpc::ByteBuffer message) = 0;
-  /// Withdraws an unsent message and releases its memory. `index` is the position of the message in
-  /// the order of Write, from 0. Returns false if the connection has started to send the message.
-  virtual bool Withdraw(int64_t index) = 0;
-  /// Declares that no more messages follow: the server ends the stream when it has answered all
-  /// messages.
-  virtual void CloseWrites() = 0;
-  /// Ends the stream soon, with CANCELLED.
-  virtual void Cancel() = 0;
-  /// Returns the number of messages given to Write that the connection has taken, including
-  /// withdrawn ones.
-  virtual int64_t written() const = 0;
-};
-
-/// Opens streams to the server.
-class StreamOpener {
- public:
-  virtual ~StreamOpener() = default;
-  /// Returns a stream of `method` ("/package.Service/Method"), which the caller starts. Returns
-  /// null after shutdown; then no event is called.
-  virtual std::shared_ptr<MessageStream> OpenStream(const std::string& method,
-                                                    StreamEvents events) = 0;
-};
-
 }  // namespace logprobd::client
