@@ -4,27 +4,15 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/balance.h"
 #include "client/cpp/call_versions.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/retrying_call.h"
 #include "client/cpp/server_check.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
-namespace {
-
-/// Returns the server's retry hint, or nullopt if there is none.
-std::optional<absl::Duration> Hint(const RpcReply& reply) {
-  int64_t pushback_ms = 0;
-  if (!reply.pushback.has_value() || !absl::SimpleAtoi(*reply.pushback, &pushback_ms)) {
-    return std::nullopt;
-  }
-  return absl::Milliseconds(std::max<int64_t>(0, pushback_ms));
-}
-
-}  // namespace
 
 /// Holds one scope per server, created by the server's own transport, and cancels them together.
 class BalancingTransport::Scope final : public CancelScope {
@@ -238,7 +226,7 @@ void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::st
       break;
     case absl::StatusCode::kResourceExhausted:
       if (IsMessageTooLarge(reply.status)) return;
-      balance_.Busy(address, Hint(reply));
+      balance_.Busy(address, reply.pushback);
       break;
     case absl::StatusCode::kFailedPrecondition:
       if (versions == nullptr || balance_.is_solo()) return;
@@ -354,7 +342,7 @@ void BalancingTransport::Settle() {
     absl::MutexLock lock(&mutex_);
     const absl::Time now = Now();
     for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
-      const absl::Duration left = (*waiter)->began + kFirstLook - now;
+      const absl::Duration left = (*waiter)->began + policy::kFirstLook - now;
       const bool has_all = !is_checking && !is_looking_up_;
       if (has_all || (is_ready && left <= absl::ZeroDuration())) {
         due.push_back(std::exchange((*waiter)->then, nullptr));

@@ -32,9 +32,6 @@ namespace logprobd::client {
 /// a DNS name, every request goes straight to that server.
 class BalancingTransport final : public RpcTransport {
  public:
-  /// How long the first call waits for further servers once one is ready.
-  static constexpr absl::Duration kFirstLook = absl::Seconds(1);
-
   struct Options {
     std::vector<std::string> addresses;  ///< From ParseAddresses.
     int32_t channels = 1;                ///< Number of connections to each server.
@@ -97,8 +94,8 @@ class BalancingTransport final : public RpcTransport {
 
   /// Starts the checks and look-ups that are due.
   void Refresh(Balance::Due due);
-  /// Calls `then` once all running checks have ended, kFirstLook after the first server is ready,
-  /// or at the deadline, whichever is first.
+  /// Calls `then` once all running checks have ended, policy::kFirstLook after the first server is
+  /// ready, or at the deadline, whichever is first.
   void Gather(absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
               absl::AnyInvocable<void() &&> then);
   void Settle();

@@ -36,7 +36,10 @@ absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, in
 absl::Status CheckOptions(const Client::Options& options) {
   absl::Status status = ParseAddresses(options.address).status();
   status.Update(CheckRange("channels", options.channels, 1, 64));
-  status.Update(CheckRange("retries", options.retries, 0, 100));
+  constexpr int64_t kAnyNumber = std::numeric_limits<int32_t>::max();
+  status.Update(CheckRange("attempts_max", options.attempts_max, 1, kAnyNumber));
+  status.Update(
+      CheckRange("overloaded_attempts_max", options.overloaded_attempts_max, 1, kAnyNumber));
   status.Update(CheckRange("max_inflight", options.max_inflight, 1, 1024));
   status.Update(CheckRange("request_bytes", options.request_bytes, 4096,
                            std::numeric_limits<int64_t>::max()));
@@ -128,7 +131,8 @@ struct Client::Impl {
       : options(std::move(client_options)),
         transport(TransportOptions(options, security)),
         environment({.transport = &transport,
-                     .retry = {.retries = options.retries,
+                     .retry = {.attempts_max = options.attempts_max,
+                               .overloaded_attempts_max = options.overloaded_attempts_max,
                                .backoff_initial = options.backoff_initial,
                                .backoff_max = options.backoff_max},
                      .address = options.address,
@@ -138,7 +142,7 @@ struct Client::Impl {
                      .on_wait = options.on_wait}),
         single_try(environment),
         local(LocalOptions(options, [this] { return transport.Now(); })) {
-    single_try.retry.retries = 0;
+    single_try.retry.attempts_max = single_try.retry.overloaded_attempts_max = 1;
     single_try.on_wait = nullptr;
   }
 
@@ -380,12 +384,11 @@ absl::StatusOr<bool> Client::Ready() {
 }
 
 absl::Status Client::WaitReady(absl::Duration timeout) {
-  constexpr absl::Duration kProbeTimeout = absl::Seconds(5);
-  constexpr absl::Duration kPause = absl::Milliseconds(100);
   const absl::Time deadline = impl_->DeadlineAfter(timeout);
   const absl::Time begin = impl_->transport.Now();
   std::string last = "it was not asked";
   bool is_reported = false;
+  absl::Duration pause = policy::kReadyPauseFirst;
   while (true) {
     const absl::Duration remaining = deadline - impl_->transport.Now();
     if (remaining <= absl::ZeroDuration()) {
@@ -395,7 +398,7 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
     }
     const CallOutcome outcome = impl_->CallAndWait(
         impl_->single_try, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
-        std::min(remaining, kProbeTimeout));
+        std::min(remaining, policy::kCheckTimeout));
     // Waiting does not help with another kind of server, or with servers whose heads differ.
     if (absl::IsUnimplemented(outcome.status) || absl::IsFailedPrecondition(outcome.status)) {
       return outcome.status;
@@ -408,12 +411,14 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
     } else {
       last = std::string(outcome.status.message());
     }
-    if (!is_reported && impl_->options.on_wait && impl_->transport.Now() - begin >= kWaitNotice) {
+    if (!is_reported && impl_->options.on_wait &&
+        impl_->transport.Now() - begin >= policy::kNotice) {
       is_reported = true;
       impl_->options.on_wait(absl::StrCat("waiting for ", impl_->options.address, ": ", last));
     }
     absl::SleepFor(
-        std::min(kPause, std::max(absl::ZeroDuration(), deadline - impl_->transport.Now())));
+        std::min(pause, std::max(absl::ZeroDuration(), deadline - impl_->transport.Now())));
+    pause = std::min(policy::kReadyPauseMax, pause * 1.5);
   }
 }
 

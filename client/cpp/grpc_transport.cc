@@ -14,9 +14,18 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/numbers.h"
 #include "client/cpp/caller_queue.h"
+#include "client/cpp/policy.h"
 
 namespace logprobd::client {
+namespace {
+
+void SetMilliseconds(grpc::ChannelArguments& args, const char* name, absl::Duration value) {
+  args.SetInt(name, static_cast<int>(absl::ToInt64Milliseconds(value)));
+}
+
+}  // namespace
 
 grpc::ChannelArguments ChannelArgumentsForServers() {
   grpc::ChannelArguments args;
@@ -27,9 +36,14 @@ grpc::ChannelArguments ChannelArgumentsForServers() {
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // Keepalive detects a peer that vanished or stopped reading; the caller's memory is then
   // released.
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  SetMilliseconds(args, GRPC_ARG_KEEPALIVE_TIME_MS, policy::kKeepalive);
+  SetMilliseconds(args, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, policy::kKeepaliveTimeout);
   return args;
+}
+
+absl::Duration ParsePushback(absl::string_view value) {
+  int64_t milliseconds = 0;
+  return absl::Milliseconds(absl::SimpleAtoi(value, &milliseconds) ? milliseconds : -1);
 }
 
 gpr_timespec GprDeadline(absl::Duration delay) {
@@ -52,16 +66,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options
   args.SetMaxSendMessageSize(-1);
   // GRPC_ARG_MIN_RECONNECT_BACKOFF_MS keeps its default of 20 s: in gRPC 1.51 it is also the time
   // limit of an attempt to connect.
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
+  SetMilliseconds(args, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, policy::kReconnectFirst);
+  SetMilliseconds(args, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, policy::kReconnectMax);
   return OpenChannel(options.address, options.security, args);
 }
 
-std::optional<std::string> FindPushback(
+std::optional<absl::Duration> FindPushback(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {
   const auto found = metadata.find(kPushbackKey);
   if (found == metadata.end()) return std::nullopt;
-  return std::string(found->second.data(), found->second.size());
+  return ParsePushback({found->second.data(), found->second.size()});
 }
 
 }  // namespace

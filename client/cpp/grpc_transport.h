@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/rpc_transport.h"
@@ -21,6 +22,10 @@ namespace logprobd::client {
 
 /// Returns the gRPC settings of all channels to a server.
 grpc::ChannelArguments ChannelArgumentsForServers();
+
+/// Returns the hint in a value of grpc-retry-pushback-ms. As in gRPC, a value that is no number
+/// forbids a retry: it gives a negative duration.
+absl::Duration ParsePushback(absl::string_view value);
 
 /// Returns the time `delay` from now, on gRPC's monotonic clock.
 gpr_timespec GprDeadline(absl::Duration delay);

@@ -19,8 +19,10 @@ class CallerQueue;
 /// Outcome of a request.
 struct RpcReply {
   absl::Status status = absl::OkStatus();
-  grpc::ByteBuffer body = {};                ///< Response, if `status` is OK.
-  std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
+  grpc::ByteBuffer body = {};  ///< Response, if `status` is OK.
+  /// The server's hint (grpc-retry-pushback-ms), if sent: the least wait before the next attempt. A
+  /// negative one forbids it.
+  std::optional<absl::Duration> pushback = {};
   std::string server = {};        ///< Address of the server; empty if there is only one server.
   bool can_go_elsewhere = false;  ///< Another server is ready, so a retry need not wait.
   bool is_explained = false;      ///< The message already says what to change.

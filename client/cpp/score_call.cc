@@ -15,16 +15,11 @@
 #include "client/cpp/call_versions.h"
 #include "client/cpp/chunk_messages.h"
 #include "client/cpp/chunk_plan.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {
-
-/// Interval at which a call with waiting chunks checks whether more servers are ready.
-constexpr absl::Duration kRecheckPeriod = absl::Milliseconds(250);
-/// Maximum number of rounds of a call. After a change of the weights, a further round scores again
-/// the chunks that another version scored.
-constexpr int kRoundsMax = 3;
 
 /// Delivers the result once the call has ended and gRPC has dropped every slice of the caller's
 /// memory.
@@ -122,7 +117,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       if (is_recheck_scheduled_) return;
       is_recheck_scheduled_ = true;
     }
-    environment_.transport->After(kRecheckPeriod, scope_, [self = shared_from_this()] {
+    environment_.transport->After(policy::kLookAgain, scope_, [self = shared_from_this()] {
       {
         absl::MutexLock lock(&self->mutex_);
         self->is_recheck_scheduled_ = false;
@@ -200,7 +195,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   void FindStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (scope_->versions == nullptr || environment_.mix_weights_versions) return;
     const std::vector<const Chunk*> stale = merger_.OtherThan(scope_->versions->kept());
-    if (!stale.empty() && ++rounds_ >= kRoundsMax) {
+    if (!stale.empty() && ++rounds_ >= policy::kSwapRoundsMax) {
       status_ = scope_->versions->Mismatch();
       return;
     }

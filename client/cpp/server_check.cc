@@ -6,6 +6,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
@@ -36,7 +37,7 @@ class ServerCheck : public std::enable_shared_from_this<ServerCheck> {
       : server_(server), scope_(server.NewScope()), done_(std::move(done)), left_(connections) {}
 
   void Start(int32_t connections) {
-    const absl::Time deadline = server_.Now() + kServerCheckTimeout;
+    const absl::Time deadline = server_.Now() + policy::kCheckTimeout;
     for (int32_t i = 0; i < connections; ++i) {
       server_.Call(kHealthMethod, EncodeHealthRequest(kScoringService), deadline, scope_,
                    [self = shared_from_this()](const RpcReply& reply) { self->TakeHealth(reply); });
@@ -56,7 +57,7 @@ class ServerCheck : public std::enable_shared_from_this<ServerCheck> {
       std::move(done_)(status, {});
       return;
     }
-    server_.Call(kListHeadsMethod, EncodeListHeads(), server_.Now() + kServerCheckTimeout, scope_,
+    server_.Call(kListHeadsMethod, EncodeListHeads(), server_.Now() + policy::kCheckTimeout, scope_,
                  [self = shared_from_this()](const RpcReply& reply) {
                    const absl::StatusOr<ServerInfo> info = Heads(reply);
                    std::move(self->done_)(info, info.ok() ? reply.body : grpc::ByteBuffer());

@@ -14,9 +14,6 @@
 
 namespace logprobd::client {
 
-/// Time limit of each request of a check.
-inline constexpr absl::Duration kServerCheckTimeout = absl::Seconds(5);
-
 /// Receives the result of a check. `listed` is the encoded response to ListHeads, or empty after an
 /// error.
 using ServerCheckDone = absl::AnyInvocable<void(const absl::StatusOr<ServerInfo>& info,

@@ -246,10 +246,9 @@ void AddBenchOptions(CLI::App& command, BenchOptions& options) {
 }
 
 Client::Options BenchClientOptions(const BenchOptions& options) {
-  return {.channels = options.channels,
-          .retries = options.retries,
-          .busy_poll = options.busy_poll,
-          .transport = options.transport};
+  return WithRetries(options.retries, {.channels = options.channels,
+                                       .busy_poll = options.busy_poll,
+                                       .transport = options.transport});
 }
 
 std::vector<LoadPlan> MakePlans(const BenchOptions& options) {

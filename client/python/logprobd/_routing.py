@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from logprobd import _wire
+from logprobd import _policy, _wire
 from logprobd._local_transport import LocalTransport, PlacedChunk, Placement
 from logprobd.balance import Balance, Server
 from logprobd.errors import LogprobdError, Overloaded, Unavailable, WeightsVersionMismatch
@@ -18,8 +18,7 @@ from logprobd.retry import RetryNotice, RetryPolicy, Window
 from logprobd.settings import Settings
 from logprobd.versions import CallVersions
 
-LOOK_AGAIN_SECONDS = 0.25
-"""Interval at which a call with waiting chunks checks whether more servers are ready."""
+LOOK_AGAIN_SECONDS = _policy.LOOK_AGAIN_SECONDS
 
 
 class Routing:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/cpp/call_versions.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/server_check.h"
 #include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
@@ -143,7 +144,7 @@ TEST_F(BalancingTransportTest, ChecksHealthOverEveryConnectionBeforeTheFirstRequ
 
   FakeTransport& a = *servers_.at("a:1");
   ASSERT_EQ(a.calls.size(), 3U);
-  EXPECT_EQ(a.calls[2].deadline, timers_->Now() + kServerCheckTimeout);
+  EXPECT_EQ(a.calls[2].deadline, timers_->Now() + policy::kCheckTimeout);
   for (int i = 0; i < 2; ++i) a.Reply({.body = EncodeServing()});
   EXPECT_THAT(StatesOf(), ElementsAre(State::kUnknown, State::kUnknown));
   AnswerCheck("a:1");
@@ -163,8 +164,8 @@ TEST_F(BalancingTransportTest, WaitsNoLongerThanAFirstLookForTheOthers) {
 
   ASSERT_EQ(timers_->delays.size(), 2U);
   EXPECT_EQ(timers_->delays[0], absl::Seconds(60));
-  EXPECT_EQ(timers_->delays[1], BalancingTransport::kFirstLook);
-  timers_->now += BalancingTransport::kFirstLook;
+  EXPECT_EQ(timers_->delays[1], policy::kFirstLook);
+  timers_->now += policy::kFirstLook;
   std::swap(timers_->timers[0], timers_->timers[1]);
   timers_->FireTimer();
 
@@ -219,7 +220,8 @@ TEST_F(BalancingTransportTest, PassesOverAServerForItsHint) {
   MakeReadyPair();
   Send();
 
-  servers_.at("a:1")->Reply({.status = absl::ResourceExhaustedError("full"), .pushback = "3000"});
+  servers_.at("a:1")->Reply(
+      {.status = absl::ResourceExhaustedError("full"), .pushback = absl::Seconds(3)});
 
   EXPECT_TRUE(replies_[0].can_go_elsewhere);
   for (int i = 0; i < 3; ++i) Send();

@@ -175,7 +175,7 @@ TEST_F(ClientServersTest, SendsElsewhereWithoutWaiting) {
 TEST_F(ClientServersTest, NamesAllServersWhenAllAreGone) {
   b_.SetServing(false);
   const std::unique_ptr<Client> client =
-      Connect({.address = absl::StrCat("127.0.0.1:1,", b_.address()), .retries = 1});
+      Connect({.address = absl::StrCat("127.0.0.1:1,", b_.address()), .attempts_max = 2});
   EXPECT_THAT(StatesOf(*client), ElementsAre(State::kUnknown, State::kUnknown));
 
   const absl::Status status = client->Score(ScoreCase(1).args).status();

@@ -42,10 +42,10 @@ class ScoreCallTest : public ::testing::Test {
   }
 
   FakeTransport transport_;
-  CallEnvironment environment_ = {
-      .transport = &transport_, .retry = {.retries = 2}, .address = "host:1", .unit_random = [] {
-        return 0.5;
-      }};
+  CallEnvironment environment_ = {.transport = &transport_,
+                                  .retry = {.attempts_max = 3, .overloaded_attempts_max = 3},
+                                  .address = "host:1",
+                                  .unit_random = [] { return 0.5; }};
   std::optional<absl::StatusOr<ScoreResult>> result_;
 };
 
