@@ -77,17 +77,13 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
 /// Returns the options of the transport. `options` must have been checked.
 BalancingTransport::Options TransportOptions(const Client::Options& options,
                                              const ChannelSecurity& security) {
-  const auto connect = [options, security](const std::string& address) {
-    return std::make_unique<GrpcTransport>(GrpcTransport::Options{.address = address,
-                                                                  .channels = options.channels,
-                                                                  .client_id = options.client_id,
-                                                                  .token = options.token,
-                                                                  .security = security});
-  };
   return {.addresses = *ParseAddresses(options.address),
           .channels = options.channels,
-          .connect = connect,
-          .timers = std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = 0}),
+          .connections =
+              std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = options.channels,
+                                                                     .client_id = options.client_id,
+                                                                     .token = options.token,
+                                                                     .security = security}),
           .unit_random = UnitRandom};
 }
 

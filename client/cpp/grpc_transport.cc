@@ -8,11 +8,11 @@
 
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "client/cpp/caller_queue.h"
@@ -57,7 +57,8 @@ namespace {
 constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kClientIdKey[] = "client_id";
 
-std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options, int index) {
+std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options,
+                                           const std::string& server, int index) {
   grpc::ChannelArguments args = ChannelArgumentsForServers();
   // The index makes the arguments differ: channels with equal arguments share one connection.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -68,7 +69,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options
   // limit of an attempt to connect.
   SetMilliseconds(args, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, policy::kReconnectFirst);
   SetMilliseconds(args, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, policy::kReconnectMax);
-  return OpenChannel(options.address, options.security, args);
+  return OpenChannel(server, options.security, args);
 }
 
 std::optional<absl::Duration> FindPushback(
@@ -112,6 +113,11 @@ class GrpcTransport::Scope final : public CancelScope {
     for (const std::shared_ptr<Timer>& timer : timers_) timer->Cancel();
   }
 
+  bool is_cancelled() override {
+    absl::MutexLock lock(&mutex_);
+    return is_cancelled_;
+  }
+
   /// Adds a call. Returns false if the scope is cancelled; then the call must not start.
   bool Add(grpc::ClientContext* context) {
     absl::MutexLock lock(&mutex_);
@@ -143,6 +149,7 @@ class GrpcTransport::Scope final : public CancelScope {
 };
 
 struct GrpcTransport::CallState {
+  std::string server;
   std::shared_ptr<grpc::Channel> channel;
   std::shared_ptr<Scope> scope;
   grpc::ClientContext context;
@@ -156,11 +163,7 @@ struct GrpcTransport::CallState {
 };
 
 GrpcTransport::GrpcTransport(const Options& options)
-    : client_id_(options.client_id), token_(options.token), all_(std::make_shared<Scope>()) {
-  for (int index = 0; index < options.channels; ++index) {
-    channels_.push_back(MakeChannel(options, index));
-  }
-}
+    : options_(options), all_(std::make_shared<Scope>()) {}
 
 GrpcTransport::~GrpcTransport() {
   Shutdown();
@@ -171,35 +174,58 @@ GrpcTransport::~GrpcTransport() {
 
 std::shared_ptr<CancelScope> GrpcTransport::NewScope() { return std::make_shared<Scope>(); }
 
-std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel() {
+std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel(const std::string& server) {
   absl::MutexLock lock(&mutex_);
-  if (shut_down_ || channels_.empty()) return nullptr;
+  if (shut_down_) return nullptr;
+  Server& connections = servers_[server];
+  for (int index = static_cast<int>(connections.channels.size()); index < options_.channels;
+       ++index) {
+    connections.channels.push_back(MakeChannel(options_, server, index));
+  }
   ++live_;
-  return channels_[next_channel_.fetch_add(1, std::memory_order_relaxed) % channels_.size()];
+  ++connections.inflight;
+  return connections.channels[connections.turn++ % connections.channels.size()];
 }
 
-void GrpcTransport::FinishOne() {
+void GrpcTransport::FinishOne(const std::string& server) {
   absl::MutexLock lock(&mutex_);
   --live_;
+  if (const auto found = servers_.find(server); found != servers_.end()) --found->second.inflight;
 }
 
-void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
-                         const std::shared_ptr<CancelScope>& scope, RpcDone done) {
-  std::shared_ptr<grpc::Channel> channel = NextChannel();
+void GrpcTransport::KeepServers(const std::vector<std::string>& servers) {
+  // A thread of gRPC must not release the last reference to a channel: gRPC 1.51 could make it wait
+  // for itself. So a server keeps its channels until a later call finds none of its calls in
+  // flight.
+  std::vector<Server> closed;
+  absl::MutexLock lock(&mutex_);
+  for (auto it = servers_.begin(); it != servers_.end();) {
+    if (it->second.inflight > 0 || absl::c_linear_search(servers, it->first)) {
+      ++it;
+      continue;
+    }
+    closed.push_back(std::move(it->second));
+    it = servers_.erase(it);
+  }
+}
+
+void GrpcTransport::Call(RpcRequest&& request, RpcDone done) {
+  std::shared_ptr<grpc::Channel> channel = NextChannel(request.server);
   if (channel == nullptr) {
     std::move(done)({.status = absl::CancelledError("the client is shutting down")});
     return;
   }
   auto* state = new CallState;
+  state->server = std::move(request.server);
   state->channel = std::move(channel);
-  state->scope = std::static_pointer_cast<Scope>(scope);
-  state->request.Swap(&request);
+  state->scope = std::static_pointer_cast<Scope>(request.scope);
+  state->request.Swap(&request.body);
   state->done = std::move(done);
-  if (deadline != absl::InfiniteFuture()) {
-    state->context.set_deadline(GprDeadline(deadline - Now()));
+  if (request.deadline != absl::InfiniteFuture()) {
+    state->context.set_deadline(GprDeadline(request.deadline - Now()));
   }
-  if (!client_id_.empty()) state->context.AddMetadata(kClientIdKey, client_id_);
-  AddToken(token_, state->context);
+  if (!options_.client_id.empty()) state->context.AddMetadata(kClientIdKey, options_.client_id);
+  AddToken(options_.token, state->context);
   if (const std::string& traceparent = state->scope->traceparent; !traceparent.empty()) {
     state->context.AddMetadata("traceparent", traceparent);
   }
@@ -216,32 +242,35 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
       reply.pushback = FindPushback(state->context.GetServerTrailingMetadata());
     }
     RpcDone callback = std::move(state->done);
+    const std::string server = std::move(state->server);
     // The state is deleted before the callback runs, which may wait for the caller's memory to be
     // released.
     delete state;
     std::move(callback)(std::move(reply));
-    FinishOne();
+    FinishOne(server);
   };
   if (!state->scope->Add(&state->context) || !all_->Add(&state->context)) {
     state->scope->Remove(&state->context);
     RpcDone callback = std::move(state->done);
+    const std::string server = std::move(state->server);
     delete state;
     std::move(callback)(
         {.status = absl::CancelledError("the call was cancelled before it was sent")});
-    FinishOne();
+    FinishOne(server);
     return;
   }
   if (CallerQueue* const queue = state->scope->queue.get(); queue != nullptr && queue->Begin()) {
     state->finish = [finish, state] { finish(state->status); };
-    state->reader = grpc::GenericStub(state->channel)
-                        .PrepareUnaryCall(&state->context, method, state->request, queue->cq());
+    state->reader =
+        grpc::GenericStub(state->channel)
+            .PrepareUnaryCall(&state->context, request.method, state->request, queue->cq());
     state->reader->StartCall();
     state->reader->Finish(&state->response, &state->status, &state->finish);
     return;
   }
   grpc::GenericStub(state->channel)
-      .UnaryCall(&state->context, method, grpc::StubOptions(), &state->request, &state->response,
-                 finish);
+      .UnaryCall(&state->context, request.method, grpc::StubOptions(), &state->request,
+                 &state->response, finish);
 }
 
 void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
@@ -263,7 +292,7 @@ void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScop
     shared_callback.reset();
     // The timer owns the alarm, and the alarm owns this function. The reset breaks the cycle.
     timer.reset();
-    FinishOne();
+    FinishOne("");
   });
 }
 
@@ -273,7 +302,7 @@ absl::Time GrpcTransport::Now() const {
 }
 
 void GrpcTransport::Shutdown() {
-  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  std::map<std::string, Server> closed;
   {
     absl::MutexLock lock(&mutex_);
     shut_down_ = true;
@@ -282,7 +311,7 @@ void GrpcTransport::Shutdown() {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(
       +[](int64_t* live) { return *live == 0; }, &live_));
-  channels.swap(channels_);
+  closed.swap(servers_);
 }
 
 }  // namespace logprobd::client

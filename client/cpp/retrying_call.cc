@@ -114,7 +114,10 @@ void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
 void Attempt(const std::shared_ptr<Attempts>& call) {
   ++call->made;
   call->environment.transport->Call(
-      call->spec.method, call->spec.request(), call->spec.deadline, call->spec.scope,
+      {.method = call->spec.method,
+       .body = call->spec.request(),
+       .deadline = call->spec.deadline,
+       .scope = call->spec.scope},
       [call](RpcReply reply) { HandleReply(call, std::move(reply)); });
 }
 

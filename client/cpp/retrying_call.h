@@ -51,9 +51,7 @@ struct CallEnvironment {
   RetryPolicy retry;
   std::string address;                  ///< Used in messages only.
   std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
-  /// The servers behind `transport`; null means one server, whose weights must not change during a
-  /// call.
-  Balance* balance = nullptr;
+  Balance* balance = nullptr;           ///< The servers behind `transport`.
   bool mix_weights_versions = false;
   /// Called with a message when a call has been retrying for policy::kNotice, once per call; may be
   /// empty.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -37,6 +38,7 @@ class CancelScope {
   /// Ends requests in flight and requests sent later with CANCELLED, and ends delays now. May be
   /// called from any thread.
   virtual void Cancel() = 0;
+  virtual bool is_cancelled() = 0;
 
   /// Restricts the servers to which the requests may be sent; null allows any server. Must be set
   /// before the first request.
@@ -49,6 +51,15 @@ class CancelScope {
   std::string traceparent;
 };
 
+/// An encoded request.
+struct RpcRequest {
+  std::string method;     ///< "/package.Service/Method".
+  grpc::ByteBuffer body;  ///< The transport takes it.
+  absl::Time deadline;    ///< On the transport's clock.
+  std::shared_ptr<CancelScope> scope;
+  std::string server = {};  ///< Address; empty if the transport chooses the server.
+};
+
 /// Sends encoded requests and provides a clock. It is implemented over gRPC and faked in tests.
 /// Thread-safe.
 class RpcTransport {
@@ -57,11 +68,9 @@ class RpcTransport {
 
   virtual std::shared_ptr<CancelScope> NewScope() = 0;
 
-  /// Sends `request` to `method` ("/package.Service/Method"). `done` is called once: on a thread of
-  /// the transport, on the thread that waits on the scope's queue, or, for a cancelled scope,
-  /// before this returns. `deadline` is on this transport's clock.
-  virtual void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
-                    const std::shared_ptr<CancelScope>& scope, RpcDone done) = 0;
+  /// Sends a request. `done` is called once: on a thread of the transport, on the thread that waits
+  /// on the scope's queue, or, for a cancelled scope, before this returns.
+  virtual void Call(RpcRequest&& request, RpcDone done) = 0;
 
   /// Calls `callback` once, on a thread of the transport, after `delay` or when `scope` (which may
   /// be null) is cancelled.
@@ -73,6 +82,9 @@ class RpcTransport {
 
   /// Returns the number of servers that take requests now, at least 1. Starts checks that are due.
   virtual int64_t CountServers() { return 1; }
+
+  /// Closes the connections to all servers but these, once they have no request in flight.
+  virtual void KeepServers(const std::vector<std::string>&) {}
 
   /// Cancels requests in flight and timers, and waits for their callbacks. Later calls end with
   /// CANCELLED.

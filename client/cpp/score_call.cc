@@ -77,12 +77,10 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
         delivery_(std::make_shared<Delivery>(*environment.transport, std::move(done))),
         merger_(args_, plan_) {
     scope_->traceparent = args_.traceparent;
-    if (environment.balance != nullptr) {
-      scope_->versions = std::make_shared<CallVersions>(
-          *environment.balance, CallVersions::Options{.head = args_.head,
-                                                      .pinned = args_.weights_version,
-                                                      .mix = environment.mix_weights_versions});
-    }
+    scope_->versions = std::make_shared<CallVersions>(
+        *environment.balance, CallVersions::Options{.head = args_.head,
+                                                    .pinned = args_.weights_version,
+                                                    .mix = environment.mix_weights_versions});
     // Several requests keep several gRPC threads busy, which a single caller's thread cannot match.
     if (plan_.chunks.size() == 1) scope_->queue = options_.queue;
     for (const Chunk& chunk : plan_.chunks) waiting_.push_back(&chunk);
@@ -111,7 +109,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
  private:
   /// Checks again soon whether more servers are ready, since responses may take long.
   void RecheckServersSoon() {
-    if (environment_.balance == nullptr || environment_.balance->is_solo()) return;
+    if (environment_.balance->is_solo()) return;
     {
       absl::MutexLock lock(&mutex_);
       if (is_recheck_scheduled_) return;
@@ -128,7 +126,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
 
   void Send(const Chunk& chunk) {
     auto self = shared_from_this();
-    const int epoch = scope_->versions == nullptr ? 0 : scope_->versions->epoch();
+    const int epoch = scope_->versions->epoch();
     auto placement = std::make_shared<Placement>();
     if (options_.local != nullptr) {
       absl::StatusOr<Placement> placed = options_.local->Place(args_, chunk);
@@ -180,20 +178,15 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                               : options_.local->ErrorOf(placement, outcome.status),
                           chunk);
     }
-    CallVersions* const versions = scope_->versions.get();
-    if (versions == nullptr) {
-      if (absl::Status status = merger_.Add(chunk, outcome.body); !status.ok()) return status;
-      return true;
-    }
     return merger_.Offer(chunk, outcome.body, [&](uint64_t version) {
-      return versions->Keeps(outcome.server, version, epoch);
+      return scope_->versions->Keeps(outcome.server, version, epoch);
     });
   }
 
   /// After all responses have arrived, queues the chunks that another version than the call's
   /// scored.
   void FindStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (scope_->versions == nullptr || environment_.mix_weights_versions) return;
+    if (environment_.mix_weights_versions) return;
     const std::vector<const Chunk*> stale = merger_.OtherThan(scope_->versions->kept());
     if (!stale.empty() && ++rounds_ >= policy::kSwapRoundsMax) {
       status_ = scope_->versions->Mismatch();

@@ -372,8 +372,11 @@ class NameTest : public ::testing::Test {
   RpcReply AskHealth(RpcTransport& transport) {
     RpcReply reply;
     absl::Notification ended;
-    transport.Call(kHealthMethod, EncodeHealthRequest(""), transport.Now() + absl::Seconds(30),
-                   transport.NewScope(), [&](RpcReply health) {
+    transport.Call({.method = kHealthMethod,
+                    .body = EncodeHealthRequest(""),
+                    .deadline = transport.Now() + absl::Seconds(30),
+                    .scope = transport.NewScope()},
+                   [&](RpcReply health) {
                      reply = std::move(health);
                      ended.Notify();
                    });
@@ -384,12 +387,7 @@ class NameTest : public ::testing::Test {
   std::unique_ptr<BalancingTransport> Make(Resolver resolve) {
     return std::make_unique<BalancingTransport>(BalancingTransport::Options{
         .addresses = {"dns:///scorer:1"},
-        .connect =
-            [](const std::string& address) {
-              return std::make_unique<GrpcTransport>(
-                  GrpcTransport::Options{.address = address, .channels = 1});
-            },
-        .timers = std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = 0}),
+        .connections = std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = 1}),
         .resolve = std::move(resolve),
         .unit_random = [] { return 0.5; }});
   }

@@ -37,7 +37,7 @@ class ServerCheckTest : public ::testing::Test {
  protected:
   void Start(int32_t connections = 1) {
     StartServerCheck(
-        server_, connections,
+        server_, "a:1", connections,
         [this](const absl::StatusOr<ServerInfo>& info, const grpc::ByteBuffer& listed) {
           info_ = info;
           listed_bytes_ = listed.Valid() ? listed.Length() : 0;
