@@ -27,7 +27,6 @@ struct BalancingTransport::Request {
 /// A request that waits for servers to become ready.
 struct BalancingTransport::Waiter {
   absl::Time began;
-  bool has_timer = false;
   absl::AnyInvocable<void() &&> then;  // null after the call
 };
 
@@ -231,34 +230,27 @@ void BalancingTransport::Gather(absl::Time deadline, const std::shared_ptr<Cance
     if (late != nullptr) std::move(late)();
   };
   if (deadline != absl::InfiniteFuture()) After(deadline - Now(), scope, give_up);
+  After(policy::kFirstLook, scope, [this] { Settle(); });
   Settle();
 }
 
 void BalancingTransport::Settle() {
   std::vector<absl::AnyInvocable<void() &&>> due;
-  absl::Duration look = absl::ZeroDuration();
-  bool needs_timer = false;
   {
     const bool is_ready = !balance_.ready().empty();
     const bool is_checking = balance_.num_checked() > 0;
     absl::MutexLock lock(&mutex_);
-    const absl::Time now = Now();
+    const bool has_all = !is_checking && !is_looking_up_;
+    const absl::Time begun_by = Now() - policy::kFirstLook;
     for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
-      const absl::Duration left = (*waiter)->began + policy::kFirstLook - now;
-      const bool has_all = !is_checking && !is_looking_up_;
-      if (has_all || (is_ready && left <= absl::ZeroDuration())) {
+      if (has_all || (is_ready && (*waiter)->began <= begun_by)) {
         due.push_back(std::exchange((*waiter)->then, nullptr));
         waiter = waiters_.erase(waiter);
-        continue;
+      } else {
+        ++waiter;
       }
-      if (is_ready && !(*waiter)->has_timer) {
-        (*waiter)->has_timer = needs_timer = true;
-        look = std::max(look, left);
-      }
-      ++waiter;
     }
   }
-  if (needs_timer) After(look, nullptr, [this] { Settle(); });
   for (absl::AnyInvocable<void() &&>& then : due) std::move(then)();
 }
 

@@ -162,8 +162,8 @@ struct GrpcTransport::CallState {
   CallerQueue::Operation finish;
 };
 
-GrpcTransport::GrpcTransport(const Options& options)
-    : options_(options), all_(std::make_shared<Scope>()) {}
+GrpcTransport::GrpcTransport(Options options)
+    : options_(std::move(options)), all_(std::make_shared<Scope>()) {}
 
 GrpcTransport::~GrpcTransport() {
   Shutdown();

@@ -41,7 +41,7 @@ class GrpcTransport final : public RpcTransport {
     ChannelSecurity security = {};
   };
 
-  explicit GrpcTransport(const Options& options);
+  explicit GrpcTransport(Options options);
   /// Calls Shutdown(), then waits for the last callback.
   ~GrpcTransport() override;
 

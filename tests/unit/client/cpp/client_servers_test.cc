@@ -331,7 +331,8 @@ TEST_F(ClientServersTest, CancelsWhatIsInFlightWhenItIsDestroyed) {
   std::unique_ptr<Client> client = ConnectToAll();
   const ScoreCase c(5'000);
   absl::Status status;
-  client->ScoreAsync(c.args, [&](absl::StatusOr<ScoreResult> result) { status = result.status(); });
+  client->ScoreAsync(c.args,
+                     [&](const absl::StatusOr<ScoreResult>& result) { status = result.status(); });
   a_.service().WaitForHeld(1);
   b_.service().WaitForHeld(1);
 

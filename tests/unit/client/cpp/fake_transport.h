@@ -34,8 +34,10 @@ class FakeTransport final : public RpcTransport {
   std::shared_ptr<CancelScope> NewScope() override { return std::make_shared<Scope>(); }
 
   void Call(RpcRequest&& request, RpcDone done) override {
+    grpc::ByteBuffer body;  // a moved ByteBuffer would keep its references to the caller's memory
+    body.Swap(&request.body);
     calls.push_back({std::move(request), std::move(done)});
-    request.body.Clear();
+    calls.back().body.Swap(&body);
     ++calls_made;
     calls_max = std::max(calls_max, calls.size());
   }
