@@ -151,6 +151,13 @@ int ReportError(const CommandStreams& streams, const CommonOptions& options,
   return kExitFailure;
 }
 
+Client::Options WithRetries(std::optional<int32_t> retries, Client::Options client_options) {
+  if (retries.has_value()) {
+    client_options.attempts_max = client_options.overloaded_attempts_max = *retries + 1;
+  }
+  return client_options;
+}
+
 absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
                                                 Client::Options client_options) {
   client_options.address = options.address;

@@ -74,6 +74,9 @@ absl::StatusOr<uint32_t> ParseOutputs(const std::vector<std::string>& names);
 int ReportError(const CommandStreams& streams, const CommonOptions& options,
                 const absl::Status& status);
 
+/// Returns `client_options` with at most so many retries of a request, if the number is given.
+Client::Options WithRetries(std::optional<int32_t> retries, Client::Options client_options = {});
+
 /// Creates a client for the common options. It connects at its first call.
 absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
                                                 Client::Options client_options = {});

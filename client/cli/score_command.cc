@@ -34,7 +34,7 @@ struct ScoreOptions {
   std::string format = "jsonl";
   std::string output;
   int32_t max_inflight = Client::Options().max_inflight;
-  int32_t retries = Client::Options().retries;
+  std::optional<int32_t> retries;  ///< Absent: the policy of the library.
 };
 
 /// Returns the priority with this name, which the parser has accepted.
@@ -109,7 +109,7 @@ int RunScore(const ScoreOptions& options, const CommandStreams& streams) {
   absl::StatusOr<std::unique_ptr<ScoreInput>> input = ScoreInput::Load(options.files);
   if (!input.ok()) return ReportError(streams, options.common, input.status());
   absl::StatusOr<std::unique_ptr<Client>> client =
-      Connect(options.common, {.retries = options.retries, .max_inflight = options.max_inflight});
+      Connect(options.common, WithRetries(options.retries, {.max_inflight = options.max_inflight}));
   if (!client.ok()) return ReportError(streams, options.common, client.status());
 
   if (absl::Status status = ListHeads(**client, options.common, streams).status(); !status.ok()) {
@@ -261,9 +261,9 @@ void AddRequestOptions(CLI::App& command, ScoreOptions& options) {
       ->group("Connection");
   command
       .add_option("--retries", options.retries,
-                  "Maximum number of times that a request is sent again")
+                  "Maximum number of times that a request is sent again. By default 7, and until "
+                  "the timeout while the server is overloaded")
       ->check(CLI::Range(0, 100))
-      ->capture_default_str()
       ->group("Connection");
 }
 

@@ -34,7 +34,7 @@ absl::Status AwaitReady(Client& client, const PingOptions& options, const Comman
 
 int RunPing(const PingOptions& options, const CommandStreams& streams) {
   // Ping does not retry, because it reports the current state of the server.
-  absl::StatusOr<std::unique_ptr<Client>> client = Connect(options.common, {.retries = 0});
+  absl::StatusOr<std::unique_ptr<Client>> client = Connect(options.common, WithRetries(0));
   if (!client.ok()) return ReportError(streams, options.common, client.status());
   if (options.wait > absl::ZeroDuration()) {
     const absl::Status status = AwaitReady(**client, options, streams);

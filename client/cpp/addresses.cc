@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "client/cpp/policy.h"
 
 namespace logprobd::client {
 namespace {
@@ -133,7 +134,7 @@ AddressBook::AddressBook(std::vector<std::string> addresses) : addresses_(std::m
 bool AddressBook::TakeDue(absl::Time now, absl::Time failed_at) {
   if (names_.empty()) return false;
   const bool has_failed = failed_at > asked_at_ || records_.empty();
-  if (now - asked_at_ < (has_failed ? kPause : kPeriod)) return false;
+  if (now - asked_at_ < (has_failed ? policy::kResolvePause : policy::kResolve)) return false;
   asked_at_ = now;
   return true;
 }

@@ -37,11 +37,6 @@ absl::StatusOr<std::vector<std::string>> ResolveName(const DnsName& name);
 /// resolve names itself. Not thread-safe.
 class AddressBook {
  public:
-  /// Interval between look-ups.
-  static constexpr absl::Duration kPeriod = absl::Seconds(30);
-  /// Shortest interval between look-ups, used after a failure of a server or of a look-up.
-  static constexpr absl::Duration kPause = absl::Seconds(1);
-
   explicit AddressBook(std::vector<std::string> addresses);
 
   /// Returns whether there is exactly one server and no name to resolve.

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cpp/policy.h"
 
 namespace logprobd::client {
 
@@ -86,7 +87,7 @@ std::string Balance::Server::HeadKey(const std::string& head) const {
 
 uint64_t Balance::Server::Version(const std::string& head, absl::Time now) const {
   const auto found = versions.find(HeadKey(head));
-  if (found == versions.end() || now - found->second.second >= kVersionAge) return 0;
+  if (found == versions.end() || now - found->second.second >= policy::kVersion) return 0;
   return found->second.first;
 }
 
@@ -164,7 +165,9 @@ void Balance::Busy(const std::string& address, std::optional<absl::Duration> del
   absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
   if (server == nullptr) return;
-  server->busy_until = std::max(server->busy_until, options_.now() + delay.value_or(kBusy));
+  // A negative hint forbids a retry, and says nothing about the server.
+  const absl::Duration time = std::max(absl::ZeroDuration(), delay.value_or(policy::kBusy));
+  server->busy_until = std::max(server->busy_until, options_.now() + time);
 }
 
 bool Balance::HasOther(const std::string& address, const ServerPreference& preference) const {
@@ -223,7 +226,7 @@ void Balance::Checked(const std::string& address, const absl::StatusOr<ServerInf
   server->is_ready = true;
   server->is_out = false;
   server->reason.clear();
-  server->check_at = now + kCheckPeriod;
+  server->check_at = now + policy::kCheck;
   server->info = *info;
   for (const Head& head : info->heads) server->versions[head.name] = {head.weights_version, now};
   CompareHeads();
@@ -307,8 +310,8 @@ void Balance::PutOut(Server& server, const std::string& reason) {
   server.reason = reason;
   server.left_at = now;
   last_left_ = now;
-  const absl::Duration pause =
-      std::min(kBackoffMax, kBackoffFirst * std::ldexp(1.0, std::min(server.failures, 20)));
+  const absl::Duration pause = std::min(
+      policy::kBackoffMax, policy::kBackoffFirst * std::ldexp(1.0, std::min(server.failures, 20)));
   ++server.failures;
   server.check_at = now + pause / 2 + pause / 2 * options_.unit_random();
   CompareHeads();

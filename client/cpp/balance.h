@@ -41,18 +41,6 @@ struct ServerPreference {
 /// effect.
 class Balance {
  public:
-  /// Interval between checks of the health and the heads of a server in use.
-  static constexpr absl::Duration kCheckPeriod = absl::Seconds(10);
-  /// Bounds of the pause during which a server that failed gets no requests. The bound starts at
-  /// kBackoffFirst and doubles with each failure up to kBackoffMax; each pause is a random time
-  /// between half the bound and the bound.
-  static constexpr absl::Duration kBackoffFirst = absl::Milliseconds(500);
-  static constexpr absl::Duration kBackoffMax = absl::Seconds(30);
-  /// Time for which a server is avoided after it refused a request because of load without a hint.
-  static constexpr absl::Duration kBusy = absl::Milliseconds(100);
-  /// Time for which the version that a server reported last counts as known.
-  static constexpr absl::Duration kVersionAge = absl::Seconds(10);
-
   struct Options {
     /// True if there is one server, which is always used.
     bool solo = false;
@@ -92,7 +80,7 @@ class Balance {
   /// Requests that fail together count as one failure.
   void Leave(const std::string& address, const std::string& reason);
   /// Notes that the server refused a request because of load: it is avoided for `delay`, its hint,
-  /// or for kBusy without a hint.
+  /// or for policy::kBusy without a hint. A negative hint does not make it busy.
   void Busy(const std::string& address, std::optional<absl::Duration> delay);
 
   /// Returns whether a request that failed at `address` can be sent to another server at once.

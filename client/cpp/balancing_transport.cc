@@ -4,105 +4,29 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/balance.h"
 #include "client/cpp/call_versions.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/retrying_call.h"
 #include "client/cpp/server_check.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
-namespace {
-
-/// Returns the server's retry hint, or nullopt if there is none.
-std::optional<absl::Duration> Hint(const RpcReply& reply) {
-  int64_t pushback_ms = 0;
-  if (!reply.pushback.has_value() || !absl::SimpleAtoi(*reply.pushback, &pushback_ms)) {
-    return std::nullopt;
-  }
-  return absl::Milliseconds(std::max<int64_t>(0, pushback_ms));
-}
-
-}  // namespace
-
-/// Holds one scope per server, created by the server's own transport, and cancels them together.
-class BalancingTransport::Scope final : public CancelScope {
- public:
-  Scope(BalancingTransport& owner, std::shared_ptr<CancelScope> timers)
-      : owner_(owner), timers_(std::move(timers)) {}
-
-  void Cancel() override {
-    std::map<std::string, Part> parts;
-    {
-      absl::MutexLock lock(&mutex_);
-      is_cancelled_ = true;
-      parts = parts_;
-    }
-    timers_->Cancel();
-    for (const auto& [address, part] : parts) {
-      // A removed transport had no request in flight.
-      if (!owner_.ConnectAgain(address, part.transport)) continue;
-      part.scope->Cancel();
-      owner_.Disconnect(address);
-    }
-  }
-
-  const std::shared_ptr<CancelScope>& timers() const { return timers_; }
-
-  bool is_cancelled() {
-    absl::MutexLock lock(&mutex_);
-    return is_cancelled_;
-  }
-
-  /// Returns the scope for requests to `transport`, which must be connected.
-  std::shared_ptr<CancelScope> At(const std::string& address, RpcTransport& transport) {
-    std::shared_ptr<CancelScope> scope;
-    bool is_cancelled = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      Part& part = parts_[address];
-      if (part.transport != &transport) {
-        part = {&transport, transport.NewScope()};
-        part.scope->queue = queue;
-        part.scope->traceparent = traceparent;
-      }
-      scope = part.scope;
-      is_cancelled = is_cancelled_;
-    }
-    if (is_cancelled) scope->Cancel();
-    return scope;
-  }
-
- private:
-  struct Part {
-    RpcTransport* transport = nullptr;
-    std::shared_ptr<CancelScope> scope;
-  };
-
-  BalancingTransport& owner_;
-  const std::shared_ptr<CancelScope> timers_;
-  absl::Mutex mutex_;
-  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<std::string, Part> parts_ ABSL_GUARDED_BY(mutex_);
-};
 
 struct BalancingTransport::Request {
-  std::string method;
-  grpc::ByteBuffer body = {};
-  absl::Time deadline;
-  std::shared_ptr<CancelScope> scope;
+  RpcRequest rpc;
   RpcDone done;
 
+  CallVersions* versions() const { return rpc.scope->versions.get(); }
   ServerPreference preference() const {
-    return scope->versions == nullptr ? ServerPreference{} : scope->versions->preference();
+    return versions() == nullptr ? ServerPreference{} : versions()->preference();
   }
 };
 
 /// A request that waits for servers to become ready.
 struct BalancingTransport::Waiter {
   absl::Time began;
-  bool has_timer = false;
   absl::AnyInvocable<void() &&> then;  // null after the call
 };
 
@@ -117,17 +41,15 @@ BalancingTransport::BalancingTransport(Options options)
 BalancingTransport::~BalancingTransport() { Shutdown(); }
 
 std::shared_ptr<CancelScope> BalancingTransport::NewScope() {
-  return std::make_shared<Scope>(*this, options_.timers->NewScope());
+  return options_.connections->NewScope();
 }
 
 void BalancingTransport::After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
                                absl::AnyInvocable<void() &&> callback) {
-  options_.timers->After(
-      delay, scope == nullptr ? nullptr : std::static_pointer_cast<Scope>(scope)->timers(),
-      std::move(callback));
+  options_.connections->After(delay, scope, std::move(callback));
 }
 
-absl::Time BalancingTransport::Now() const { return options_.timers->Now(); }
+absl::Time BalancingTransport::Now() const { return options_.connections->Now(); }
 
 int64_t BalancingTransport::CountServers() {
   if (balance_.is_solo()) return 1;
@@ -142,20 +64,19 @@ void BalancingTransport::Tighten(ServerInfo& info) const {
   }
 }
 
-void BalancingTransport::Call(const std::string& method, grpc::ByteBuffer request,
-                              absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
-                              RpcDone done) {
-  auto own = std::make_shared<Request>(Request{
-      .method = method, .body = {}, .deadline = deadline, .scope = scope, .done = std::move(done)});
-  own->body.Swap(&request);
+void BalancingTransport::Call(RpcRequest&& request, RpcDone done) {
+  grpc::ByteBuffer body;  // a moved ByteBuffer would keep its references to the caller's memory
+  body.Swap(&request.body);
+  auto own = std::make_shared<Request>(Request{.rpc = std::move(request), .done = std::move(done)});
+  own->rpc.body.Swap(&body);
   if (FailIfShutDown(*own)) return;
   if (balance_.is_solo()) {
     Send(std::move(own), /*may_wait=*/false);
     return;
   }
-  if (method == kListHeadsMethod || method == kHealthMethod) {
+  if (own->rpc.method == kListHeadsMethod || own->rpc.method == kHealthMethod) {
     Refresh(Balance::Due::kAll);
-    Gather(deadline, scope, [this, own] { AnswerForAll(*own); });
+    Gather(own->rpc.deadline, own->rpc.scope, [this, own] { AnswerForAll(*own); });
     return;
   }
   Refresh(Balance::Due::kTimely);
@@ -163,8 +84,8 @@ void BalancingTransport::Call(const std::string& method, grpc::ByteBuffer reques
 }
 
 void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
-  const auto bytes = static_cast<int64_t>(request->body.Length());
-  CallVersions* const versions = request->scope->versions.get();
+  const auto bytes = static_cast<int64_t>(request->rpc.body.Length());
+  CallVersions* const versions = request->versions();
   absl::StatusOr<std::optional<Balance::Taken>> taken = balance_.Take(bytes, request->preference());
   if (taken.ok() && !taken->has_value() && versions != nullptr) {
     const absl::StatusOr<bool> stuck = versions->Stuck();
@@ -181,8 +102,8 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
   if (!taken->has_value()) {
     if (may_wait) {
       Refresh(Balance::Due::kIdle);
-      const absl::Time deadline = request->deadline;
-      const std::shared_ptr<CancelScope> scope = request->scope;
+      const absl::Time deadline = request->rpc.deadline;
+      const std::shared_ptr<CancelScope> scope = request->rpc.scope;
       Gather(deadline, scope, [this, request = std::move(request)]() mutable {
         Send(std::move(request), /*may_wait=*/false);
       });
@@ -195,23 +116,18 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
         {.status = gone.ok() ? absl::UnavailableError("no server was ready") : gone});
     return;
   }
-  const std::string address = (*taken)->address;
-  RpcTransport* const transport = Connect(address);
-  if (transport == nullptr) {
-    balance_.Give(address, bytes);
-    Fail(*request, absl::CancelledError("the client is shutting down"));
-    return;
-  }
   if (versions != nullptr) versions->Asked(**taken);
+  RpcRequest rpc = {.method = request->rpc.method,
+                    .body = {},
+                    .deadline = request->rpc.deadline,
+                    .scope = request->rpc.scope,
+                    .server = (*taken)->address};
   // The request keeps no reference: the caller's memory is released when the transport is done.
-  grpc::ByteBuffer body;
-  body.Swap(&request->body);
-  const std::shared_ptr<CancelScope> scope =
-      std::static_pointer_cast<Scope>(request->scope)->At(address, *transport);
-  transport->Call(request->method, body, request->deadline, scope,
-                  [this, request, address, bytes](RpcReply reply) {
-                    Receive(*request, address, bytes, std::move(reply));
-                  });
+  rpc.body.Swap(&request->rpc.body);
+  options_.connections->Call(std::move(rpc),
+                             [this, request, address = (*taken)->address, bytes](RpcReply reply) {
+                               Receive(*request, address, bytes, std::move(reply));
+                             });
 }
 
 void BalancingTransport::Receive(Request& request, const std::string& address, int64_t bytes,
@@ -224,21 +140,19 @@ void BalancingTransport::Receive(Request& request, const std::string& address, i
   }
   if (!reply.status.ok()) TakeNoteOfFailure(request, address, reply);
   reply.server = address;
-  RpcDone done = std::move(request.done);
-  Disconnect(address);
-  std::move(done)(std::move(reply));
+  std::move(request.done)(std::move(reply));
 }
 
 void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::string& address,
                                            RpcReply& reply) {
-  CallVersions* const versions = request.scope->versions.get();
+  CallVersions* const versions = request.versions();
   switch (reply.status.code()) {
     case absl::StatusCode::kUnavailable:
       balance_.Leave(address, ReasonOf(reply.status));
       break;
     case absl::StatusCode::kResourceExhausted:
       if (IsMessageTooLarge(reply.status)) return;
-      balance_.Busy(address, Hint(reply));
+      balance_.Busy(address, reply.pushback);
       break;
     case absl::StatusCode::kFailedPrecondition:
       if (versions == nullptr || balance_.is_solo()) return;
@@ -255,7 +169,7 @@ void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::st
 }
 
 bool BalancingTransport::IsGivenUp(const Request& request) {
-  if (std::static_pointer_cast<Scope>(request.scope)->is_cancelled()) return true;
+  if (request.rpc.scope->is_cancelled()) return true;
   absl::MutexLock lock(&mutex_);
   return is_shut_down_;
 }
@@ -279,37 +193,12 @@ void BalancingTransport::AnswerForAll(Request& request) {
   const absl::StatusOr<ServerInfo> heads = balance_.Heads(LookUpErrors());
   reply.status = heads.status();
   reply.is_explained = heads.status().code() == absl::StatusCode::kFailedPrecondition;
-  if (heads.ok() && request.method == kHealthMethod) reply.body = EncodeServing();
-  if (heads.ok() && request.method == kListHeadsMethod) {
+  if (heads.ok() && request.rpc.method == kHealthMethod) reply.body = EncodeServing();
+  if (heads.ok() && request.rpc.method == kListHeadsMethod) {
     absl::MutexLock lock(&mutex_);
     reply.body = listed_;
   }
   std::move(request.done)(std::move(reply));
-}
-
-RpcTransport* BalancingTransport::Connect(const std::string& address) {
-  absl::MutexLock lock(&mutex_);
-  if (is_shut_down_) return nullptr;
-  Connection& connection = connections_[address];
-  if (connection.transport == nullptr) connection.transport = options_.connect(address);
-  ++connection.inflight;
-  return connection.transport.get();
-}
-
-bool BalancingTransport::ConnectAgain(const std::string& address, const RpcTransport* transport) {
-  absl::MutexLock lock(&mutex_);
-  const auto found = connections_.find(address);
-  if (found == connections_.end() || found->second.transport.get() != transport) return false;
-  ++found->second.inflight;
-  return true;
-}
-
-void BalancingTransport::Disconnect(const std::string& address) {
-  absl::MutexLock lock(&mutex_);
-  // After Shutdown there is no record to update.
-  if (const auto found = connections_.find(address); found != connections_.end()) {
-    --found->second.inflight;
-  }
 }
 
 void BalancingTransport::Refresh(Balance::Due due) {
@@ -341,45 +230,33 @@ void BalancingTransport::Gather(absl::Time deadline, const std::shared_ptr<Cance
     if (late != nullptr) std::move(late)();
   };
   if (deadline != absl::InfiniteFuture()) After(deadline - Now(), scope, give_up);
+  After(policy::kFirstLook, scope, [this] { Settle(); });
   Settle();
 }
 
 void BalancingTransport::Settle() {
   std::vector<absl::AnyInvocable<void() &&>> due;
-  absl::Duration look = absl::ZeroDuration();
-  bool needs_timer = false;
   {
     const bool is_ready = !balance_.ready().empty();
     const bool is_checking = balance_.num_checked() > 0;
     absl::MutexLock lock(&mutex_);
-    const absl::Time now = Now();
+    const bool has_all = !is_checking && !is_looking_up_;
+    const absl::Time begun_by = Now() - policy::kFirstLook;
     for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
-      const absl::Duration left = (*waiter)->began + kFirstLook - now;
-      const bool has_all = !is_checking && !is_looking_up_;
-      if (has_all || (is_ready && left <= absl::ZeroDuration())) {
+      if (has_all || (is_ready && (*waiter)->began <= begun_by)) {
         due.push_back(std::exchange((*waiter)->then, nullptr));
         waiter = waiters_.erase(waiter);
-        continue;
+      } else {
+        ++waiter;
       }
-      if (is_ready && !(*waiter)->has_timer) {
-        (*waiter)->has_timer = needs_timer = true;
-        look = std::max(look, left);
-      }
-      ++waiter;
     }
   }
-  if (needs_timer) After(look, nullptr, [this] { Settle(); });
   for (absl::AnyInvocable<void() &&>& then : due) std::move(then)();
 }
 
 void BalancingTransport::StartCheck(const std::string& address) {
   const absl::Time began = Now();
-  RpcTransport* const transport = Connect(address);
-  if (transport == nullptr) {
-    balance_.Checked(address, absl::CancelledError("the client is shutting down"), began);
-    return;
-  }
-  StartServerCheck(*transport, options_.channels,
+  StartServerCheck(*options_.connections, address, options_.channels,
                    [this, address, began](const absl::StatusOr<ServerInfo>& info,
                                           const grpc::ByteBuffer& listed) {
                      if (info.ok()) {
@@ -387,7 +264,6 @@ void BalancingTransport::StartCheck(const std::string& address) {
                        listed_ = listed;
                      }
                      balance_.Checked(address, info, began);
-                     Disconnect(address);
                      Settle();
                    });
 }
@@ -407,24 +283,14 @@ void BalancingTransport::LookUp() {
   }
   std::map<std::string, absl::StatusOr<std::vector<std::string>>> found;
   for (const auto& [address, name] : names) found.emplace(address, options_.resolve(name));
-  std::vector<Connection> idle;
+  std::vector<std::string> servers;
   {
     absl::MutexLock lock(&mutex_);
     for (auto& [address, records] : found) book_.Update(address, std::move(records));
-    const std::vector<std::string> servers = book_.servers();
-    balance_.SetAddresses(servers);
-    // A removed server keeps its transport until its requests in flight have ended.
-    for (auto it = connections_.begin(); it != connections_.end();) {
-      const bool stays = std::find(servers.begin(), servers.end(), it->first) != servers.end();
-      if (stays || it->second.inflight > 0) {
-        ++it;
-        continue;
-      }
-      idle.push_back(std::move(it->second));
-      it = connections_.erase(it);
-    }
+    servers = book_.servers();
   }
-  idle.clear();
+  balance_.SetAddresses(servers);
+  options_.connections->KeepServers(servers);
   for (const std::string& address : balance_.TakeDueChecks(Balance::Due::kTimely)) {
     StartCheck(address);
   }
@@ -447,7 +313,6 @@ std::vector<std::string> BalancingTransport::LookUpErrors() const {
 }
 
 void BalancingTransport::Shutdown() {
-  std::vector<RpcTransport*> transports;
   std::thread look_up;
   {
     absl::MutexLock lock(&mutex_);
@@ -455,15 +320,7 @@ void BalancingTransport::Shutdown() {
     look_up = std::move(look_up_);
   }
   if (look_up.joinable()) look_up.join();
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const auto& [address, connection] : connections_) {
-      transports.push_back(connection.transport.get());
-    }
-  }
-  for (RpcTransport* const transport : transports) transport->Shutdown();
-  // The timers stop last, because the end of a request may still set one.
-  options_.timers->Shutdown();
+  options_.connections->Shutdown();
 }
 
 }  // namespace logprobd::client

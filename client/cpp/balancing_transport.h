@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,7 +20,7 @@
 
 namespace logprobd::client {
 
-/// RpcTransport over several servers, each with its own transport. Balance chooses the server.
+/// RpcTransport that chooses the server of each request with Balance.
 ///
 /// A server is used once a check has succeeded (server_check.h). Calls start the checks and DNS
 /// look-ups that are due; nothing runs between calls. A request that finds no ready server starts
@@ -32,16 +31,10 @@ namespace logprobd::client {
 /// a DNS name, every request goes straight to that server.
 class BalancingTransport final : public RpcTransport {
  public:
-  /// How long the first call waits for further servers once one is ready.
-  static constexpr absl::Duration kFirstLook = absl::Seconds(1);
-
   struct Options {
-    std::vector<std::string> addresses;  ///< From ParseAddresses.
-    int32_t channels = 1;                ///< Number of connections to each server.
-    /// Makes the transport to an address.
-    std::function<std::unique_ptr<RpcTransport>(const std::string& address)> connect;
-    /// Provides delays and the time.
-    std::unique_ptr<RpcTransport> timers;
+    std::vector<std::string> addresses;         ///< From ParseAddresses.
+    int32_t channels = 1;                       ///< Number of connections to each server.
+    std::unique_ptr<RpcTransport> connections;  ///< Sends requests to the server that they name.
     Resolver resolve = ResolveName;
     std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
   };
@@ -51,8 +44,7 @@ class BalancingTransport final : public RpcTransport {
   ~BalancingTransport() override;
 
   std::shared_ptr<CancelScope> NewScope() override;
-  void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
-            const std::shared_ptr<CancelScope>& scope, RpcDone done) override;
+  void Call(RpcRequest&& request, RpcDone done) override;
   void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
              absl::AnyInvocable<void() &&> callback) override;
   absl::Time Now() const override;
@@ -66,27 +58,14 @@ class BalancingTransport final : public RpcTransport {
   void Tighten(ServerInfo& info) const;
 
  private:
-  class Scope;
   struct Request;
   struct Waiter;
-  /// A server's transport. It stays while requests are in flight, even if the server is removed.
-  struct Connection {
-    std::unique_ptr<RpcTransport> transport;
-    int64_t inflight = 0;
-  };
 
   /// Sends to the next server. If none is ready and `may_wait`, waits for one.
   void Send(std::shared_ptr<Request> request, bool may_wait);
   void Receive(Request& request, const std::string& address, int64_t bytes, RpcReply reply);
   /// Tells the balance about a failure, and sets whether the request can go to another server.
   void TakeNoteOfFailure(const Request& request, const std::string& address, RpcReply& reply);
-  /// Returns the transport to a server and counts one more request in flight on it, until
-  /// Disconnect. Returns null after Shutdown.
-  RpcTransport* Connect(const std::string& address);
-  void Disconnect(const std::string& address);
-  /// Counts a request like Connect and returns true if `transport` still belongs to this address.
-  /// Returns false otherwise.
-  bool ConnectAgain(const std::string& address, const RpcTransport* transport);
   void Fail(Request& request, absl::Status status);
   bool FailIfShutDown(Request& request);
   /// Whether the caller or Shutdown has cancelled the request.
@@ -97,8 +76,8 @@ class BalancingTransport final : public RpcTransport {
 
   /// Starts the checks and look-ups that are due.
   void Refresh(Balance::Due due);
-  /// Calls `then` once all running checks have ended, kFirstLook after the first server is ready,
-  /// or at the deadline, whichever is first.
+  /// Calls `then` once all running checks have ended, policy::kFirstLook after the first server is
+  /// ready, or at the deadline, whichever is first.
   void Gather(absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
               absl::AnyInvocable<void() &&> then);
   void Settle();
@@ -111,7 +90,6 @@ class BalancingTransport final : public RpcTransport {
 
   mutable absl::Mutex mutex_;
   AddressBook book_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, Connection> connections_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Waiter>> waiters_ ABSL_GUARDED_BY(mutex_);
   bool is_looking_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_shut_down_ ABSL_GUARDED_BY(mutex_) = false;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cpp/policy.h"
 
 namespace logprobd::client {
 
@@ -74,7 +75,7 @@ absl::Status CallVersions::Mismatch() const {
 }
 
 absl::Status CallVersions::Restart(uint64_t version) {
-  if (options_.pinned != 0 || (epoch_ >= kRestartsMax && !balance_.is_solo())) {
+  if (options_.pinned != 0 || (epoch_ >= policy::kRestartsMax && !balance_.is_solo())) {
     return MismatchLocked();
   }
   ++epoch_;

@@ -19,9 +19,6 @@ namespace logprobd::client {
 /// before are then scored again. With `mix` the call accepts every version.
 class CallVersions {
  public:
-  /// Maximum number of times that a call over several servers restarts with another version.
-  static constexpr int kRestartsMax = 3;
-
   struct Options {
     std::string head = {};
     uint64_t pinned = 0;  ///< Requested version; 0 means the live version.

@@ -23,7 +23,6 @@
 #include "client/cpp/score.h"
 #include "client/cpp/score_call.h"
 #include "client/cpp/server_messages.h"
-#include "client/cpp/stream_transport.h"
 
 namespace logprobd::client {
 namespace {
@@ -37,7 +36,10 @@ absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, in
 absl::Status CheckOptions(const Client::Options& options) {
   absl::Status status = ParseAddresses(options.address).status();
   status.Update(CheckRange("channels", options.channels, 1, 64));
-  status.Update(CheckRange("retries", options.retries, 0, 100));
+  constexpr int64_t kAnyNumber = std::numeric_limits<int32_t>::max();
+  status.Update(CheckRange("attempts_max", options.attempts_max, 1, kAnyNumber));
+  status.Update(
+      CheckRange("overloaded_attempts_max", options.overloaded_attempts_max, 1, kAnyNumber));
   status.Update(CheckRange("max_inflight", options.max_inflight, 1, 1024));
   status.Update(CheckRange("request_bytes", options.request_bytes, 4096,
                            std::numeric_limits<int64_t>::max()));
@@ -72,25 +74,16 @@ Limits FindLimits(const ServerInfo& info, const std::string& head) {
   return {};
 }
 
-/// Returns the options of the transport. `options` must have been checked. `stream_window` is
-/// passed to BulkTransport.
-BalancingTransport::Options TransportOptions(
-    const Client::Options& options, const ChannelSecurity& security,
-    const std::shared_ptr<std::atomic<int64_t>>& stream_window) {
-  const auto connect = [options, security, stream_window](
-                           const std::string& address) -> std::unique_ptr<RpcTransport> {
-    const GrpcTransport::Options server = {.address = address,
-                                           .channels = options.channels,
-                                           .client_id = options.client_id,
-                                           .token = options.token,
-                                           .security = security};
-    if (options.bulk_stream) return std::make_unique<BulkTransport>(server, stream_window);
-    return std::make_unique<GrpcTransport>(server);
-  };
+/// Returns the options of the transport. `options` must have been checked.
+BalancingTransport::Options TransportOptions(const Client::Options& options,
+                                             const ChannelSecurity& security) {
   return {.addresses = *ParseAddresses(options.address),
           .channels = options.channels,
-          .connect = connect,
-          .timers = std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = 0}),
+          .connections =
+              std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = options.channels,
+                                                                     .client_id = options.client_id,
+                                                                     .token = options.token,
+                                                                     .security = security}),
           .unit_random = UnitRandom};
 }
 
@@ -132,9 +125,10 @@ LocalTransport::Options LocalOptions(const Client::Options& options,
 struct Client::Impl {
   Impl(Options client_options, const ChannelSecurity& security)
       : options(std::move(client_options)),
-        transport(TransportOptions(options, security, stream_window)),
+        transport(TransportOptions(options, security)),
         environment({.transport = &transport,
-                     .retry = {.retries = options.retries,
+                     .retry = {.attempts_max = options.attempts_max,
+                               .overloaded_attempts_max = options.overloaded_attempts_max,
                                .backoff_initial = options.backoff_initial,
                                .backoff_max = options.backoff_max},
                      .address = options.address,
@@ -144,7 +138,7 @@ struct Client::Impl {
                      .on_wait = options.on_wait}),
         single_try(environment),
         local(LocalOptions(options, [this] { return transport.Now(); })) {
-    single_try.retry.retries = 0;
+    single_try.retry.attempts_max = single_try.retry.overloaded_attempts_max = 1;
     single_try.on_wait = nullptr;
   }
 
@@ -207,10 +201,8 @@ struct Client::Impl {
   void Start(const ScoreArgs& args, const ServerInfo& server, absl::Time deadline,
              absl::Duration timeout, const std::shared_ptr<CallerQueue>& queue,
              ScoreCallback done) {
-    const Limits limits = FindLimits(server, args.head);
-    stream_window->store(limits.stream_window, std::memory_order_relaxed);
     StartScoreCall(environment, args,
-                   {.limits = limits,
+                   {.limits = FindLimits(server, args.head),
                     .request_bytes = options.request_bytes,
                     .max_inflight = options.max_inflight,
                     .deadline = deadline,
@@ -229,8 +221,6 @@ struct Client::Impl {
   void Score(const ScoreArgs& args, const std::shared_ptr<CallerQueue>& queue, ScoreCallback done);
 
   const Options options;
-  const std::shared_ptr<std::atomic<int64_t>> stream_window =
-      std::make_shared<std::atomic<int64_t>>(0);
   BalancingTransport transport;
   CallEnvironment environment;
   CallEnvironment single_try;  ///< `environment` without retries, for callers that loop.
@@ -390,12 +380,11 @@ absl::StatusOr<bool> Client::Ready() {
 }
 
 absl::Status Client::WaitReady(absl::Duration timeout) {
-  constexpr absl::Duration kProbeTimeout = absl::Seconds(5);
-  constexpr absl::Duration kPause = absl::Milliseconds(100);
   const absl::Time deadline = impl_->DeadlineAfter(timeout);
   const absl::Time begin = impl_->transport.Now();
   std::string last = "it was not asked";
   bool is_reported = false;
+  absl::Duration pause = policy::kReadyPauseFirst;
   while (true) {
     const absl::Duration remaining = deadline - impl_->transport.Now();
     if (remaining <= absl::ZeroDuration()) {
@@ -405,7 +394,7 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
     }
     const CallOutcome outcome = impl_->CallAndWait(
         impl_->single_try, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
-        std::min(remaining, kProbeTimeout));
+        std::min(remaining, policy::kCheckTimeout));
     // Waiting does not help with another kind of server, or with servers whose heads differ.
     if (absl::IsUnimplemented(outcome.status) || absl::IsFailedPrecondition(outcome.status)) {
       return outcome.status;
@@ -418,12 +407,14 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
     } else {
       last = std::string(outcome.status.message());
     }
-    if (!is_reported && impl_->options.on_wait && impl_->transport.Now() - begin >= kWaitNotice) {
+    if (!is_reported && impl_->options.on_wait &&
+        impl_->transport.Now() - begin >= policy::kNotice) {
       is_reported = true;
       impl_->options.on_wait(absl::StrCat("waiting for ", impl_->options.address, ": ", last));
     }
     absl::SleepFor(
-        std::min(kPause, std::max(absl::ZeroDuration(), deadline - impl_->transport.Now())));
+        std::min(pause, std::max(absl::ZeroDuration(), deadline - impl_->transport.Now())));
+    pause = std::min(policy::kReadyPauseMax, pause * 1.5);
   }
 }
 

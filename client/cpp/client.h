@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/score.h"
 #include "client/cpp/server_info.h"
 #include "client/cpp/tls.h"
@@ -66,24 +67,23 @@ class Client {
     /// loopback.
     int32_t channels = 4;
     /// Time limit of a call, including retries, > 0.
-    absl::Duration timeout = absl::Seconds(60);
-    /// Maximum number of times that a request is sent again, 0 to 100. With the default delays a
-    /// call to a server that is down fails after about 6 s.
-    int32_t retries = 8;
+    absl::Duration timeout = policy::kCallTimeout;
+    /// Maximum number of attempts at a request while servers are unavailable, >= 1. With the
+    /// default delays a call to a server that is down fails after about 6 s.
+    int32_t attempts_max = policy::kAttemptsMax;
+    /// Maximum number of attempts while servers refuse the request because of load, >= 1. The
+    /// default retries until the deadline.
+    int32_t overloaded_attempts_max = policy::kOverloadedAttemptsMax;
     /// Upper bound of the first random delay before a retry; it doubles with each retry up to
     /// `backoff_max`.
-    absl::Duration backoff_initial = absl::Milliseconds(50);
-    absl::Duration backoff_max = absl::Seconds(5);
+    absl::Duration backoff_initial = policy::kWaitFirst;
+    absl::Duration backoff_max = policy::kWaitMax;
     /// Maximum number of requests of one Score call that are in flight at each server, 1 to 1024.
-    int32_t max_inflight = 8;
+    int32_t max_inflight = policy::kInflightMax;
     /// Maximum size of hidden states and candidates in one request, in bytes, >= 4096; the server's
     /// limits apply too. The default is small enough that requests overlap, and large enough that
     /// the overhead per request is negligible.
     int64_t request_bytes = int64_t{8} << 20;
-    /// Sends the requests of Score as chunks of ScoreStream calls, at most one call per channel,
-    /// instead of unary calls. Use it for bulk work: the server slows a fast client down instead of
-    /// refusing its requests. Results, retries and errors are the same.
-    bool bulk_stream = false;
     /// Name under which the server shares its queue fairly, or the part of the caller's tenant if
     /// it demands tokens; empty means the peer address.
     std::string client_id = {};

@@ -8,15 +8,24 @@
 
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/numbers.h"
 #include "client/cpp/caller_queue.h"
+#include "client/cpp/policy.h"
 
 namespace logprobd::client {
+namespace {
+
+void SetMilliseconds(grpc::ChannelArguments& args, const char* name, absl::Duration value) {
+  args.SetInt(name, static_cast<int>(absl::ToInt64Milliseconds(value)));
+}
+
+}  // namespace
 
 grpc::ChannelArguments ChannelArgumentsForServers() {
   grpc::ChannelArguments args;
@@ -27,9 +36,14 @@ grpc::ChannelArguments ChannelArgumentsForServers() {
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // Keepalive detects a peer that vanished or stopped reading; the caller's memory is then
   // released.
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  SetMilliseconds(args, GRPC_ARG_KEEPALIVE_TIME_MS, policy::kKeepalive);
+  SetMilliseconds(args, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, policy::kKeepaliveTimeout);
   return args;
+}
+
+absl::Duration ParsePushback(absl::string_view value) {
+  int64_t milliseconds = 0;
+  return absl::Milliseconds(absl::SimpleAtoi(value, &milliseconds) ? milliseconds : -1);
 }
 
 gpr_timespec GprDeadline(absl::Duration delay) {
@@ -40,149 +54,11 @@ gpr_timespec GprDeadline(absl::Duration delay) {
 
 namespace {
 
-/// A MessageStream over one gRPC call. It keeps itself alive from Start until `ended` returns.
-class GrpcStream final : public MessageStream,
-                         public std::enable_shared_from_this<GrpcStream>,
-                         private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
- public:
-  GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method);
-
-  /// Use these before Start. `gone` is called when the stream has been destroyed after `ended`.
-  grpc::ClientContext& context() { return context_; }
-  void set_events(StreamEvents events, absl::AnyInvocable<void() &&> gone) {
-    events_ = std::move(events);
-    gone_ = std::move(gone);
-  }
-
-  void Start() override;
-  void Write(grpc::ByteBuffer message) override;
-  bool Withdraw(int64_t index) override;
-  void CloseWrites() override;
-  void Cancel() override;
-  int64_t written() const override;
-
- private:
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
-  void OnDone(const grpc::Status& status) override;
-  void Continue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  const std::string method_;
-  grpc::GenericStub stub_;
-  grpc::ClientContext context_;
-  StreamEvents events_;
-  absl::AnyInvocable<void() &&> gone_;
-  std::shared_ptr<GrpcStream> self_;  ///< Set from Start to OnDone.
-  grpc::ByteBuffer incoming_;         ///< gRPC writes it while a read is pending.
-
-  mutable absl::Mutex mutex_;
-  /// A withdrawn message is null.
-  std::deque<std::optional<grpc::ByteBuffer>> queue_ ABSL_GUARDED_BY(mutex_);
-  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);  ///< gRPC owns it during a write.
-  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;          ///< Messages that have left the queue.
-  bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  ///< No further operation may be started.
-};
-
-GrpcStream::GrpcStream(std::shared_ptr<grpc::Channel> channel, std::string method)
-    : method_(std::move(method)), stub_(std::move(channel)) {}
-
-void GrpcStream::Start() {
-  self_ = shared_from_this();
-  stub_.PrepareBidiStreamingCall(&context_, method_, grpc::StubOptions(), this);
-  // Writes start outside gRPC's reactions. The hold delays OnDone until no more of them can start.
-  AddHold();
-  StartRead(&incoming_);
-  StartCall();
-}
-
-void GrpcStream::Write(grpc::ByteBuffer message) {
-  absl::MutexLock lock(&mutex_);
-  if (is_over_) return;
-  queue_.emplace_back(std::in_place).value().Swap(&message);
-  Continue();
-}
-
-bool GrpcStream::Withdraw(int64_t index) {
-  std::optional<grpc::ByteBuffer> message;  // destroyed last, after the lock is released
-  absl::MutexLock lock(&mutex_);
-  const int64_t position = index - taken_;
-  if (position < 0 || position >= static_cast<int64_t>(queue_.size())) return false;
-  message.swap(queue_[static_cast<size_t>(position)]);
-  return true;
-}
-
-void GrpcStream::CloseWrites() {
-  absl::MutexLock lock(&mutex_);
-  is_closing_ = true;
-  if (!is_over_) Continue();
-}
-
-void GrpcStream::Cancel() { context_.TryCancel(); }
-
-int64_t GrpcStream::written() const {
-  absl::MutexLock lock(&mutex_);
-  return is_writing_ ? taken_ - 1 : taken_;
-}
-
-void GrpcStream::Continue() {
-  while (!is_writing_ && !queue_.empty()) {
-    if (queue_.front().has_value()) {
-      outgoing_.Swap(&*queue_.front());
-      is_writing_ = true;
-      StartWrite(&outgoing_);
-    }
-    queue_.pop_front();
-    ++taken_;
-  }
-  if (!is_writing_ && is_closing_ && !has_closed_) {
-    has_closed_ = true;
-    StartWritesDone();
-  }
-}
-
-void GrpcStream::OnReadDone(bool ok) {
-  if (ok) {
-    grpc::ByteBuffer message;
-    message.Swap(&incoming_);
-    events_.received(message);
-    StartRead(&incoming_);
-    return;
-  }
-  {
-    absl::MutexLock lock(&mutex_);
-    is_over_ = true;
-  }
-  RemoveHold();
-}
-
-void GrpcStream::OnWriteDone(bool ok) {
-  absl::MutexLock lock(&mutex_);
-  is_writing_ = false;
-  outgoing_.Clear();
-  if (!ok) is_over_ = true;
-  if (!is_over_) Continue();
-}
-
-void GrpcStream::OnDone(const grpc::Status& status) {
-  std::shared_ptr<GrpcStream> self = std::move(self_);
-  absl::AnyInvocable<void()&&> gone = std::move(gone_);
-  {
-    absl::MutexLock lock(&mutex_);
-    queue_.clear();
-  }
-  std::move(events_.ended)(
-      absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
-  self.reset();
-  std::move(gone)();
-}
-
 constexpr char kPushbackKey[] = "grpc-retry-pushback-ms";
 constexpr char kClientIdKey[] = "client_id";
 
-std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options, int index) {
+std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options,
+                                           const std::string& server, int index) {
   grpc::ChannelArguments args = ChannelArgumentsForServers();
   // The index makes the arguments differ: channels with equal arguments share one connection.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -191,16 +67,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcTransport::Options& options
   args.SetMaxSendMessageSize(-1);
   // GRPC_ARG_MIN_RECONNECT_BACKOFF_MS keeps its default of 20 s: in gRPC 1.51 it is also the time
   // limit of an attempt to connect.
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5'000);
-  return OpenChannel(options.address, options.security, args);
+  SetMilliseconds(args, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, policy::kReconnectFirst);
+  SetMilliseconds(args, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, policy::kReconnectMax);
+  return OpenChannel(server, options.security, args);
 }
 
-std::optional<std::string> FindPushback(
+std::optional<absl::Duration> FindPushback(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {
   const auto found = metadata.find(kPushbackKey);
   if (found == metadata.end()) return std::nullopt;
-  return std::string(found->second.data(), found->second.size());
+  return ParsePushback({found->second.data(), found->second.size()});
 }
 
 }  // namespace
@@ -237,6 +113,11 @@ class GrpcTransport::Scope final : public CancelScope {
     for (const std::shared_ptr<Timer>& timer : timers_) timer->Cancel();
   }
 
+  bool is_cancelled() override {
+    absl::MutexLock lock(&mutex_);
+    return is_cancelled_;
+  }
+
   /// Adds a call. Returns false if the scope is cancelled; then the call must not start.
   bool Add(grpc::ClientContext* context) {
     absl::MutexLock lock(&mutex_);
@@ -268,6 +149,7 @@ class GrpcTransport::Scope final : public CancelScope {
 };
 
 struct GrpcTransport::CallState {
+  std::string server;
   std::shared_ptr<grpc::Channel> channel;
   std::shared_ptr<Scope> scope;
   grpc::ClientContext context;
@@ -280,12 +162,8 @@ struct GrpcTransport::CallState {
   CallerQueue::Operation finish;
 };
 
-GrpcTransport::GrpcTransport(const Options& options)
-    : client_id_(options.client_id), token_(options.token), all_(std::make_shared<Scope>()) {
-  for (int index = 0; index < options.channels; ++index) {
-    channels_.push_back(MakeChannel(options, index));
-  }
-}
+GrpcTransport::GrpcTransport(Options options)
+    : options_(std::move(options)), all_(std::make_shared<Scope>()) {}
 
 GrpcTransport::~GrpcTransport() {
   Shutdown();
@@ -296,35 +174,58 @@ GrpcTransport::~GrpcTransport() {
 
 std::shared_ptr<CancelScope> GrpcTransport::NewScope() { return std::make_shared<Scope>(); }
 
-std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel() {
+std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel(const std::string& server) {
   absl::MutexLock lock(&mutex_);
-  if (shut_down_ || channels_.empty()) return nullptr;
+  if (shut_down_) return nullptr;
+  Server& connections = servers_[server];
+  for (int index = static_cast<int>(connections.channels.size()); index < options_.channels;
+       ++index) {
+    connections.channels.push_back(MakeChannel(options_, server, index));
+  }
   ++live_;
-  return channels_[next_channel_.fetch_add(1, std::memory_order_relaxed) % channels_.size()];
+  ++connections.inflight;
+  return connections.channels[connections.turn++ % connections.channels.size()];
 }
 
-void GrpcTransport::FinishOne() {
+void GrpcTransport::FinishOne(const std::string& server) {
   absl::MutexLock lock(&mutex_);
   --live_;
+  if (const auto found = servers_.find(server); found != servers_.end()) --found->second.inflight;
 }
 
-void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
-                         const std::shared_ptr<CancelScope>& scope, RpcDone done) {
-  std::shared_ptr<grpc::Channel> channel = NextChannel();
+void GrpcTransport::KeepServers(const std::vector<std::string>& servers) {
+  // A thread of gRPC must not release the last reference to a channel: gRPC 1.51 could make it wait
+  // for itself. So a server keeps its channels until a later call finds none of its calls in
+  // flight.
+  std::vector<Server> closed;
+  absl::MutexLock lock(&mutex_);
+  for (auto it = servers_.begin(); it != servers_.end();) {
+    if (it->second.inflight > 0 || absl::c_linear_search(servers, it->first)) {
+      ++it;
+      continue;
+    }
+    closed.push_back(std::move(it->second));
+    it = servers_.erase(it);
+  }
+}
+
+void GrpcTransport::Call(RpcRequest&& request, RpcDone done) {
+  std::shared_ptr<grpc::Channel> channel = NextChannel(request.server);
   if (channel == nullptr) {
     std::move(done)({.status = absl::CancelledError("the client is shutting down")});
     return;
   }
   auto* state = new CallState;
+  state->server = std::move(request.server);
   state->channel = std::move(channel);
-  state->scope = std::static_pointer_cast<Scope>(scope);
-  state->request.Swap(&request);
+  state->scope = std::static_pointer_cast<Scope>(request.scope);
+  state->request.Swap(&request.body);
   state->done = std::move(done);
-  if (deadline != absl::InfiniteFuture()) {
-    state->context.set_deadline(GprDeadline(deadline - Now()));
+  if (request.deadline != absl::InfiniteFuture()) {
+    state->context.set_deadline(GprDeadline(request.deadline - Now()));
   }
-  if (!client_id_.empty()) state->context.AddMetadata(kClientIdKey, client_id_);
-  AddToken(token_, state->context);
+  if (!options_.client_id.empty()) state->context.AddMetadata(kClientIdKey, options_.client_id);
+  AddToken(options_.token, state->context);
   if (const std::string& traceparent = state->scope->traceparent; !traceparent.empty()) {
     state->context.AddMetadata("traceparent", traceparent);
   }
@@ -341,32 +242,35 @@ void GrpcTransport::Call(const std::string& method, grpc::ByteBuffer request, ab
       reply.pushback = FindPushback(state->context.GetServerTrailingMetadata());
     }
     RpcDone callback = std::move(state->done);
+    const std::string server = std::move(state->server);
     // The state is deleted before the callback runs, which may wait for the caller's memory to be
     // released.
     delete state;
     std::move(callback)(std::move(reply));
-    FinishOne();
+    FinishOne(server);
   };
   if (!state->scope->Add(&state->context) || !all_->Add(&state->context)) {
     state->scope->Remove(&state->context);
     RpcDone callback = std::move(state->done);
+    const std::string server = std::move(state->server);
     delete state;
     std::move(callback)(
         {.status = absl::CancelledError("the call was cancelled before it was sent")});
-    FinishOne();
+    FinishOne(server);
     return;
   }
   if (CallerQueue* const queue = state->scope->queue.get(); queue != nullptr && queue->Begin()) {
     state->finish = [finish, state] { finish(state->status); };
-    state->reader = grpc::GenericStub(state->channel)
-                        .PrepareUnaryCall(&state->context, method, state->request, queue->cq());
+    state->reader =
+        grpc::GenericStub(state->channel)
+            .PrepareUnaryCall(&state->context, request.method, state->request, queue->cq());
     state->reader->StartCall();
     state->reader->Finish(&state->response, &state->status, &state->finish);
     return;
   }
   grpc::GenericStub(state->channel)
-      .UnaryCall(&state->context, method, grpc::StubOptions(), &state->request, &state->response,
-                 finish);
+      .UnaryCall(&state->context, request.method, grpc::StubOptions(), &state->request,
+                 &state->response, finish);
 }
 
 void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
@@ -388,33 +292,8 @@ void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScop
     shared_callback.reset();
     // The timer owns the alarm, and the alarm owns this function. The reset breaks the cycle.
     timer.reset();
-    FinishOne();
+    FinishOne("");
   });
-}
-
-std::shared_ptr<MessageStream> GrpcTransport::OpenStream(const std::string& method,
-                                                         StreamEvents events) {
-  std::shared_ptr<grpc::Channel> channel = NextChannel();
-  if (channel == nullptr) return nullptr;
-  auto stream = std::make_shared<GrpcStream>(std::move(channel), method);
-  grpc::ClientContext* const context = &stream->context();
-  if (!client_id_.empty()) context->AddMetadata(kClientIdKey, client_id_);
-  AddToken(token_, *context);
-  if (!all_->Add(context)) {
-    stream.reset();
-    FinishOne();
-    return nullptr;
-  }
-  events.ended = [this, context,
-                  ended = std::move(events.ended)](const absl::Status& status) mutable {
-    all_->Remove(context);
-    std::move(ended)(status);
-  };
-  // If a thread of gRPC destroyed the last channel of the process, gRPC 1.51 would make the thread
-  // wait for itself and then use freed memory. So the transport keeps its channels until the stream
-  // has released its own reference.
-  stream->set_events(std::move(events), [this] { FinishOne(); });
-  return stream;
 }
 
 absl::Time GrpcTransport::Now() const {
@@ -423,7 +302,7 @@ absl::Time GrpcTransport::Now() const {
 }
 
 void GrpcTransport::Shutdown() {
-  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  std::map<std::string, Server> closed;
   {
     absl::MutexLock lock(&mutex_);
     shut_down_ = true;
@@ -432,7 +311,7 @@ void GrpcTransport::Shutdown() {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(
       +[](int64_t* live) { return *live == 0; }, &live_));
-  channels.swap(channels_);
+  closed.swap(servers_);
 }
 
 }  // namespace logprobd::client

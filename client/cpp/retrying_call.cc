@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cpp/local_transport.h"
@@ -22,19 +21,13 @@ bool IsMessageTooLarge(const absl::Status& status) {
 
 std::optional<absl::Duration> RetryPolicy::NextDelay(const Failure& failure,
                                                      double unit_random) const {
-  const bool retryable = failure.status.code() == absl::StatusCode::kUnavailable ||
-                         failure.status.code() == absl::StatusCode::kResourceExhausted;
-  if (!retryable || failure.attempts > retries || IsMessageTooLarge(failure.status) ||
-      IsPlacementRefusal(failure.status)) {
+  int32_t most = 0;
+  if (absl::IsUnavailable(failure.status)) most = attempts_max;
+  if (absl::IsResourceExhausted(failure.status)) most = overloaded_attempts_max;
+  const absl::Duration least = failure.pushback.value_or(absl::ZeroDuration());
+  if (failure.attempts >= most || least < absl::ZeroDuration() ||
+      IsMessageTooLarge(failure.status) || IsPlacementRefusal(failure.status)) {
     return std::nullopt;
-  }
-  absl::Duration least = absl::ZeroDuration();
-  if (failure.pushback.has_value()) {
-    int64_t pushback_ms = 0;
-    if (!absl::SimpleAtoi(*failure.pushback, &pushback_ms) || pushback_ms < 0) {
-      return std::nullopt;
-    }
-    least = absl::Milliseconds(pushback_ms);
   }
   // The exponent is bounded so that ldexp stays finite; backoff_max limits the delay long before.
   const int exponent = std::min(failure.attempts - 1, 60);
@@ -96,7 +89,8 @@ void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
     const absl::Time now = environment.transport->Now();
     const std::string& address = reply.server.empty() ? environment.address : reply.server;
     if (delay.has_value()) {
-      if (!call->is_reported && environment.on_wait && now + *delay - call->begin >= kWaitNotice) {
+      if (!call->is_reported && environment.on_wait &&
+          now + *delay - call->begin >= policy::kNotice) {
         call->is_reported = true;
         environment.on_wait(absl::StrFormat("no answer from %s for %.1f s; retrying: %s%s", address,
                                             absl::ToDoubleSeconds(now - call->begin),
@@ -120,7 +114,10 @@ void HandleReply(const std::shared_ptr<Attempts>& call, RpcReply reply) {
 void Attempt(const std::shared_ptr<Attempts>& call) {
   ++call->made;
   call->environment.transport->Call(
-      call->spec.method, call->spec.request(), call->spec.deadline, call->spec.scope,
+      {.method = call->spec.method,
+       .body = call->spec.request(),
+       .deadline = call->spec.deadline,
+       .scope = call->spec.scope},
       [call](RpcReply reply) { HandleReply(call, std::move(reply)); });
 }
 
@@ -157,7 +154,7 @@ absl::Status ExplainStatus(const absl::Status& status, const std::string& addres
                    ? "; a single row, or the request_bytes option, exceeds the server's message "
                      "limit: raise --max-message-bytes on the server"
                    : "; the server stayed full: send with fewer requests in flight, allow more "
-                     "retries, or add servers";
+                     "time, or add servers";
       break;
     case absl::StatusCode::kUnimplemented:
       advice = absl::StrCat("; ", address,

@@ -13,24 +13,23 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/cpp/balance.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/rpc_transport.h"
 
 namespace logprobd::client {
 
-/// A call that has been retrying for this long is reported to CallEnvironment::on_wait.
-inline constexpr absl::Duration kWaitNotice = absl::Seconds(1);
-
 /// Decides when and how often a failed request is sent again: exponential backoff with full jitter.
 struct RetryPolicy {
-  int32_t retries = 8;
-  absl::Duration backoff_initial = absl::Milliseconds(50);
-  absl::Duration backoff_max = absl::Seconds(5);
+  int32_t attempts_max = policy::kAttemptsMax;  ///< While the server is unavailable, >= 1.
+  int32_t overloaded_attempts_max = policy::kOverloadedAttemptsMax;  ///< While it is full, >= 1.
+  absl::Duration backoff_initial = policy::kWaitFirst;
+  absl::Duration backoff_max = policy::kWaitMax;
 
   /// A failed attempt.
   struct Failure {
     int32_t attempts = 1;  ///< Number of attempts so far, >= 1.
     absl::Status status;
-    std::optional<std::string> pushback = {};  ///< Value of grpc-retry-pushback-ms, if sent.
+    std::optional<absl::Duration> pushback = {};          ///< See RpcReply::pushback.
     absl::Duration remaining = absl::InfiniteDuration();  ///< Time until the call's deadline.
   };
 
@@ -38,8 +37,8 @@ struct RetryPolicy {
   /// [0, 1).
   ///
   /// Only UNAVAILABLE and RESOURCE_EXHAUSTED are retried, except for a message that was too large.
-  /// A pushback is the minimum delay; a negative or malformed pushback forbids retries. No attempt
-  /// is planned after the deadline.
+  /// A pushback is the minimum delay; a negative one forbids retries. No attempt is planned after
+  /// the deadline.
   std::optional<absl::Duration> NextDelay(const Failure& failure, double unit_random) const;
 };
 
@@ -52,11 +51,9 @@ struct CallEnvironment {
   RetryPolicy retry;
   std::string address;                  ///< Used in messages only.
   std::function<double()> unit_random;  ///< Returns numbers in [0, 1); thread-safe.
-  /// The servers behind `transport`; null means one server, whose weights must not change during a
-  /// call.
-  Balance* balance = nullptr;
+  Balance* balance = nullptr;           ///< The servers behind `transport`.
   bool mix_weights_versions = false;
-  /// Called with a message when a call has been retrying for kWaitNotice, once per call; may be
+  /// Called with a message when a call has been retrying for policy::kNotice, once per call; may be
   /// empty.
   std::function<void(const std::string& message)> on_wait = {};
 };

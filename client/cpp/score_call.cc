@@ -15,16 +15,11 @@
 #include "client/cpp/call_versions.h"
 #include "client/cpp/chunk_messages.h"
 #include "client/cpp/chunk_plan.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
 namespace {
-
-/// Interval at which a call with waiting chunks checks whether more servers are ready.
-constexpr absl::Duration kRecheckPeriod = absl::Milliseconds(250);
-/// Maximum number of rounds of a call. After a change of the weights, a further round scores again
-/// the chunks that another version scored.
-constexpr int kRoundsMax = 3;
 
 /// Delivers the result once the call has ended and gRPC has dropped every slice of the caller's
 /// memory.
@@ -82,12 +77,10 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
         delivery_(std::make_shared<Delivery>(*environment.transport, std::move(done))),
         merger_(args_, plan_) {
     scope_->traceparent = args_.traceparent;
-    if (environment.balance != nullptr) {
-      scope_->versions = std::make_shared<CallVersions>(
-          *environment.balance, CallVersions::Options{.head = args_.head,
-                                                      .pinned = args_.weights_version,
-                                                      .mix = environment.mix_weights_versions});
-    }
+    scope_->versions = std::make_shared<CallVersions>(
+        *environment.balance, CallVersions::Options{.head = args_.head,
+                                                    .pinned = args_.weights_version,
+                                                    .mix = environment.mix_weights_versions});
     // Several requests keep several gRPC threads busy, which a single caller's thread cannot match.
     if (plan_.chunks.size() == 1) scope_->queue = options_.queue;
     for (const Chunk& chunk : plan_.chunks) waiting_.push_back(&chunk);
@@ -116,13 +109,13 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
  private:
   /// Checks again soon whether more servers are ready, since responses may take long.
   void RecheckServersSoon() {
-    if (environment_.balance == nullptr || environment_.balance->is_solo()) return;
+    if (environment_.balance->is_solo()) return;
     {
       absl::MutexLock lock(&mutex_);
       if (is_recheck_scheduled_) return;
       is_recheck_scheduled_ = true;
     }
-    environment_.transport->After(kRecheckPeriod, scope_, [self = shared_from_this()] {
+    environment_.transport->After(policy::kLookAgain, scope_, [self = shared_from_this()] {
       {
         absl::MutexLock lock(&self->mutex_);
         self->is_recheck_scheduled_ = false;
@@ -133,7 +126,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
 
   void Send(const Chunk& chunk) {
     auto self = shared_from_this();
-    const int epoch = scope_->versions == nullptr ? 0 : scope_->versions->epoch();
+    const int epoch = scope_->versions->epoch();
     auto placement = std::make_shared<Placement>();
     if (options_.local != nullptr) {
       absl::StatusOr<Placement> placed = options_.local->Place(args_, chunk);
@@ -185,22 +178,17 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                               : options_.local->ErrorOf(placement, outcome.status),
                           chunk);
     }
-    CallVersions* const versions = scope_->versions.get();
-    if (versions == nullptr) {
-      if (absl::Status status = merger_.Add(chunk, outcome.body); !status.ok()) return status;
-      return true;
-    }
     return merger_.Offer(chunk, outcome.body, [&](uint64_t version) {
-      return versions->Keeps(outcome.server, version, epoch);
+      return scope_->versions->Keeps(outcome.server, version, epoch);
     });
   }
 
   /// After all responses have arrived, queues the chunks that another version than the call's
   /// scored.
   void FindStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (scope_->versions == nullptr || environment_.mix_weights_versions) return;
+    if (environment_.mix_weights_versions) return;
     const std::vector<const Chunk*> stale = merger_.OtherThan(scope_->versions->kept());
-    if (!stale.empty() && ++rounds_ >= kRoundsMax) {
+    if (!stale.empty() && ++rounds_ >= policy::kSwapRoundsMax) {
       status_ = scope_->versions->Mismatch();
       return;
     }

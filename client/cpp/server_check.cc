@@ -6,6 +6,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/server_messages.h"
 
 namespace logprobd::client {
@@ -32,18 +33,31 @@ absl::StatusOr<ServerInfo> Heads(const RpcReply& reply) {
 
 class ServerCheck : public std::enable_shared_from_this<ServerCheck> {
  public:
-  ServerCheck(RpcTransport& server, int32_t connections, ServerCheckDone done)
-      : server_(server), scope_(server.NewScope()), done_(std::move(done)), left_(connections) {}
+  ServerCheck(RpcTransport& transport, std::string server, int32_t connections,
+              ServerCheckDone done)
+      : transport_(transport),
+        server_(std::move(server)),
+        scope_(transport.NewScope()),
+        done_(std::move(done)),
+        left_(connections) {}
 
   void Start(int32_t connections) {
-    const absl::Time deadline = server_.Now() + kServerCheckTimeout;
     for (int32_t i = 0; i < connections; ++i) {
-      server_.Call(kHealthMethod, EncodeHealthRequest(kScoringService), deadline, scope_,
-                   [self = shared_from_this()](const RpcReply& reply) { self->TakeHealth(reply); });
+      Ask(kHealthMethod, EncodeHealthRequest(kScoringService),
+          [self = shared_from_this()](const RpcReply& reply) { self->TakeHealth(reply); });
     }
   }
 
  private:
+  void Ask(const char* method, const grpc::ByteBuffer& body, RpcDone done) {
+    transport_.Call({.method = method,
+                     .body = body,
+                     .deadline = transport_.Now() + policy::kCheckTimeout,
+                     .scope = scope_,
+                     .server = server_},
+                    std::move(done));
+  }
+
   void TakeHealth(const RpcReply& reply) {
     absl::Status status;
     {
@@ -56,14 +70,14 @@ class ServerCheck : public std::enable_shared_from_this<ServerCheck> {
       std::move(done_)(status, {});
       return;
     }
-    server_.Call(kListHeadsMethod, EncodeListHeads(), server_.Now() + kServerCheckTimeout, scope_,
-                 [self = shared_from_this()](const RpcReply& reply) {
-                   const absl::StatusOr<ServerInfo> info = Heads(reply);
-                   std::move(self->done_)(info, info.ok() ? reply.body : grpc::ByteBuffer());
-                 });
+    Ask(kListHeadsMethod, EncodeListHeads(), [self = shared_from_this()](const RpcReply& reply) {
+      const absl::StatusOr<ServerInfo> info = Heads(reply);
+      std::move(self->done_)(info, info.ok() ? reply.body : grpc::ByteBuffer());
+    });
   }
 
-  RpcTransport& server_;
+  RpcTransport& transport_;
+  const std::string server_;
   const std::shared_ptr<CancelScope> scope_;
   ServerCheckDone done_;
 
@@ -78,8 +92,10 @@ std::string ReasonOf(const absl::Status& status) {
   return absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
 }
 
-void StartServerCheck(RpcTransport& server, int32_t connections, ServerCheckDone done) {
-  std::make_shared<ServerCheck>(server, connections, std::move(done))->Start(connections);
+void StartServerCheck(RpcTransport& transport, const std::string& server, int32_t connections,
+                      ServerCheckDone done) {
+  std::make_shared<ServerCheck>(transport, server, connections, std::move(done))
+      ->Start(connections);
 }
 
 }  // namespace logprobd::client

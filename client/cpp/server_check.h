@@ -14,9 +14,6 @@
 
 namespace logprobd::client {
 
-/// Time limit of each request of a check.
-inline constexpr absl::Duration kServerCheckTimeout = absl::Seconds(5);
-
 /// Receives the result of a check. `listed` is the encoded response to ListHeads, or empty after an
 /// error.
 using ServerCheckDone = absl::AnyInvocable<void(const absl::StatusOr<ServerInfo>& info,
@@ -25,8 +22,9 @@ using ServerCheckDone = absl::AnyInvocable<void(const absl::StatusOr<ServerInfo>
 /// Checks whether a server can be used: asks for its health over each of its `connections`, then
 /// for its heads. A server without a health service must only list its heads. `done` is called
 /// once, possibly before this returns, with at least one head, or with UNAVAILABLE and the reason.
-/// `server` must live until then.
-void StartServerCheck(RpcTransport& server, int32_t connections, ServerCheckDone done);
+/// `transport` must live until then.
+void StartServerCheck(RpcTransport& transport, const std::string& server, int32_t connections,
+                      ServerCheckDone done);
 
 /// Formats a failed request's status for ServerState::reason: its code and its message.
 std::string ReasonOf(const absl::Status& status);

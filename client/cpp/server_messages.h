@@ -10,7 +10,6 @@ namespace logprobd::client {
 
 // Full names of the methods that this library calls.
 inline constexpr char kScoreMethod[] = "/logprobd.v1.Scoring/Score";
-inline constexpr char kScoreStreamMethod[] = "/logprobd.v1.Scoring/ScoreStream";
 inline constexpr char kListHeadsMethod[] = "/logprobd.v1.Scoring/ListHeads";
 inline constexpr char kVerifyMethod[] = "/logprobd.v1.Scoring/Verify";
 inline constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";

@@ -49,11 +49,9 @@ def test_a_mix_is_verified_and_reported(bench, server, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
-def test_a_stream_of_fresh_rows_gives_the_same_bits(bench, server, dtype):
-    before = server.metric("logprobd_requests_total", method="ScoreStream", code="OK")
-
+def test_fresh_rows_give_the_same_bits(bench, dtype):
     result = bench(
-        *("--method", "stream", "--rows", "3,700", "--concurrency-range", "4"),
+        *("--rows", "3,700", "--concurrency-range", "4"),
         *("--requests", "40", "--fresh", "--writers", "4", "--dtype", dtype),
         *("--verify", "--json"),
     )
@@ -63,8 +61,6 @@ def test_a_stream_of_fresh_rows_gives_the_same_bits(bench, server, dtype):
     assert report["verification"]["passed"]
     assert report["verification"]["answers_different"] == 0
     assert [load["errors"] for load in report["results"]] == [0, 0]
-    after = server.metric("logprobd_requests_total", method="ScoreStream", code="OK")
-    assert after - before >= 80
 
 
 def test_an_open_loop_counts_from_the_planned_time(bench):

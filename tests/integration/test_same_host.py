@@ -224,7 +224,6 @@ def test_logprobctl_says_why_a_forced_transport_is_not_available(
         (1000, ("--transport", "tcp"), "tcp"),
         (1000, (), "shm"),
         (1000, ("--fresh", "--writers", "2"), "shm"),
-        (1000, ("--fresh", "--method", "stream"), "shm"),
         (2, (), "tcp"),  # copying a few rows into the message is faster
         (2, ("--fresh",), "shm"),  # the server reads them in place, without a copy
     ],

@@ -1,8 +1,8 @@
 """Makes the load of the soak: ordinary calls with `logprobctl bench`, and the rest with Python clients.
 
-`logprobctl bench` sends unary calls of all sizes, streams, and calls whose rows lie in shared memory. The Python
-clients make the calls that it cannot make: calls that are cancelled, whose deadline is too short or that are
-invalid, and streams that are abandoned. The server has the heads of HEADS, to which all kinds of calls are made.
+`logprobctl bench` sends unary calls of all sizes, and calls whose rows lie in shared memory. The Python clients
+make the calls that it cannot make: streams, some of which are abandoned, and calls that are cancelled, whose deadline
+is too short or that are invalid. The server has the heads of HEADS, to which all kinds of calls are made.
 """
 
 import dataclasses
@@ -32,14 +32,15 @@ OK, CANCELLED, INVALID, LATE, BUSY = (
     "RESOURCE_EXHAUSTED",
 )
 # The kinds of calls of logprobctl bench.
-BENCH_KINDS = ("unary", "stream", "shared")
+BENCH_KINDS = ("unary", "shared")
 # The kinds of calls of the Python clients and how often each is drawn.
-CLIENT_KINDS = {"cancelled": 0.4, "late": 0.3, "abandoned": 0.2, "wrong": 0.1}
+CLIENT_KINDS = {"cancelled": 0.3, "late": 0.2, "stream": 0.2, "abandoned": 0.2, "wrong": 0.1}
 # The statuses with which a call of each kind may end.
 ALLOWED: dict[str, set[str]] = {
     **{kind: {OK, BUSY} for kind in BENCH_KINDS},
     "cancelled": {OK, CANCELLED, BUSY},
     "late": {OK, LATE, BUSY},
+    "stream": {OK, BUSY},
     "abandoned": {OK, BUSY},
     "wrong": {INVALID},
 }
@@ -96,12 +97,15 @@ class Calls:
     def _late(self) -> None:
         self.scoring.score_raw(self.bulk, self.random.uniform(0.001, 0.02))
 
-    def _abandoned(self) -> None:
+    def _stream(self, answers: int = 6) -> None:
+        """Sends 6 chunks over a stream, and leaves it after so many answers."""
         call = self.scoring.channel.stream_stream("/logprobd.v1.Scoring/ScoreStream")
         chunks = [self.bulk, self.small] * 3
-        for number, _ in enumerate(call(iter(chunks), timeout=CALL_TIMEOUT_S)):
-            if number == 2:
-                return
+        for _ in itertools.islice(call(iter(chunks), timeout=CALL_TIMEOUT_S), answers):
+            pass
+
+    def _abandoned(self) -> None:
+        self._stream(answers=3)
 
     def _wrong(self) -> None:
         self.scoring.score_raw(self.wrong, CALL_TIMEOUT_S)
@@ -126,7 +130,6 @@ class BenchClient:
     def __init__(self, binaries: pathlib.Path, address: str, kind: str, rows: int) -> None:
         plans = {
             "unary": LoadPlan(rows=f"1:4,16:4,{rows}:1", seconds=BENCH_SECONDS, concurrency=2),
-            "stream": LoadPlan(rows=4 * rows, seconds=BENCH_SECONDS, stream=True),
             "shared": LoadPlan(rows=rows, seconds=BENCH_SECONDS, transport="shm", fresh=True),
         }
         self.kind = kind

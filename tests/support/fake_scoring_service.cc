@@ -9,7 +9,6 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
@@ -199,32 +198,6 @@ grpc::Status FakeScoringService::Score(grpc::ServerContext* context,
   return status;
 }
 
-grpc::Status FakeScoringService::ScoreStream(
-    grpc::ServerContext* context,
-    grpc::ServerReaderWriter<v1::ScoreResponse, v1::ScoreRequest>* stream) {
-  {
-    absl::MutexLock lock(&mutex_);
-    ++streams_;
-  }
-  v1::ScoreRequest request;
-  while (stream->Read(&request)) {
-    v1::ScoreResponse response;
-    std::string pushback_ms;
-    const grpc::Status status = Answer(*context, request, response, pushback_ms);
-    response.set_chunk_id(request.chunk_id());
-    if (!status.ok()) {
-      response.set_status_code(status.error_code());
-      response.set_status_message(status.error_message());
-      uint32_t retry_after_ms = 0;
-      if (absl::SimpleAtoi(pushback_ms, &retry_after_ms)) {
-        response.set_retry_after_ms(retry_after_ms);
-      }
-    }
-    stream->Write(response);
-  }
-  return grpc::Status::OK;
-}
-
 grpc::Status FakeScoringService::ListHeads(grpc::ServerContext*, const v1::ListHeadsRequest*,
                                            v1::ListHeadsResponse* response) {
   *response = heads_;
@@ -296,11 +269,6 @@ std::string FakeScoringService::client_id() const {
 std::string FakeScoringService::traceparent() const {
   absl::MutexLock lock(&mutex_);
   return traceparent_;
-}
-
-int64_t FakeScoringService::streams() const {
-  absl::MutexLock lock(&mutex_);
-  return streams_;
 }
 
 int64_t FakeScoringService::held_max() const {

@@ -27,10 +27,6 @@ class FakeScoringService final : public v1::Scoring::Service {
 
   grpc::Status Score(grpc::ServerContext* context, const v1::ScoreRequest* request,
                      v1::ScoreResponse* response) override;
-  /// Answers the chunks in order. Each failure set by FailNext fails one chunk.
-  grpc::Status ScoreStream(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::ScoreResponse, v1::ScoreRequest>* stream) override;
   grpc::Status ListHeads(grpc::ServerContext* context, const v1::ListHeadsRequest* request,
                          v1::ListHeadsResponse* response) override;
   grpc::Status Verify(grpc::ServerContext* context, const v1::VerifyRequest* request,
@@ -46,7 +42,7 @@ class FakeScoringService final : public v1::Scoring::Service {
   /// Accepts rows in the memory that `control` shares from now on.
   void Share(FakeControlSocket* control);
 
-  /// Makes the next Score or chunk fail with `status`, and sends `pushback_ms` if it is not empty.
+  /// Makes the next Score fail with `status`, and sends `pushback_ms` if it is not empty.
   /// Several calls make several requests fail in turn.
   void FailNext(grpc::Status status, absl::string_view pushback_ms = "");
 
@@ -68,8 +64,6 @@ class FakeScoringService final : public v1::Scoring::Service {
   /// Value of the traceparent metadata of the latest Score; "" if it has none.
   std::string traceparent() const;
   int64_t held_max() const;
-  /// Number of ScoreStream calls so far.
-  int64_t streams() const;
 
  private:
   struct Failure {
@@ -94,7 +88,6 @@ class FakeScoringService final : public v1::Scoring::Service {
   bool is_holding_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t held_max_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t streams_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t verify_calls_left_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<int64_t>::max();
 };
 

@@ -217,7 +217,6 @@ class Bench {
                     {"dtype", options_.dtype},
                     {"outputs", absl::StrJoin(options_.outputs, ",")},
                     {"top_k", options_.top_k},
-                    {"method", options_.method},
                     {"transport_reason", client_->transport_reason()},
                     {"channels", options_.channels},
                     {"seed", options_.plan.seed},
@@ -245,10 +244,10 @@ class Bench {
     if (options_.common.json) {
       streams_.out << BenchJson(report_).dump(2) << '\n';
     } else {
-      streams_.out << absl::StrCat(
-          "head ", head_.name, " (", head_.engine, "), vocabulary ", CountText(head_.vocab_size),
-          ", hidden ", CountText(head_.hidden_size), " ", options_.dtype, ", ", options_.method,
-          " over ", options_.channels, " connections\n\n");
+      streams_.out << absl::StrCat("head ", head_.name, " (", head_.engine, "), vocabulary ",
+                                   CountText(head_.vocab_size), ", hidden ",
+                                   CountText(head_.hidden_size), " ", options_.dtype, ", ",
+                                   options_.channels, " connections\n\n");
       PrintBenchReport(report_, streams_.out);
     }
     for (const std::string& warning : BenchWarnings(report_)) {

@@ -27,7 +27,7 @@ constexpr char kHelp[] =
     "  logprobctl bench\n"
     "  logprobctl bench --rows 1 --concurrency-range 1:16:5 --requests 2000\n"
     "  logprobctl bench --rows 1:80,256:15,8192:5 --request-rate 100,200,400 --export b.json\n"
-    "  logprobctl bench --rows 8192 --method stream --fresh --concurrency-range 4 --export b.json\n"
+    "  logprobctl bench --rows 8192 --fresh --concurrency-range 4 --export b.json\n"
     "  logprobctl bench --rows 8192 --fresh --transport shm\n"
     "  logprobctl bench --metrics 127.0.0.1:9470 --verify --export b.json";
 
@@ -172,12 +172,6 @@ void AddRequestOptions(CLI::App& command, BenchOptions& options) {
 
 void AddConnectionOptions(CLI::App& command, BenchOptions& options) {
   const std::string group = "Connection";
-  command
-      .add_option("--method", options.method,
-                  "score sends unary calls; stream sends chunks over ScoreStream, for bulk work")
-      ->check(CLI::IsMember({"score", "stream"}))
-      ->capture_default_str()
-      ->group(group);
   AddParsed(
       command, "--transport", ParseTransportChoice, options.transport,
       "How rows are sent to a server on this host: auto (the fastest available), tcp, shm, or "
@@ -252,11 +246,9 @@ void AddBenchOptions(CLI::App& command, BenchOptions& options) {
 }
 
 Client::Options BenchClientOptions(const BenchOptions& options) {
-  return {.channels = options.channels,
-          .retries = options.retries,
-          .bulk_stream = options.method == "stream",
-          .busy_poll = options.busy_poll,
-          .transport = options.transport};
+  return WithRetries(options.retries, {.channels = options.channels,
+                                       .busy_poll = options.busy_poll,
+                                       .transport = options.transport});
 }
 
 std::vector<LoadPlan> MakePlans(const BenchOptions& options) {

@@ -33,7 +33,6 @@ struct BenchOptions {
   std::string head;
 
   // Options of the connection.
-  std::string method = "score";
   std::optional<TransportChoice> transport;  ///< Absent: the default of Client::Options.
   int32_t gpu = 0;                           ///< GPU that holds the rows of cuda-ipc.
   int32_t channels = Client::Options().channels;

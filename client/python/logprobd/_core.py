@@ -16,6 +16,7 @@ import grpc
 
 from logprobd import _wire, settings
 from logprobd._local_transport import LocalTransport
+from logprobd._policy import READY_PAUSE_FIRST_SECONDS, READY_PAUSE_MAX_SECONDS
 from logprobd._pool import HEALTH_REQUEST, Answer, Call, Mailbox, Pool, Sender, Source, Stream
 from logprobd._queue import ChunkQueue, Job, stream_plan
 from logprobd._status import decode_answer
@@ -260,7 +261,7 @@ class ClientCore:
         deadline = self._deadline(timeout)
         notice = RetryNotice()
         reason = "no answer yet"
-        pause = 0.02
+        pause = READY_PAUSE_FIRST_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if self._pool.balance.solo:
                 server = self._pool.balance.all()[0]
@@ -279,7 +280,7 @@ class ClientCore:
                     reason = error.details
             notice.waits(f"{self.address}: {reason}", pause, time.monotonic())
             await self._pool.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(pause * 1.5, 0.5)
+            pause = min(pause * 1.5, READY_PAUSE_MAX_SECONDS)
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
     async def _unary(self, method: str, request: bytes, deadline: float) -> bytes:

@@ -16,16 +16,13 @@ from typing import Any, NamedTuple
 import grpc
 
 from logprobd import _wire, addresses
+from logprobd._policy import CHECK_TIMEOUT_SECONDS, FIRST_LOOK_SECONDS
 from logprobd._status import from_status
 from logprobd.balance import Balance, Server
 from logprobd.errors import Cancelled, LogprobdError, ServerBug, http_port_hint, tls_hint
 from logprobd.info import HeadInfo, heads_from_wire
 from logprobd.settings import Metadata, Settings
 from logprobd.tls import TlsFiles
-
-CHECK_TIMEOUT_SECONDS = 5.0
-FIRST_LOOK_SECONDS = 1.0
-"""Maximum time that the first call waits for further servers once one is ready."""
 
 HEALTH_REQUEST = _wire.encode(_wire.HealthRequest(service=_wire.SCORING_SERVICE))
 HEALTH_STATUS = {1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}

@@ -11,6 +11,7 @@ from typing import Any
 
 from logprobd import _wire
 from logprobd._local_transport import LocalTransport, PlacedChunk
+from logprobd._policy import LOOK_AGAIN_SECONDS, SWAP_ROUNDS_MAX
 from logprobd._status import decode_answer, from_status
 from logprobd.assembly import Assembly
 from logprobd.balance import Balance, Server
@@ -28,10 +29,8 @@ from logprobd.result import ScoreResult
 from logprobd.retry import RetryNotice
 from logprobd.score_args import ScoreArgs
 from logprobd.settings import Settings
-from logprobd.versions import SWAP_ROUNDS_MAX, CallVersions, Routing, too_many_swaps
+from logprobd.versions import CallVersions, Routing, too_many_swaps
 
-LOOK_AGAIN_SECONDS = 0.25
-"""Interval at which a call with waiting chunks checks whether more servers are ready."""
 _WINDOW_UNKNOWN = 16
 
 

@@ -7,17 +7,13 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from logprobd._policy import RESOLVE_PAUSE_SECONDS, RESOLVE_SECONDS
 from logprobd.errors import InvalidArgument
 
 DEFAULT_PORT = 8470
 
 FindServers = Callable[[], str | Sequence[str]]
 """Returns the addresses of the servers that exist now. It may block."""
-
-RESOLVE_SECONDS = 30.0
-"""Interval between look-ups."""
-RESOLVE_PAUSE_SECONDS = 1.0
-"""Minimum interval between look-ups, which is used after a failure."""
 
 _DNS = "dns:///"
 _PASSED_ON = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")

@@ -13,21 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from logprobd._policy import (
+    BACKOFF_FIRST_SECONDS,
+    BACKOFF_MAX_SECONDS,
+    BUSY_SECONDS,
+    CHECK_SECONDS,
+    VERSION_SECONDS,
+)
 from logprobd.errors import HeadMismatch, Unavailable
 from logprobd.info import HeadInfo, heads_differ, least_limits
-
-CHECK_SECONDS = 10.0
-"""Interval between checks of the health and the heads of a server in use."""
-BACKOFF_FIRST_SECONDS = 0.5
-BACKOFF_MAX_SECONDS = 30.0
-"""Backoff of a server that failed, in seconds: it starts at the first value and doubles with each
-further failure up to the maximum. The server gets no requests for a random time between half of the
-backoff and all of it."""
-BUSY_SECONDS = 0.1
-"""A server that refused a request because of overload and gave no retry hint is avoided for this
-number of seconds."""
-VERSION_SECONDS = 10.0
-"""Seconds for which the weights version that a server reported last counts as known."""
 
 
 class State(enum.Enum):

@@ -9,6 +9,7 @@ import logging
 import random
 from dataclasses import dataclass
 
+from logprobd import _policy
 from logprobd.errors import LogprobdError, Overloaded, Unavailable, is_placement_refusal
 
 
@@ -21,15 +22,15 @@ class RetryPolicy:
     retry.
     """
 
-    attempts_max: int = 8
+    attempts_max: int = _policy.ATTEMPTS_MAX
     """Maximum number of attempts while the server is unavailable, >= 1; 1 means no retries. With
     the defaults, a call to a server that is down fails after about 6 s."""
-    overloaded_attempts_max: int = 1000
+    overloaded_attempts_max: int = _policy.OVERLOADED_ATTEMPTS_MAX
     """Maximum number of attempts while the server is overloaded, >= 1. The default retries until
     the deadline."""
-    base_seconds: float = 0.1
+    base_seconds: float = _policy.WAIT_FIRST_SECONDS
     """Upper bound of the first wait; it doubles with each attempt."""
-    cap_seconds: float = 5.0
+    cap_seconds: float = _policy.WAIT_MAX_SECONDS
     """Upper bound of every wait."""
 
     def delay(
@@ -58,8 +59,7 @@ class RetryPolicy:
 # equally long.
 _RANDOM = random.SystemRandom()
 
-NOTICE_SECONDS = 1.0
-"""A call that has retried for this long without an answer logs a warning."""
+NOTICE_SECONDS = _policy.NOTICE_SECONDS
 NOTICE_REPEAT_SECONDS = 10.0
 """Seconds between two such warnings of a call."""
 

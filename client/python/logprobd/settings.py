@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from logprobd import addresses
+from logprobd import _policy, addresses
 from logprobd.addresses import FindServers
 from logprobd.errors import InvalidArgument
 from logprobd.retry import RetryPolicy
@@ -15,8 +15,8 @@ from logprobd.tls import Tls, tls_from_environment
 from logprobd.trace import InjectTrace
 
 DEFAULT_ADDRESS = f"127.0.0.1:{addresses.DEFAULT_PORT}"
-DEFAULT_TIMEOUT_S = 300.0
-DEFAULT_MAX_INFLIGHT = 8
+DEFAULT_TIMEOUT_S = _policy.CALL_TIMEOUT_SECONDS
+DEFAULT_MAX_INFLIGHT = _policy.INFLIGHT_MAX
 DEFAULT_CHUNK_ROWS = 1024
 DEFAULT_CHUNK_BYTES = 4 << 20
 IDLE_TIMEOUT_MS = 5 * 60_000
@@ -93,11 +93,11 @@ class Settings:
             # This package retries by itself, with the server's hints. Reconnecting is quick, so
             # that a restarted server is found soon.
             ("grpc.enable_retries", 0),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.initial_reconnect_backoff_ms", round(1000 * _policy.RECONNECT_FIRST_SECONDS)),
+            ("grpc.max_reconnect_backoff_ms", round(1000 * _policy.RECONNECT_MAX_SECONDS)),
             # Keepalive detects a host that has vanished; its requests are then sent elsewhere.
-            ("grpc.keepalive_time_ms", 30_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_time_ms", round(1000 * _policy.KEEPALIVE_SECONDS)),
+            ("grpc.keepalive_timeout_ms", round(1000 * _policy.KEEPALIVE_TIMEOUT_SECONDS)),
             ("grpc.client_idle_timeout_ms", IDLE_TIMEOUT_MS),
         ]
         if addresses.is_loopback(address):

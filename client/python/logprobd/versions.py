@@ -5,16 +5,10 @@ It does no I/O.
 
 from __future__ import annotations
 
+from logprobd._policy import RESTARTS_MAX, SWAP_ROUNDS_MAX
 from logprobd.balance import Balance, Server
 from logprobd.errors import LogprobdError, Overloaded, Unavailable, WeightsVersionMismatch
 from logprobd.retry import RetryPolicy, Window
-
-RESTARTS_MAX = 3
-"""Maximum number of times that a call over several servers starts again with another version."""
-
-SWAP_ROUNDS_MAX = 3
-"""Maximum number of rounds of a call. Each round after the first sends chunks again that were
-scored before a swap of the weights."""
 
 
 def too_many_swaps(address: str) -> WeightsVersionMismatch:

@@ -1,4 +1,4 @@
-"""The latency of one row at low load, and of small requests next to a bulk stream."""
+"""The latency of one row at low load, and of small requests next to a bulk load."""
 
 import functools
 import itertools
@@ -6,7 +6,7 @@ import time
 
 from bench_records import record_of_rounds
 from e2e.fixture import Fixture, checked, in_turn, median, say
-from e2e.logprobctl import Load, LoadPlan
+from e2e.logprobctl import RETRIES, Load, LoadPlan
 
 P50_ABOVE_ENGINE_US = 250  # targets
 P99_ABOVE_ENGINE_US = 600
@@ -95,7 +95,7 @@ def load_both(fixture: Fixture, address: str):
         seconds=seconds + 2 * LEAD_S,
         concurrency=BULK_IN_FLIGHT,
         channels=8,
-        stream=True,
+        retries=RETRIES,
     )
     small_plan = LoadPlan(rows=SMALL_ROWS, seconds=seconds, rate=SMALL_RATE, channels=2)
     with fixture.load.running(address, bulk_plan) as bulk:

@@ -50,7 +50,6 @@ class LoadPlan:
     rate: float = 0
     channels: int = 4
     transport: str = "tcp"
-    stream: bool = False
     fresh: bool = False  # writes new rows for each request
     warmup: int = 4
     retries: int = 0  # retries of a request that is refused or whose connection breaks
@@ -73,7 +72,7 @@ class LoadPlan:
         flags += ["--fresh"] if self.fresh else []
         flags += ["--head", self.head] if self.head else []
         flags += ["--tls-ca", str(self.tls_ca)] if self.tls_ca else []
-        return flags + (["--method", "stream"] if self.stream else [])
+        return flags
 
 
 class LoadTool:

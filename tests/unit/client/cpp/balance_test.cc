@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -173,7 +174,7 @@ TEST_F(BalanceTest, ChecksReadyServersAgain) {
   CheckAll(balance);
   EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), IsEmpty());
 
-  now_ += Balance::kCheckPeriod;
+  now_ += policy::kCheck;
   EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("a", "b"));
   balance.Checked("a", absl::UnavailableError("health says NOT_SERVING"), now_);
 
@@ -204,6 +205,15 @@ TEST_F(BalanceTest, PassesOverABusyServerForItsHint) {
   EXPECT_TRUE(balance.HasOther("b", {}));
 }
 
+TEST_F(BalanceTest, ANegativeHintDoesNotMakeAServerBusy) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+
+  balance.Busy("a", -absl::Seconds(1));
+
+  EXPECT_EQ(Take(balance, 5), "a");
+}
+
 TEST_F(BalanceTest, UsesBusyServersWhereThereIsNoOther) {
   Balance balance(Options(), {"a", "b"});
   CheckAll(balance);
@@ -223,7 +233,7 @@ TEST_F(BalanceTest, PrefersServersBelievedToHoldTheVersion) {
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "b");
   EXPECT_EQ(Take(balance, 1, {.version = 2, .excluded = {"b"}}),
             "c");  // the known version is outdated
-  now_ += Balance::kVersionAge;
+  now_ += policy::kVersion;
   EXPECT_EQ(Take(balance, 1, {.version = 2}), "a");
   EXPECT_EQ(Take(balance, 1, {.excluded = {"a", "b", "c"}}), "");
   EXPECT_FALSE(balance.HasReadyExcept({"a", "b", "c"}));

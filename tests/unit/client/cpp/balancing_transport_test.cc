@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/cpp/call_versions.h"
+#include "client/cpp/policy.h"
 #include "client/cpp/server_check.h"
 #include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
@@ -31,22 +32,34 @@ grpc::ByteBuffer Bytes(const std::string& text) {
   return {&slice, 1};
 }
 
-/// A BalancingTransport over FakeTransports: a test answers every request, including checks.
+/// Passes the requests to each server to a FakeTransport of its own, and is the clock.
+class FakeServers final : public RpcTransport {
+ public:
+  std::shared_ptr<CancelScope> NewScope() override { return timers.NewScope(); }
+  void Call(RpcRequest&& request, RpcDone done) override {
+    FakeTransport& server = servers[request.server];
+    server.Call(std::move(request), std::move(done));
+  }
+  void After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
+             absl::AnyInvocable<void() &&> callback) override {
+    timers.After(delay, scope, std::move(callback));
+  }
+  absl::Time Now() const override { return timers.Now(); }
+
+  FakeTransport timers;
+  std::map<std::string, FakeTransport> servers;
+};
+
+/// A BalancingTransport over FakeServers: a test answers every request, including checks.
 class BalancingTransportTest : public ::testing::Test {
  protected:
   void Make(std::vector<std::string> addresses, int32_t channels = 1) {
-    auto timers = std::make_unique<FakeTransport>();
-    timers_ = timers.get();
+    auto fakes = std::make_unique<FakeServers>();
+    fakes_ = fakes.get();
     balancing_ = std::make_unique<BalancingTransport>(
         BalancingTransport::Options{.addresses = std::move(addresses),
                                     .channels = channels,
-                                    .connect =
-                                        [this](const std::string& address) {
-                                          auto transport = std::make_unique<FakeTransport>();
-                                          servers_[address] = transport.get();
-                                          return transport;
-                                        },
-                                    .timers = std::move(timers),
+                                    .connections = std::move(fakes),
                                     .unit_random = [] { return 1.0; }});
   }
 
@@ -55,14 +68,17 @@ class BalancingTransportTest : public ::testing::Test {
                                     std::shared_ptr<CallVersions> versions = nullptr) {
     std::shared_ptr<CancelScope> scope = balancing_->NewScope();
     scope->versions = std::move(versions);
-    balancing_->Call(method, Bytes("request"), timers_->Now() + absl::Seconds(60), scope,
+    balancing_->Call({.method = method,
+                      .body = Bytes("request"),
+                      .deadline = fakes_->Now() + absl::Seconds(60),
+                      .scope = scope},
                      [this](RpcReply reply) { replies_.push_back(std::move(reply)); });
     return scope;
   }
 
   /// Answers the pending health check and ListHeads of a server.
   void AnswerCheck(const std::string& address, int64_t vocab_size = 100, int64_t rows_max = 50) {
-    FakeTransport& server = *servers_.at(address);
+    FakeTransport& server = At(address);
     ASSERT_EQ(server.calls.back().method, kHealthMethod);
     server.Reply({.body = EncodeServing()}, server.calls.size() - 1);
     ASSERT_EQ(server.calls.back().method, kListHeadsMethod);
@@ -92,8 +108,9 @@ class BalancingTransportTest : public ::testing::Test {
     return states;
   }
 
-  std::map<std::string, FakeTransport*> servers_;
-  FakeTransport* timers_ = nullptr;
+  FakeTransport& At(const std::string& address) { return fakes_->servers.at(address); }
+
+  FakeServers* fakes_ = nullptr;
   std::unique_ptr<BalancingTransport> balancing_;
   std::vector<RpcReply> replies_;
 };
@@ -103,37 +120,23 @@ TEST_F(BalancingTransportTest, SendsStraightToASingleServer) {
 
   Send();
 
-  ASSERT_EQ(servers_.at("a:1")->calls.size(), 1U);  // no check
-  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
+  ASSERT_EQ(At("a:1").calls.size(), 1U);  // no check
+  At("a:1").Reply({.status = absl::UnavailableError("refused")});
   ASSERT_EQ(replies_.size(), 1U);
   EXPECT_FALSE(replies_[0].can_go_elsewhere);
   EXPECT_EQ(replies_[0].server, "a:1");
   Send();
-  EXPECT_EQ(servers_.at("a:1")->calls.size(), 1U);
+  EXPECT_EQ(At("a:1").calls.size(), 1U);
 }
 
-TEST_F(BalancingTransportTest, CancelsWhatIsInFlightAtEachServer) {
-  const auto is_cancelled = [this](const std::string& address) {
-    return static_cast<FakeTransport::Scope&>(*servers_.at(address)->calls.at(0).scope)
-        .is_cancelled;
-  };
+TEST_F(BalancingTransportTest, NamesTheServerAndKeepsTheScopeOfARequest) {
   MakeReadyPair();
-  const std::shared_ptr<CancelScope> scope = balancing_->NewScope();
-  for (int i = 0; i < 2; ++i) {
-    balancing_->Call(kScoreMethod, Bytes("request"), absl::InfiniteFuture(), scope,
-                     [](const RpcReply&) {});
-  }
-  ASSERT_FALSE(is_cancelled("a:1"));
 
-  scope->Cancel();
-  balancing_->Call(kScoreMethod, Bytes("late"), absl::InfiniteFuture(), scope,
-                   [](const RpcReply&) {});
+  const std::shared_ptr<CancelScope> scope = Send();
 
-  EXPECT_TRUE(is_cancelled("a:1"));
-  EXPECT_TRUE(is_cancelled("b:2"));
-  Send();
-  EXPECT_FALSE(
-      static_cast<FakeTransport::Scope&>(*servers_.at("b:2")->calls.back().scope).is_cancelled);
+  ASSERT_EQ(At("a:1").calls.size(), 1U);
+  EXPECT_EQ(At("a:1").calls[0].server, "a:1");
+  EXPECT_EQ(At("a:1").calls[0].scope, scope);
 }
 
 TEST_F(BalancingTransportTest, ChecksHealthOverEveryConnectionBeforeTheFirstRequest) {
@@ -141,16 +144,16 @@ TEST_F(BalancingTransportTest, ChecksHealthOverEveryConnectionBeforeTheFirstRequ
 
   Send();
 
-  FakeTransport& a = *servers_.at("a:1");
+  FakeTransport& a = At("a:1");
   ASSERT_EQ(a.calls.size(), 3U);
-  EXPECT_EQ(a.calls[2].deadline, timers_->Now() + kServerCheckTimeout);
+  EXPECT_EQ(a.calls[2].deadline, fakes_->timers.Now() + policy::kCheckTimeout);
   for (int i = 0; i < 2; ++i) a.Reply({.body = EncodeServing()});
   EXPECT_THAT(StatesOf(), ElementsAre(State::kUnknown, State::kUnknown));
   AnswerCheck("a:1");
   EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kUnknown));
   EXPECT_THAT(a.calls, IsEmpty());  // the other server's check may still succeed
   for (int i = 0; i < 3; ++i) {
-    servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
+    At("b:2").Reply({.status = absl::UnavailableError("refused")});
   }
   ASSERT_EQ(a.calls.size(), 1U);
   EXPECT_EQ(a.calls[0].method, kScoreMethod);
@@ -161,32 +164,32 @@ TEST_F(BalancingTransportTest, WaitsNoLongerThanAFirstLookForTheOthers) {
   Send();
   AnswerCheck("a:1");
 
-  ASSERT_EQ(timers_->delays.size(), 2U);
-  EXPECT_EQ(timers_->delays[0], absl::Seconds(60));
-  EXPECT_EQ(timers_->delays[1], BalancingTransport::kFirstLook);
-  timers_->now += BalancingTransport::kFirstLook;
-  std::swap(timers_->timers[0], timers_->timers[1]);
-  timers_->FireTimer();
+  ASSERT_EQ(fakes_->timers.delays.size(), 2U);
+  EXPECT_EQ(fakes_->timers.delays[0], absl::Seconds(60));
+  EXPECT_EQ(fakes_->timers.delays[1], policy::kFirstLook);
+  fakes_->timers.now += policy::kFirstLook;
+  std::swap(fakes_->timers.timers[0], fakes_->timers.timers[1]);
+  fakes_->timers.FireTimer();
 
-  ASSERT_EQ(servers_.at("a:1")->calls.size(), 1U);
-  EXPECT_EQ(servers_.at("a:1")->calls[0].method, kScoreMethod);
+  ASSERT_EQ(At("a:1").calls.size(), 1U);
+  EXPECT_EQ(At("a:1").calls[0].method, kScoreMethod);
 }
 
 TEST_F(BalancingTransportTest, SaysThatAFailedRequestCanGoElsewhere) {
   MakeReadyPair();
   Send();
   Send();
-  EXPECT_EQ(servers_.at("a:1")->calls.size(), 1U);
-  EXPECT_EQ(servers_.at("b:2")->calls.size(), 1U);
+  EXPECT_EQ(At("a:1").calls.size(), 1U);
+  EXPECT_EQ(At("b:2").calls.size(), 1U);
   EXPECT_EQ(balancing_->CountServers(), 2);
 
-  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
+  At("a:1").Reply({.status = absl::UnavailableError("refused")});
 
   EXPECT_TRUE(replies_[0].can_go_elsewhere);
   EXPECT_THAT(StatesOf(), ElementsAre(State::kOut, State::kReady));
   EXPECT_EQ(balancing_->balance().states()[0].reason, "UNAVAILABLE: refused");
   EXPECT_EQ(balancing_->CountServers(), 1);
-  servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
+  At("b:2").Reply({.status = absl::UnavailableError("refused")});
   EXPECT_FALSE(replies_[1].can_go_elsewhere);
 }
 
@@ -196,7 +199,7 @@ TEST_F(BalancingTransportTest, SendsElsewhereWhatAServerCancelled) {
   MakeReadyPair();
   Send();
 
-  servers_.at("a:1")->Reply({.status = absl::CancelledError("CANCELLED")});
+  At("a:1").Reply({.status = absl::CancelledError("CANCELLED")});
 
   EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(replies_[0].status.message()), HasSubstr("the server cancelled"));
@@ -209,7 +212,7 @@ TEST_F(BalancingTransportTest, BlamesNoServerForWhatItsCallerCancelled) {
   const std::shared_ptr<CancelScope> scope = Send();
 
   scope->Cancel();
-  servers_.at("a:1")->Reply({.status = absl::CancelledError("CANCELLED")});
+  At("a:1").Reply({.status = absl::CancelledError("CANCELLED")});
 
   EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kCancelled);
   EXPECT_THAT(StatesOf(), ElementsAre(State::kReady, State::kReady));
@@ -219,21 +222,21 @@ TEST_F(BalancingTransportTest, PassesOverAServerForItsHint) {
   MakeReadyPair();
   Send();
 
-  servers_.at("a:1")->Reply({.status = absl::ResourceExhaustedError("full"), .pushback = "3000"});
+  At("a:1").Reply({.status = absl::ResourceExhaustedError("full"), .pushback = absl::Seconds(3)});
 
   EXPECT_TRUE(replies_[0].can_go_elsewhere);
   for (int i = 0; i < 3; ++i) Send();
-  EXPECT_EQ(servers_.at("b:2")->calls.size(), 3U);
-  timers_->now += absl::Seconds(3);
+  EXPECT_EQ(At("b:2").calls.size(), 3U);
+  fakes_->timers.now += absl::Seconds(3);
   Send();
-  EXPECT_EQ(servers_.at("a:1")->calls.size(), 1U);
+  EXPECT_EQ(At("a:1").calls.size(), 1U);
 }
 
 TEST_F(BalancingTransportTest, DoesNotSendATooLargeMessageElsewhere) {
   MakeReadyPair();
   Send();
 
-  servers_.at("a:1")->Reply(
+  At("a:1").Reply(
       {.status = absl::ResourceExhaustedError("Received message larger than max (9 vs. 5)")});
 
   EXPECT_FALSE(replies_[0].can_go_elsewhere);
@@ -243,15 +246,15 @@ TEST_F(BalancingTransportTest, DoesNotSendATooLargeMessageElsewhere) {
 TEST_F(BalancingTransportTest, ProbesAServerBeforeItComesBack) {
   MakeReadyPair();
   Send();
-  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
-  timers_->now += absl::Milliseconds(500);
+  At("a:1").Reply({.status = absl::UnavailableError("refused")});
+  fakes_->timers.now += absl::Milliseconds(500);
 
   Send();
-  EXPECT_EQ(servers_.at("b:2")->calls.size(), 1U);
-  ASSERT_EQ(servers_.at("a:1")->calls.size(), 1U);
-  servers_.at("a:1")->Reply({.body = Bytes("\x08\x02")});
+  EXPECT_EQ(At("b:2").calls.size(), 1U);
+  ASSERT_EQ(At("a:1").calls.size(), 1U);
+  At("a:1").Reply({.body = Bytes("\x08\x02")});
   EXPECT_THAT(balancing_->balance().states()[0].reason, HasSubstr("NOT_SERVING"));
-  timers_->now += absl::Seconds(1);
+  fakes_->timers.now += absl::Seconds(1);
   Send();
   AnswerCheck("a:1");
 
@@ -261,7 +264,7 @@ TEST_F(BalancingTransportTest, ProbesAServerBeforeItComesBack) {
 TEST_F(BalancingTransportTest, UsesAServerWithoutAHealthService) {
   Make({"a:1", "b:2"});
   Send();
-  FakeTransport& a = *servers_.at("a:1");
+  FakeTransport& a = At("a:1");
 
   a.Reply({.status = absl::UnimplementedError("no such method")});
 
@@ -275,8 +278,8 @@ TEST_F(BalancingTransportTest, NamesEachServerAndWhyWhenAllAreGone) {
   Make({"a:1", "b:2"});
   Send();
 
-  servers_.at("a:1")->Reply({.status = absl::UnavailableError("refused")});
-  servers_.at("b:2")->Reply({.status = absl::DeadlineExceededError("too late")});
+  At("a:1").Reply({.status = absl::UnavailableError("refused")});
+  At("b:2").Reply({.status = absl::DeadlineExceededError("too late")});
 
   ASSERT_EQ(replies_.size(), 1U);
   EXPECT_EQ(replies_[0].status.code(), absl::StatusCode::kUnavailable);
@@ -319,7 +322,7 @@ TEST_F(BalancingTransportTest, AnswersHealthFromTheStateOfAllServers) {
   Send(kHealthMethod);
 
   AnswerCheck("a:1");
-  servers_.at("b:2")->Reply({.status = absl::UnavailableError("refused")});
+  At("b:2").Reply({.status = absl::UnavailableError("refused")});
 
   ASSERT_EQ(replies_.size(), 1U);
   ASSERT_TRUE(replies_[0].status.ok()) << replies_[0].status;
@@ -331,11 +334,11 @@ TEST_F(BalancingTransportTest, FindsThePinnedVersionWhereItIsHeld) {
   auto versions =
       std::make_shared<CallVersions>(balancing_->balance(), CallVersions::Options{.pinned = 9});
   Send(kScoreMethod, versions);
-  servers_.at("a:1")->Reply({.status = absl::FailedPreconditionError("not live")});
+  At("a:1").Reply({.status = absl::FailedPreconditionError("not live")});
   EXPECT_TRUE(replies_[0].can_go_elsewhere);
 
   Send(kScoreMethod, versions);
-  servers_.at("b:2")->Reply({.status = absl::FailedPreconditionError("not live")});
+  At("b:2").Reply({.status = absl::FailedPreconditionError("not live")});
 
   EXPECT_FALSE(replies_[1].can_go_elsewhere);
   EXPECT_EQ(replies_[1].status.code(), absl::StatusCode::kAborted);
@@ -346,7 +349,7 @@ TEST_F(BalancingTransportTest, EndsWhatWaitsAtItsDeadline) {
   Make({"a:1", "b:2"});
   Send();
 
-  timers_->FireTimer();
+  fakes_->timers.FireTimer();
 
   ASSERT_EQ(replies_.size(), 1U);
   EXPECT_THAT(std::string(replies_[0].status.message()), HasSubstr("a:1 (no answer yet)"));

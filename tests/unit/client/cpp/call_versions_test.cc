@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "client/cpp/policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -95,7 +96,7 @@ TEST_F(CallVersionsTest, GivesUpOnServersThatKeepChangingAndNamesThem) {
   }
 
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(versions.epoch(), CallVersions::kRestartsMax);
+  EXPECT_EQ(versions.epoch(), policy::kRestartsMax);
   EXPECT_THAT(std::string(status.message()), HasSubstr("version 1 at a; version 2 at a, b;"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("mix_weights_versions"));
 }

@@ -175,7 +175,7 @@ TEST_F(ClientServersTest, SendsElsewhereWithoutWaiting) {
 TEST_F(ClientServersTest, NamesAllServersWhenAllAreGone) {
   b_.SetServing(false);
   const std::unique_ptr<Client> client =
-      Connect({.address = absl::StrCat("127.0.0.1:1,", b_.address()), .retries = 1});
+      Connect({.address = absl::StrCat("127.0.0.1:1,", b_.address()), .attempts_max = 2});
   EXPECT_THAT(StatesOf(*client), ElementsAre(State::kUnknown, State::kUnknown));
 
   const absl::Status status = client->Score(ScoreCase(1).args).status();
@@ -331,7 +331,8 @@ TEST_F(ClientServersTest, CancelsWhatIsInFlightWhenItIsDestroyed) {
   std::unique_ptr<Client> client = ConnectToAll();
   const ScoreCase c(5'000);
   absl::Status status;
-  client->ScoreAsync(c.args, [&](absl::StatusOr<ScoreResult> result) { status = result.status(); });
+  client->ScoreAsync(c.args,
+                     [&](const absl::StatusOr<ScoreResult>& result) { status = result.status(); });
   a_.service().WaitForHeld(1);
   b_.service().WaitForHeld(1);
 
@@ -372,8 +373,11 @@ class NameTest : public ::testing::Test {
   RpcReply AskHealth(RpcTransport& transport) {
     RpcReply reply;
     absl::Notification ended;
-    transport.Call(kHealthMethod, EncodeHealthRequest(""), transport.Now() + absl::Seconds(30),
-                   transport.NewScope(), [&](RpcReply health) {
+    transport.Call({.method = kHealthMethod,
+                    .body = EncodeHealthRequest(""),
+                    .deadline = transport.Now() + absl::Seconds(30),
+                    .scope = transport.NewScope()},
+                   [&](RpcReply health) {
                      reply = std::move(health);
                      ended.Notify();
                    });
@@ -384,12 +388,7 @@ class NameTest : public ::testing::Test {
   std::unique_ptr<BalancingTransport> Make(Resolver resolve) {
     return std::make_unique<BalancingTransport>(BalancingTransport::Options{
         .addresses = {"dns:///scorer:1"},
-        .connect =
-            [](const std::string& address) {
-              return std::make_unique<GrpcTransport>(
-                  GrpcTransport::Options{.address = address, .channels = 1});
-            },
-        .timers = std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = 0}),
+        .connections = std::make_unique<GrpcTransport>(GrpcTransport::Options{.channels = 1}),
         .resolve = std::move(resolve),
         .unit_random = [] { return 0.5; }});
   }

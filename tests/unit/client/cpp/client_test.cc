@@ -420,7 +420,7 @@ TEST(ClientOptionsTest, NamesTheBadOption) {
   EXPECT_THAT(message({.address = "a:1,::1:2"}), HasSubstr("address is \"::1:2\""));
   EXPECT_THAT(message({.channels = 0}), HasSubstr("channels is 0, must be 1 to 64"));
   EXPECT_THAT(message({.timeout = absl::ZeroDuration()}), HasSubstr("timeout is 0"));
-  EXPECT_THAT(message({.retries = -1}), HasSubstr("retries is -1"));
+  EXPECT_THAT(message({.attempts_max = 0}), HasSubstr("attempts_max is 0"));
   EXPECT_THAT(message({.busy_poll = -absl::Milliseconds(2)}), HasSubstr("busy_poll is -2ms"));
   EXPECT_THAT(message({.max_inflight = 0}), HasSubstr("max_inflight is 0"));
   EXPECT_THAT(message({.request_bytes = 10}), HasSubstr("request_bytes is 10"));
@@ -429,7 +429,7 @@ TEST(ClientOptionsTest, NamesTheBadOption) {
 TEST(UnreachableTest, SaysWhereNobodyAnswered) {
   // No server listens on port 1 of the loopback address.
   const auto client = Client::Create({.address = "127.0.0.1:1",
-                                      .retries = 1,
+                                      .attempts_max = 2,
                                       .backoff_initial = absl::Milliseconds(1),
                                       .backoff_max = absl::Milliseconds(1)});
   ASSERT_TRUE(client.ok());
@@ -466,7 +466,7 @@ TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
 
   auto client = Client::Create({.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
                                 .channels = 1,
-                                .retries = 1,
+                                .attempts_max = 2,
                                 .backoff_initial = absl::Milliseconds(1)});
   const absl::Status status = (*client)->Score(c.args).status();
 
@@ -490,7 +490,7 @@ TEST(UnreachableTest, GivesAConnectionTime) {
   ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
   ASSERT_EQ(listen(listener, 16), 0);  // accepts connections and sends nothing
   const auto client = Client::Create(
-      {.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), .retries = 0});
+      {.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), .attempts_max = 1});
   ScoreCase c(1);
   c.args.timeout = absl::Milliseconds(500);
 

@@ -19,28 +19,25 @@ namespace logprobd::client {
 /// thread-safe.
 class FakeTransport final : public RpcTransport {
  public:
-  struct PendingCall {
-    std::string method;
-    grpc::ByteBuffer request;
-    absl::Time deadline;
-    std::shared_ptr<CancelScope> scope;
+  struct PendingCall : RpcRequest {
     RpcDone done;
   };
 
   struct Scope final : CancelScope {
-    void Cancel() override { is_cancelled = true; }
-    bool is_cancelled = false;
+    void Cancel() override { is_cancelled_ = true; }
+    bool is_cancelled() override { return is_cancelled_; }
+
+   private:
+    bool is_cancelled_ = false;
   };
 
   std::shared_ptr<CancelScope> NewScope() override { return std::make_shared<Scope>(); }
 
-  void Call(const std::string& method, grpc::ByteBuffer request, absl::Time deadline,
-            const std::shared_ptr<CancelScope>& scope, RpcDone done) override {
-    calls.push_back({.method = method,
-                     .request = std::move(request),
-                     .deadline = deadline,
-                     .scope = scope,
-                     .done = std::move(done)});
+  void Call(RpcRequest&& request, RpcDone done) override {
+    grpc::ByteBuffer body;  // a moved ByteBuffer would keep its references to the caller's memory
+    body.Swap(&request.body);
+    calls.push_back({std::move(request), std::move(done)});
+    calls.back().body.Swap(&body);
     ++calls_made;
     calls_max = std::max(calls_max, calls.size());
   }
@@ -57,7 +54,7 @@ class FakeTransport final : public RpcTransport {
   void Reply(RpcReply reply, size_t index = 0) {
     PendingCall call = std::move(calls[index]);
     calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(index));
-    call.request.Clear();
+    call.body.Clear();
     std::move(call.done)(std::move(reply));
   }
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/grpc_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/app/options/options_parser.h"
@@ -14,7 +15,8 @@ namespace logprobd::client {
 namespace {
 
 constexpr double kHalf = 0.5;
-const RetryPolicy kPolicy = {.retries = 3,
+const RetryPolicy kPolicy = {.attempts_max = 4,
+                             .overloaded_attempts_max = 4,
                              .backoff_initial = absl::Milliseconds(100),
                              .backoff_max = absl::Milliseconds(300)};
 
@@ -49,27 +51,38 @@ TEST(RetryPolicyTest, DoesNotRetryARefusalOfThePlacement) {
 TEST(RetryPolicyTest, NeverReturnsBeforeTheServersHint) {
   const absl::Status full = absl::ResourceExhaustedError("full");
 
-  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = "2000"}, 0.0), absl::Seconds(2));
-  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = "2000"}, kHalf),
+  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = absl::Seconds(2)}, 0.0),
+            absl::Seconds(2));
+  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = absl::Seconds(2)}, kHalf),
             absl::Milliseconds(2050));
 }
 
 TEST(RetryPolicyTest, TakesANegativeOrMalformedHintAsNo) {
   const absl::Status full = absl::ResourceExhaustedError("full");
 
-  EXPECT_FALSE(kPolicy.NextDelay({.status = full, .pushback = "-1"}, kHalf));
-  EXPECT_FALSE(kPolicy.NextDelay({.status = full, .pushback = "soon"}, kHalf));
+  EXPECT_FALSE(kPolicy.NextDelay({.status = full, .pushback = ParsePushback("-1")}, kHalf));
+  EXPECT_FALSE(kPolicy.NextDelay({.status = full, .pushback = ParsePushback("soon")}, kHalf));
+  EXPECT_TRUE(kPolicy.NextDelay({.status = full, .pushback = ParsePushback("0")}, kHalf));
+}
+
+TEST(RetryPolicyTest, WaitsForAnOverloadedServerLongerThanForOneThatIsGone) {
+  const RetryPolicy usual;
+
+  EXPECT_FALSE(usual.NextDelay(
+      {.attempts = usual.attempts_max, .status = absl::UnavailableError("gone")}, kHalf));
+  EXPECT_TRUE(usual.NextDelay(
+      {.attempts = usual.attempts_max, .status = absl::ResourceExhaustedError("full")}, kHalf));
 }
 
 TEST(RetryPolicyTest, PlansNothingPastTheDeadline) {
   EXPECT_FALSE(kPolicy.NextDelay({.status = absl::UnavailableError("gone"),
-                                  .pushback = "500",
+                                  .pushback = absl::Milliseconds(500),
                                   .remaining = absl::Milliseconds(500)},
                                  kHalf));
 }
 
 TEST(RetryPolicyTest, StaysFiniteAfterManyAttempts) {
-  const RetryPolicy patient = {.retries = 10'000, .backoff_max = absl::Seconds(5)};
+  const RetryPolicy patient = {.attempts_max = 10'000, .backoff_max = absl::Seconds(5)};
 
   EXPECT_EQ(patient.NextDelay({.attempts = 9'999, .status = absl::UnavailableError("gone")}, kHalf),
             absl::Milliseconds(2500));
@@ -98,7 +111,8 @@ class RetryingCallTest : public ::testing::Test {
 
   FakeTransport transport_;
   CallEnvironment environment_ = {.transport = &transport_,
-                                  .retry = {.retries = 2,
+                                  .retry = {.attempts_max = 3,
+                                            .overloaded_attempts_max = 3,
                                             .backoff_initial = absl::Milliseconds(100),
                                             .backoff_max = absl::Seconds(1)},
                                   .address = "host:1",
@@ -126,7 +140,7 @@ TEST_F(RetryingCallTest, DoesNotWaitWhenAnotherServerIsReady) {
   Start();
 
   transport_.Reply({.status = absl::ResourceExhaustedError("full"),
-                    .pushback = "3600000",
+                    .pushback = absl::Hours(1),
                     .can_go_elsewhere = true});
 
   EXPECT_THAT(transport_.delays, ElementsAre(absl::ZeroDuration()));
@@ -152,7 +166,7 @@ TEST_F(RetryingCallTest, CountsAttemptsElsewhereAsRetries) {
 }
 
 TEST_F(RetryingCallTest, TriesEveryServerForAPinnedVersionWhateverTheRetries) {
-  environment_.retry.retries = 0;
+  environment_.retry.attempts_max = 1;
   Start();
 
   transport_.Reply({.status = absl::FailedPreconditionError("not live"), .can_go_elsewhere = true});
@@ -166,8 +180,9 @@ TEST_F(RetryingCallTest, TriesEveryServerForAPinnedVersionWhateverTheRetries) {
 TEST_F(RetryingCallTest, ObeysARefusalOfRetriesElsewhereToo) {
   Start();
 
-  transport_.Reply(
-      {.status = absl::ResourceExhaustedError("full"), .pushback = "-1", .can_go_elsewhere = true});
+  transport_.Reply({.status = absl::ResourceExhaustedError("full"),
+                    .pushback = -absl::Milliseconds(1),
+                    .can_go_elsewhere = true});
 
   ASSERT_TRUE(outcome_.has_value());
   EXPECT_EQ(outcome_->attempts, 1);
@@ -186,7 +201,8 @@ TEST_F(RetryingCallTest, SendsNothingElsewhereAfterTheDeadline) {
 TEST_F(RetryingCallTest, WaitsAtLeastAsLongAsTheServerAsked) {
   Start();
 
-  transport_.Reply({.status = absl::ResourceExhaustedError("full"), .pushback = "700"});
+  transport_.Reply(
+      {.status = absl::ResourceExhaustedError("full"), .pushback = absl::Milliseconds(700)});
   transport_.FireTimer();
   transport_.Reply({.status = absl::ResourceExhaustedError("full")});
 
@@ -212,7 +228,7 @@ TEST_F(RetryingCallTest, GivesUpWithTheNumberOfAttemptsAndAdvice) {
 TEST_F(RetryingCallTest, ReportsOnceThatItHasRetriedForASecond) {
   std::vector<std::string> messages;
   environment_.on_wait = [&messages](const std::string& message) { messages.push_back(message); };
-  environment_.retry.retries = 3;
+  environment_.retry.attempts_max = 4;
   Start();
 
   transport_.now += absl::Milliseconds(900);

@@ -42,10 +42,14 @@ class ScoreCallTest : public ::testing::Test {
   }
 
   FakeTransport transport_;
-  CallEnvironment environment_ = {
-      .transport = &transport_, .retry = {.retries = 2}, .address = "host:1", .unit_random = [] {
-        return 0.5;
-      }};
+  Balance balance_{
+      {.solo = true, .now = [this] { return transport_.Now(); }, .unit_random = [] { return 0.5; }},
+      {"host:1"}};
+  CallEnvironment environment_ = {.transport = &transport_,
+                                  .retry = {.attempts_max = 3, .overloaded_attempts_max = 3},
+                                  .address = "host:1",
+                                  .unit_random = [] { return 0.5; },
+                                  .balance = &balance_};
   std::optional<absl::StatusOr<ScoreResult>> result_;
 };
 
@@ -87,7 +91,7 @@ TEST_F(ScoreCallTest, SaysWhichRowsARefusedRequestHeldAndCancelsTheRest) {
   const auto scope = std::static_pointer_cast<FakeTransport::Scope>(transport_.calls[0].scope);
 
   transport_.Reply({.status = absl::InvalidArgumentError("targets[1] is 7")}, /*index=*/1);
-  EXPECT_TRUE(scope->is_cancelled);
+  EXPECT_TRUE(scope->is_cancelled());
   EXPECT_FALSE(result_.has_value());  // the other request still reads the caller's memory
   transport_.Reply({.status = absl::CancelledError("")});
 
@@ -116,7 +120,7 @@ TEST_F(ScoreCallTest, DeliversOnlyWhenTheTransportHasDroppedTheCallersMemory) {
   ScoreCase c(2);
   c.args.outputs = output::kLogprob;
   Start(c.args, /*max_inflight=*/1);
-  grpc::ByteBuffer still_being_sent = transport_.calls[0].request;
+  grpc::ByteBuffer still_being_sent = transport_.calls[0].body;
 
   transport_.Reply(Scores(2, -1));
   EXPECT_FALSE(result_.has_value());

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "client/cpp/policy.h"
 #include "client/cpp/server_messages.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,7 +37,7 @@ class ServerCheckTest : public ::testing::Test {
  protected:
   void Start(int32_t connections = 1) {
     StartServerCheck(
-        server_, connections,
+        server_, "a:1", connections,
         [this](const absl::StatusOr<ServerInfo>& info, const grpc::ByteBuffer& listed) {
           info_ = info;
           listed_bytes_ = listed.Valid() ? listed.Length() : 0;
@@ -66,7 +67,7 @@ TEST_F(ServerCheckTest, AsksOverEveryConnectionForHealthAndThenForHeads) {
   ASSERT_THAT(server_.calls, SizeIs(3));
   EXPECT_THAT(server_.calls, Each(Field(&FakeTransport::PendingCall::method, kHealthMethod)));
   EXPECT_THAT(server_.calls, Each(Field(&FakeTransport::PendingCall::deadline,
-                                        server_.now + kServerCheckTimeout)));
+                                        server_.now + policy::kCheckTimeout)));
   for (int i = 0; i < 3; ++i) {
     EXPECT_FALSE(info_.has_value());
     server_.Reply({.body = EncodeServing()});

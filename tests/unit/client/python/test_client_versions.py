@@ -5,12 +5,13 @@ import time
 import numpy as np
 import pytest
 from logprobd import Client, Overloaded, Unavailable, WeightsVersionMismatch, _wire
+from logprobd._policy import RESTARTS_MAX
 from logprobd._queue import ChunkQueue
 from logprobd.balance import Balance
 from logprobd.info import heads_from_wire
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.score_args import ScoreArgs
-from logprobd.versions import RESTARTS_MAX, CallVersions
+from logprobd.versions import CallVersions
 
 
 def listed(version):

@@ -390,7 +390,10 @@ class CountingObserver final : public LoadObserver {
 class LoadGeneratorTest : public ::testing::Test {
  protected:
   LoadGeneratorTest() {
-    client_ = *Client::Create({.address = server_.address(), .channels = 1, .retries = 0});
+    client_ = *Client::Create({.address = server_.address(),
+                               .channels = 1,
+                               .attempts_max = 1,
+                               .overloaded_attempts_max = 1});
     server_.SetServing(true);
     // Connects first, so that the runs contain no retries on a busy machine.
     EXPECT_TRUE(client_->WaitReady(absl::Seconds(30)).ok());
