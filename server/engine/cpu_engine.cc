@@ -116,19 +116,20 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateReplica(const HeadWeights& 
   std::vector<std::unique_ptr<EngineShard>> shards;
   for (const TileRange& range : tiles) {
     const auto rank = static_cast<int32_t>(shards.size());
-    LOGPROBD_RETURN_IF_ERROR(options.faults.CheckMemory(rank, "weight"));
+    LOGPROBD_RETURN_IF_ERROR(options.resources->TakeMemory(rank, "weight"));
     LOGPROBD_ASSIGN_OR_RETURN(CpuHead head,
                               CpuHead::Load(weights, range, NumThreads(options), meter));
-    LOGPROBD_RETURN_IF_ERROR(options.faults.CheckMemory(rank, "workspace"));
-    shards.push_back(std::make_unique<CpuShard>(rank, std::move(head), scorer, options.faults));
+    LOGPROBD_RETURN_IF_ERROR(options.resources->TakeMemory(rank, "workspace"));
+    shards.push_back(std::make_unique<CpuShard>(rank, std::move(head), scorer, *options.resources));
   }
   ShardedEngineOptions engine = ReplicaOptions(weights.info(), plan, options, replica);
   engine.memory = ReplicaMemory(weights.info(), scorer, tiles);
   engine.tiles = tiles;
   std::unique_ptr<Collective> collective;
   if (tiles.size() > 1) {
-    LOGPROBD_ASSIGN_OR_RETURN(collective, options.faults.Wrap(std::make_unique<InProcessCollective>(
-                                              static_cast<int32_t>(tiles.size()))));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        collective, options.resources->TakeCollective(
+                        std::make_unique<InProcessCollective>(static_cast<int32_t>(tiles.size()))));
   }
   return CreateShardedEngine(std::move(engine), std::move(shards), std::move(collective));
 }

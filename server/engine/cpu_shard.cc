@@ -81,7 +81,7 @@ absl::Status CpuShard::Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) 
 }
 
 absl::Status CpuShard::Score(ScoreBatch& batch, RankTeam& team) {
-  LOGPROBD_RETURN_IF_ERROR(team.Agree(rank_, faults_.CheckMemory(rank_, "batch")));
+  LOGPROBD_RETURN_IF_ERROR(team.Agree(rank_, resources_.TakeMemory(rank_, "batch")));
   const kernels::ScoreRowsParams params = ParamsOf(batch);
   if (team.size() == 1) {
     scorer_.Score(params);

@@ -257,7 +257,7 @@ absl::StatusOr<std::unique_ptr<Collective>> Connect(absl::Span<const int32_t> gp
   } else {
     LOGPROBD_ASSIGN_OR_RETURN(collective, CreatePeerCollective(gpus));
   }
-  return options.faults.Wrap(std::move(collective));
+  return options.resources->TakeCollective(std::move(collective));
 }
 
 /// Warms up the shards of each replica one after the other, and all replicas at the same time.
@@ -430,7 +430,7 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
     shard.gpu = replica.gpus[rank];
     shard.plan = WorkspacePlanOf(info, options, shard.gpu, num_shards, tiles[rank]);
     shard.host_slots = replica.host_slots;
-    shard.faults = options.faults;
+    shard.resources = options.resources;
     auto created = CudaShard::Create(weights, std::move(shard), meter);
     if (created.ok()) replica.shards[rank] = *std::move(created);
   });

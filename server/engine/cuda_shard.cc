@@ -132,9 +132,9 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
         " MiB of free memory, but its part of the head needs ", needed_bytes >> 20, " MiB (weight ",
         plan.weight_bytes() >> 20, ", workspace ", plan.workspace_bytes >> 20, ")"));
   }
-  LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "weight"));
+  LOGPROBD_RETURN_IF_ERROR(options_.resources->TakeMemory(options_.rank, "weight"));
   LOGPROBD_ASSIGN_OR_RETURN(CudaHead head, LoadCudaHead(weights, plan, meter));
-  LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "workspace"));
+  LOGPROBD_RETURN_IF_ERROR(options_.resources->TakeMemory(options_.rank, "workspace"));
   LOGPROBD_ASSIGN_OR_RETURN(
       scorer_, CudaScorer::Create(plan, std::make_shared<const CudaHead>(std::move(head))));
   LOGPROBD_ASSIGN_OR_RETURN(copy_in_, CreateStream());
@@ -294,12 +294,10 @@ absl::Status CudaShard::AwaitPass(CudaSlot& slot, RankTeam& team) const {
   }
 }
 
-/// Enqueues the copy of this shard's part of a block, or of the whole block, from the memory
-/// that holds the rows.
 absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& block) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   if (block.is_first) {
-    LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "batch"));
+    LOGPROBD_RETURN_IF_ERROR(options_.resources->TakeMemory(options_.rank, "batch"));
   }
   const HiddenBuffer& buffer = hidden_[block.buffer];
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_in_.get(), buffer.read.get()));
@@ -315,7 +313,6 @@ absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& 
   return absl::OkStatus();
 }
 
-/// Enqueues the copy of rows [begin, end) of the block.
 absl::Status CudaShard::EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
                                       int64_t end) {
   const int64_t element_bytes = DtypeBytes(batch.dtype);
@@ -382,7 +379,6 @@ absl::Status CudaShard::EnqueueRun(const HiddenRun& run, size_t row_bytes, std::
   return ClientCopyStatus(cudaMemcpy3DPeerAsync(&copy, copy_in_.get()));
 }
 
-/// Enqueues the copies of the other shards' parts of a block from their buffers.
 absl::Status CudaShard::EnqueuePeerRows(const ScoreBatch& batch, const RowBlock& block) {
   if (!block.is_spread) return absl::OkStatus();
   const HiddenBuffer& buffer = hidden_[block.buffer];
@@ -429,7 +425,6 @@ absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, c
   return absl::OkStatus();
 }
 
-/// Records the slot's last event behind all work that was enqueued so far.
 absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   for (cudaStream_t stream : {copy_in_.get(), compute_.get()}) {
@@ -456,7 +451,6 @@ absl::StatusOr<ShardTimes> CudaShard::Collect(ScoreBatch& batch, int32_t slot) {
   return job.times;
 }
 
-/// Adds the times of the last pass.
 void CudaShard::AddTimes(Job& job) const {
   for (int64_t i = 0; i < job.num_blocks; ++i) {
     const CudaSlot::BlockEvents& events = job.slot.blocks()[static_cast<size_t>(i)];
