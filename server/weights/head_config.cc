@@ -698,10 +698,16 @@ bool IsTransformKey(absl::string_view key) {
     auto* all = new absl::flat_hash_set<std::string>;
     for (const auto& [type, rule] : HeadRules::Get().types) {
       for (const ScaleRule& scale : rule.scales) {
-        if (!scale.key.empty() && scale.key != kTieKey) all->insert(scale.key);
+        if (!scale.key.empty() && scale.key != kTieKey) {
+          all->insert(scale.key);
+        }
       }
-      if (!rule.vocab_key.empty()) all->insert(rule.vocab_key);
-      if (rule.softcap.has_value()) all->insert(rule.softcap->key);
+      if (!rule.vocab_key.empty()) {
+        all->insert(rule.vocab_key);
+      }
+      if (rule.softcap.has_value()) {
+        all->insert(rule.softcap->key);
+      }
     }
     return all;
   }();
