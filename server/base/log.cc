@@ -101,24 +101,6 @@ void ConfigureLog(const LogOptions& options) {
 
 void SetLogLevel(LogLevel level) { State().logger->set_level(ToSpdlog(level)); }
 
-absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
-  for (int i = 0; i < 4; ++i) {
-    if (name == kLevelNames[i]) {
-      return static_cast<LogLevel>(i);
-    }
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("log level \"", name, "\" is unknown: use debug, info, warning or error"));
-}
-
-absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name) {
-  if (name != "text" && name != "json") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("log format \"", name, "\" is unknown: use text or json"));
-  }
-  return name == "json" ? LogFormat::kJson : LogFormat::kText;
-}
-
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields) {
   LogAlways(LogLevel::kInfo, message, absl::Span<const LogField>(fields));
 }

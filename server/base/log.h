@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
@@ -31,10 +30,6 @@ void ConfigureLog(const LogOptions& options);
 
 /// Changes the level. Thread-safe.
 void SetLogLevel(LogLevel level);
-
-// Both functions return INVALID_ARGUMENT with the list of valid names if `name` is unknown.
-absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
-absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view name);
 
 /// A named value of a log line.
 struct LogField {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace logprobd {
@@ -17,6 +18,13 @@ int64_t Bytes(const std::vector<T>& values) {
 }
 
 }  // namespace
+
+absl::Status LateIfDue(absl::Status status, absl::Time deadline, absl::Time now,
+                       absl::string_view late) {
+  const bool is_due = now + kDeadlineSlack >= deadline;
+  return absl::IsCancelled(status) && is_due ? absl::DeadlineExceededError(late)
+                                             : std::move(status);
+}
 
 int64_t PayloadBytes(const ScoreRequest& request) {
   const HiddenPayload& hidden = request.hidden;

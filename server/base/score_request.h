@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/base/head_info.h"
@@ -134,9 +136,12 @@ struct ScoreRequest {
 /// Maximum time by which gRPC may end a call before its deadline, because gRPC's timers are coarse.
 inline constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(20);
 
-/// Returns whether a call that gRPC cancelled at `now` has reached its deadline. gRPC does not
-/// report the reason for which it cancels a call.
-inline bool IsDue(absl::Time deadline, absl::Time now) { return now + kDeadlineSlack >= deadline; }
+/// Returns the status of a call that ends at `now` with `status`: DEADLINE_EXCEEDED with the
+/// message `late` if it was cancelled at its deadline, otherwise `status`. gRPC does not report the
+/// reason for which it cancels a call, so that any cancellation within kDeadlineSlack of the
+/// deadline counts as a passed deadline.
+absl::Status LateIfDue(absl::Status status, absl::Time deadline, absl::Time now,
+                       absl::string_view late);
 
 // The functions below compute the memory that a validated request needs, for the limits on memory.
 // They add the sizes of arrays; the limits on the number of requests bound the constant part of

@@ -70,7 +70,8 @@ class ServedHead {
   virtual absl::StatusOr<RequestTicket> Submit(ScoreRequest request, ScoreCallback done) = 0;
 
   /// Drops the rows of a request that have not been launched. Its callback soon receives CANCELLED,
-  /// or DEADLINE_EXCEEDED if its deadline is due (IsDue). Unknown or finished tickets are ignored.
+  /// or DEADLINE_EXCEEDED if its deadline is due (LateIfDue). Unknown or finished tickets are
+  /// ignored.
   virtual void Cancel(RequestTicket ticket) = 0;
 
   /// Scores a probe and compares the scores with double precision on a separate thread. Only one

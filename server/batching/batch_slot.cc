@@ -157,7 +157,9 @@ void BatchSlot::ReleaseLargeArrays() {
   release(candidate_ids_);
   ForEachOutputColumn([&](const auto& column) {
     // Columns with one element per row are bounded by the largest batch.
-    if (column.shape != ColumnShape::kRow) release(scores_.*column.values);
+    if (column.shape != ColumnShape::kRow) {
+      release(scores_.*column.values);
+    }
   });
   batch_ = ScoreBatch();
 }

@@ -15,6 +15,7 @@
 #include "server/base/score_request.h"
 #include "server/batching/batcher_impl.h"
 #include "server/batching/version_replicas.h"
+#include "server/batching/version_switch.h"
 
 namespace logprobd {
 namespace {
@@ -57,17 +58,6 @@ Admission::Limits AdmissionLimits(const Batcher::Options& options) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
-                                                         absl::Span<ScoringEngine* const> replicas,
-                                                         const Clock& clock, Metrics& metrics) {
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<VersionReplicas> first,
-                            VersionReplicas::Create(options, replicas));
-  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Batcher> batcher,
-                            Create(options, *first, clock, metrics));
-  batcher->first_ = std::move(first);
-  return batcher;
-}
 
 absl::StatusOr<std::unique_ptr<Batcher>> Batcher::Create(const Options& options,
                                                          VersionReplicas& first, const Clock& clock,
@@ -129,20 +119,18 @@ Batcher::Impl::Impl(const Options& options, VersionReplicas& first, const Clock&
       copy_pool_("copy", options.copy_threads),
       gather_(copy_pool_),
       answer_pool_("answer", options.answer_threads),
-      live_(&first),
-      version_(first.weights_version),
+      turns_(options.turns, options.turns_head),
+      versions_(first),
       rate_kind_(first.kind),
       admission_(AdmissionLimits(options)),
       rate_(std::max<int64_t>(options.batch_rows_max / 4, 1)),
       wait_max_(options.batch_wait_max) {}
 
 absl::Status Batcher::Impl::Start() {
-  if (options_.turns != nullptr) {
-    options_.turns->SetWake(options_.turns_head, [this] {
-      const absl::MutexLock lock(&mutex_);
-      WakeLocked();
-    });
-  }
+  turns_.SetWake([this] {
+    const absl::MutexLock lock(&mutex_);
+    WakeLocked();
+  });
   absl::StatusOr<std::thread> thread = StartThread("batch", [this] { Run(); });
   if (!thread.ok()) {
     Stop();
@@ -154,16 +142,14 @@ absl::Status Batcher::Impl::Start() {
 
 void Batcher::Impl::Stop() {
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_stopping_ = true;
     WakeLocked();
   }
   if (thread_.joinable()) {
     thread_.join();
   }
-  if (options_.turns != nullptr) {
-    options_.turns->SetWake(options_.turns_head, nullptr);
-  }
+  turns_.SetWake(nullptr);
 }
 
 absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreCallback done) {
@@ -176,7 +162,7 @@ absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreC
 
   absl::Status status;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     status = CheckServingLocked(pending->request);
     if (status.ok()) {
       status = AdmitLocked(pending);
@@ -191,14 +177,17 @@ absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreC
   return status;
 }
 
-absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) {
-  if (live_ != nullptr) {
-    const int num_healthy = live_->NumHealthy();
-    if (num_healthy == 0) {
-      return absl::UnavailableError("the engine has failed: retry on another server");
+absl::Status Batcher::Impl::EngineFailed() {
+  return absl::UnavailableError("the engine has failed: retry on another server");
+}
+
+absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) const {
+  const VersionReplicas* const live = versions_.live();
+  if (live != nullptr) {
+    if (live->NumHealthy() == 0) {
+      return EngineFailed();
     }
-    rate_.set_num_replicas(num_healthy);
-    if (request.hidden.place == PayloadPlace::kDevice && !live_->reads_in_place) {
+    if (request.hidden.place == PayloadPlace::kDevice && !live->reads_in_place) {
       return absl::FailedPreconditionError(
           "cuda_ipc: this head is not scored on a GPU; send the rows as hidden or in shared "
           "memory");
@@ -214,19 +203,23 @@ absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) {
   // The version is checked under the same lock under which the live version changes, so that a
   // request that was validated against one version is never scored with the next.
   if (request.weights_version == 0 ||
-      (live_ != nullptr && request.weights_version == live_->weights_version)) {
+      (live != nullptr && request.weights_version == live->weights_version)) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
       absl::StrCat("weights_version: ", request.weights_version, ", but ",
-                   live_ == nullptr ? "the weights are being replaced"
-                                    : absl::StrCat("version ", live_->weights_version, " is live"),
+                   live == nullptr ? "the weights are being replaced"
+                                   : absl::StrCat("version ", live->weights_version, " is live"),
                    " for head \"", options_.head, "\""));
 }
 
 absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   const ScoreRequest& request = pending->request;
   const absl::Time now = clock_.Now();
+  VersionReplicas* const live = versions_.live();
+  if (live != nullptr) {
+    rate_.set_num_replicas(live->NumHealthy());
+  }
   LOGPROBD_RETURN_IF_ERROR(CheckDeadlineLocked(*pending, now));
   const QueueLoad load{.rows = pending->rows_to_score,
                        .bytes = pending->payload_bytes + pending->held_bytes,
@@ -241,7 +234,7 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   requests_.emplace(pending->ticket, pending);
   is_idle_ = false;
   if (pending->rows_to_score == 0) {
-    pending->result.weights_version = version_;
+    pending->result.weights_version = versions_.live_number();
     EndLocked(pending, absl::OkStatus(), endings_);
     WakeLocked();
     return absl::OkStatus();
@@ -249,15 +242,13 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   if (request.deadline != absl::InfiniteFuture()) {
     deadlines_.emplace(request.deadline, pending->ticket);
   }
-  if (pending->is_small() && live_ != nullptr) {
-    live_->launch_rule.NoteSmallRequest(now);
+  if (pending->is_small() && live != nullptr) {
+    live->launch_rule.NoteSmallRequest(now);
   }
   // Wakes the batch thread only if this request changes what it waits for.
-  const bool was_empty = queue_.empty();
-  queue_.Push(pending);
-  const Slot* slot = FindFreeSlotLocked();
-  const bool may_launch =
-      slot != nullptr && !waits_for_turn_ && LaunchTimeLocked(*slot, now) <= now;
+  const bool was_empty = versions_.queue().empty();
+  versions_.queue().Push(pending);
+  const bool may_launch = !turns_.is_waiting() && versions_.LaunchTime(now) <= now;
   if (was_empty || may_launch || request.deadline < wake_time_) {
     WakeLocked();
   }
@@ -273,14 +264,14 @@ absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
   if (request.deadline == absl::InfiniteFuture()) {
     return absl::OkStatus();
   }
-  if (const Slot* slot = FindFreeSlotLocked();
-      queue_.empty() && slot != nullptr && slot->replica.in_flight == 0) {
+  if (const Slot* slot = versions_.FindFreeSlot();
+      versions_.queue().empty() && slot != nullptr && slot->replica.in_flight == 0) {
     // Scoring the request delays no other request and shows how fast the engine is now.
     return absl::OkStatus();
   }
   // This is a lower bound of the wait: this client's earlier rows must leave the queue first, at
   // the best measured rate.
-  const int64_t rows = pending.rows_to_score + queue_.RowsBefore(pending);
+  const int64_t rows = pending.rows_to_score + versions_.queue().RowsBefore(pending);
   const std::optional<absl::Duration> wait = rate_.LeastTimeFor(static_cast<double>(rows), now);
   if (wait.has_value() && now + *wait > request.deadline) {
     return absl::DeadlineExceededError(absl::StrCat(
@@ -293,75 +284,60 @@ absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
 void Batcher::Impl::Cancel(RequestTicket ticket) {
   auto left_at = Metrics::LeftAt::kQueue;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const auto found = requests_.find(ticket);
     if (found == requests_.end()) {
       return;
     }
     const Pending pending = found->second;
     WakeLocked();
-    if (IsDue(pending->request.deadline, clock_.Now())) {
-      EndLocked(pending, DeadlinePassed(*pending), endings_);
-      return;  // Answer() records it as a passed deadline.
-    }
     if (!pending->is_queued) {
       left_at = Metrics::LeftAt::kEngine;
     }
-    EndLocked(pending, absl::CancelledError("the client cancelled the request"), endings_);
+    absl::Status status =
+        LateIfDue(absl::CancelledError("the client cancelled the request"),
+                  pending->request.deadline, clock_.Now(), DeadlinePassed(*pending).message());
+    const bool is_late = absl::IsDeadlineExceeded(status);
+    EndLocked(pending, std::move(status), endings_);
+    if (is_late) {
+      return;  // Answer() records it as a passed deadline.
+    }
   }
   metrics_.RecordCancelled(left_at);
 }
 
 void Batcher::Impl::SetLimits(const Options& options) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   admission_.SetLimits(AdmissionLimits(options));
   wait_max_ = options.batch_wait_max;
-  if (live_ != nullptr) {
-    live_->launch_rule.set_wait_max(wait_max_);
+  if (versions_.live() != nullptr) {
+    versions_.live()->launch_rule.set_wait_max(wait_max_);
   }
   WakeLocked();  // A waiting batch may be due with the new limits.
 }
 
 bool Batcher::Impl::Drain(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   is_draining_ = true;
   return clock_.AwaitUntil(mutex_, absl::Condition(&is_idle_), deadline);
 }
 
 MemoryPlan Batcher::Impl::memory() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
+  const VersionReplicas* const live = versions_.live();
   return {MemoryUse{
-      .place = "host", .kind = "staging", .bytes = live_ == nullptr ? 0 : live_->staging_bytes()}};
+      .place = "host", .kind = "staging", .bytes = live == nullptr ? 0 : live->staging_bytes()}};
 }
 
 void Batcher::Impl::Commit(VersionReplicas* next) {
-  absl::MutexLock lock(&mutex_);
-  LOGPROBD_CHECK(retiring_ == nullptr, "the previous version has not retired yet");
+  const absl::MutexLock lock(&mutex_);
   LOGPROBD_CHECK(next == nullptr || next->hidden_size == hidden_size_);
-  retiring_ = live_;
-  live_ = next;
+  versions_.Commit(next);
   failure_ = absl::OkStatus();
-  if (retiring_ != nullptr) {
-    std::vector<Pending> bound;  // Requests that stay with the retiring version.
-    for (const auto& [ticket, pending] : requests_) {
-      if (pending->is_queued && (pending->has_begun() || pending->request.weights_version != 0)) {
-        bound.push_back(pending);
-      }
-    }
-    std::sort(bound.begin(), bound.end(), [](const Pending& a, const Pending& b) {
-      return a->ticket < b->ticket;  // Keeps the order of arrival.
-    });
-    for (const Pending& pending : bound) {
-      queue_.Remove(*pending);
-      pending->is_retiring = true;
-      retiring_queue_.Push(pending);
-    }
-  }
-  if (live_ != nullptr) {
-    version_ = live_->weights_version;
-    live_->launch_rule.set_wait_max(wait_max_);
-    if (rate_kind_ != live_->kind) {  // The measured rate does not apply to other engines.
-      rate_kind_ = live_->kind;
+  if (next != nullptr) {
+    next->launch_rule.set_wait_max(wait_max_);
+    if (rate_kind_ != next->kind) {  // The measured rate does not apply to other engines.
+      rate_kind_ = next->kind;
       rate_ = DrainRate(std::max<int64_t>(options_.batch_rows_max / 4, 1));
     }
   }
@@ -369,33 +345,27 @@ void Batcher::Impl::Commit(VersionReplicas* next) {
 }
 
 bool Batcher::Impl::AwaitRetired(absl::Time until) {
-  absl::MutexLock lock(&mutex_);
-  if (!clock_.AwaitUntil(mutex_, absl::Condition(this, &Impl::IsRetiredLocked), until)) {
+  const absl::MutexLock lock(&mutex_);
+  if (!clock_.AwaitUntil(mutex_, absl::Condition(&versions_, &VersionSwitch::IsRetired), until)) {
     return false;
   }
-  turn_ = turn_ == retiring_ ? nullptr : turn_;
-  retiring_ = nullptr;
+  versions_.ForgetRetired();
   WakeLocked();  // The live version may have waited for the retired one's devices.
   return true;
 }
 
-bool Batcher::Impl::IsRetiredLocked() const {
-  return retiring_ == nullptr ||
-         (retiring_queue_.empty() && retiring_->NumInFlight() == 0 && launching_ != retiring_);
-}
-
 void Batcher::Impl::Fail(const absl::Status& why) {
-  absl::MutexLock lock(&mutex_);
-  LOGPROBD_CHECK(live_ == nullptr && !why.ok(), why.message());
+  const absl::MutexLock lock(&mutex_);
+  LOGPROBD_CHECK(versions_.live() == nullptr && !why.ok(), why.message());
   failure_ = why;
-  EndQueuedLocked(queue_, why);
+  EndQueuedLocked(versions_.queue(), why);
   WakeLocked();
 }
 
 void Batcher::Impl::Abandon(const absl::Status& why) {
   std::vector<Ending> endings;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_draining_ = true;
     endings = std::exchange(endings_, {});  // Requests that the batch thread has not answered yet.
     while (!requests_.empty()) {
@@ -405,7 +375,7 @@ void Batcher::Impl::Abandon(const absl::Status& why) {
     ++answering_;
   }
   AnswerAll(std::move(endings));
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   --answering_;
   UpdateIdleLocked();
 }

@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/base/outputs.h"
@@ -86,16 +85,9 @@ class Batcher {
     Heartbeats* heartbeats = nullptr;
   };
 
-  /// Creates a Batcher for `replicas`: at least one, none null, all of the same head and
-  /// batch_rows_max. Returns INVALID_ARGUMENT that names the invalid option, or RESOURCE_EXHAUSTED
-  /// if there is no memory for staging. The replicas, `clock` and `metrics` must outlive the
-  /// Batcher.
-  static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
-                                                         absl::Span<ScoringEngine* const> replicas,
-                                                         const Clock& clock, Metrics& metrics);
-
-  /// Behaves like Create above, but the caller owns the first version's replicas, which must stay
-  /// alive until the version has been retired or the Batcher is destroyed.
+  /// Creates a Batcher whose live version is `first`, which must stay alive until it has retired or
+  /// the Batcher is destroyed. Returns INVALID_ARGUMENT that names the invalid option. `clock` and
+  /// `metrics` must outlive the Batcher.
   static absl::StatusOr<std::unique_ptr<Batcher>> Create(const Options& options,
                                                          VersionReplicas& first, const Clock& clock,
                                                          Metrics& metrics);
@@ -161,7 +153,6 @@ class Batcher {
  private:
   struct Impl;
   explicit Batcher(std::unique_ptr<Impl> impl);
-  std::unique_ptr<VersionReplicas> first_;  // Null if the caller owns the first version.
   std::unique_ptr<Impl> impl_;
 };
 

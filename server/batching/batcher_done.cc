@@ -38,13 +38,13 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   }
   if (relaunch) {
     // Only the batch thread may start batches: an engine takes one caller at a time.
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     slot.state = SlotState::kRelaunch;
     WakeLocked();
     return;
   }
 
-  GiveTurnBack(slot);
+  turns_.GiveBack(slot.replica.index);
   slot.scattered.clear();
   for (const BatchPart& part : batch.parts()) {
     slot.scattered.push_back(batch.StatusOf(part).ok() ? ScatterPart(batch, part)
@@ -55,21 +55,21 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
   std::vector<HiddenPayload> payloads;
   std::vector<BatchPart> parts;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const absl::Time now = clock_.Now();
     EndBatchLocked(slot, now, endings, payloads);
     parts = batch.TakeParts();
     slot.state = SlotState::kFree;
     slot.replica.NoteEnd(now);
     ++answering_;
-    if (!IsQueueEmptyLocked()) {
+    if (versions_.has_rows()) {
       WakeLocked();
     }
   }
   payloads.clear();
   AnswerAll(std::move(endings));
   parts.clear();
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   --answering_;
   // The batch thread updates the gauges. It is woken only now because, with few cores, it would
   // otherwise delay the answers.
@@ -134,7 +134,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
       EndLocked(part.pending, absl::OkStatus(), endings);
     }
   }
-  if (all_scored && &slot.version == live_) {
+  if (all_scored && &slot.version == versions_.live()) {
     rate_.AddBatch(batch.num_rows(), batch.start_time, now, slot.replica.index);
   }
 }
@@ -148,7 +148,7 @@ void Batcher::Impl::EndLocked(const Pending& pending, absl::Status status,
   if (pending->is_queued) {
     admission_.Release(request.client_id, request.priority(),
                        QueueLoad{.rows = pending->waiting_rows});
-    QueueOfLocked(*pending).Remove(*pending);
+    versions_.QueueOf(*pending).Remove(*pending);
   }
   Ending ending{.pending = pending, .status = std::move(status), .payload = {}};
   if (pending->payload_readers == 0) {
@@ -157,8 +157,6 @@ void Batcher::Impl::EndLocked(const Pending& pending, absl::Status status,
   endings.push_back(std::move(ending));
 }
 
-/// Ends the read of the payload by one reader. The last reader moves the payload to `payloads`, to
-/// be freed outside the mutex, unless a later batch still has rows to read.
 void Batcher::Impl::EndReadLocked(PendingRequest& pending, std::vector<HiddenPayload>& payloads) {
   --pending.payload_readers;
   if (pending.payload_readers == 0 &&
@@ -193,7 +191,7 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
   {
     // Releases the limits before the callbacks: an answered client may send its next request at
     // once.
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     for (const Ending& ending : endings) {
       PendingRequest& pending = *ending.pending;
       pending.is_finished = true;
@@ -206,8 +204,6 @@ void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
   CallBack(endings);
 }
 
-/// Calls the callbacks. If there are many, the pool's threads share them, unless these threads
-/// answer another batch.
 void Batcher::Impl::CallBack(std::vector<Ending>& endings) {
   constexpr size_t kEndingsOfTask = 4;
   const size_t num_tasks = (endings.size() + kEndingsOfTask - 1) / kEndingsOfTask;
@@ -254,9 +250,7 @@ void Batcher::Impl::Answer(Ending& ending) {
 }
 
 bool Batcher::Impl::IsIdleLocked() const {
-  return requests_.empty() && endings_.empty() && answering_ == 0 &&
-         (live_ == nullptr || live_->NumInFlight() == 0) &&
-         (retiring_ == nullptr || retiring_->NumInFlight() == 0);
+  return requests_.empty() && endings_.empty() && answering_ == 0 && versions_.NumInFlight() == 0;
 }
 
 void Batcher::Impl::UpdateIdleLocked() {

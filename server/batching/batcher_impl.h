@@ -18,11 +18,13 @@
 #include "absl/time/time.h"
 #include "server/batching/admission.h"
 #include "server/batching/batcher.h"
+#include "server/batching/head_turns.h"
 #include "server/batching/hidden_rows.h"
 #include "server/batching/pending_request.h"
 #include "server/batching/row_queue.h"
 #include "server/batching/task_pool.h"
 #include "server/batching/version_replicas.h"
+#include "server/batching/version_switch.h"
 
 namespace logprobd {
 
@@ -61,21 +63,6 @@ struct Batcher::Impl {
     HiddenPayload payload;
   };
 
-  // Functions that may be called from any thread.
-  /// Returns a free slot of the live version, or null if there is none or it is another version's
-  /// turn.
-  Slot* FindFreeSlotLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Returns the time at which the queue's next batch may be launched in `slot`, which belongs to
-  /// the live version.
-  absl::Time LaunchTimeLocked(const Slot& slot, absl::Time now) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsTurnOfLocked(const VersionReplicas& version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  RowQueue& QueueOfLocked(const PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Returns the queue of the rows that `version`, live or retiring, scores.
-  RowQueue& QueueOfLocked(const VersionReplicas& version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsQueueEmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsRetiredLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
   /// Gives the batch thread something to do. If it does not come to it, its heartbeat shows that.
   void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     wake_ = true;
@@ -83,7 +70,8 @@ struct Batcher::Impl {
   }
 
   // Functions that run on callers' threads (batcher.cc).
-  absl::Status CheckServingLocked(const ScoreRequest& request)
+  static absl::Status EngineFailed();
+  absl::Status CheckServingLocked(const ScoreRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AdmitLocked(const Pending& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckDeadlineLocked(const PendingRequest& pending, absl::Time now) const
@@ -92,19 +80,28 @@ struct Batcher::Impl {
   // Functions that run on the batch thread (batcher_thread.cc). Functions that unlock the mutex
   // lock it again before they return.
   void Run();
+  /// Busy-polls for at most busy_poll, then sleeps, until there is something to do or wake_time_ is
+  /// reached.
   void AwaitWakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool DoNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static absl::Status DeadlinePassed(const PendingRequest& pending);
   void ExpireDeadlinesLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Ends the waiting requests that no engine will score: all of them when the Batcher stops, and
+  /// those of a version that has no healthy replica.
   void EndUnservableLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndQueuedLocked(RowQueue& queue, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerEndingsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool LaunchNextLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool LaunchFromLocked(RowQueue& queue, Slot& slot, absl::Time now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Launches the next batch of `version` if this head gets a turn on the shared devices; otherwise
+  /// the head waits for one. A turn is taken before the batch is cut and given back when its engine
+  /// is done. Returns whether anything was done.
+  bool LaunchInTurnLocked(VersionReplicas& version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Ends the wait for a turn when there is nothing to launch. Returns whether the head waited.
+  bool WithdrawLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LaunchLocked(Slot& slot, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Ends the reads of the payloads that have been copied. Returns false if no request of the batch
+  /// needs its scores any more.
   bool FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& payloads)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropBatchLocked(Slot& slot, std::vector<HiddenPayload> payloads)
@@ -112,16 +109,8 @@ struct Batcher::Impl {
   void RelaunchLocked(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PublishGaugesLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time NextWakeLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Time OldestSubmittedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Slot* FindRelaunchLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FillBatch(Slot& slot, std::vector<BatchPart> parts);
   void StartBatch(Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // Functions for turns on devices that several heads share (batcher_thread.cc).
-  bool LaunchInTurnLocked(RowQueue& queue, VersionReplicas& version)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool WithdrawLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void GiveTurnBack(const Slot& slot) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Functions that end batches and requests, on an engine's thread or the batch thread
   // (batcher_done.cc).
@@ -131,11 +120,15 @@ struct Batcher::Impl {
                       std::vector<HiddenPayload>& payloads) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLocked(const Pending& pending, absl::Status status, std::vector<Ending>& endings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Ends the read of the payload by one reader. The last reader moves the payload to `payloads`,
+  /// to be freed outside the mutex, unless a later batch still has rows to read.
   void EndReadLocked(PendingRequest& pending, std::vector<HiddenPayload>& payloads)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleasePayloadLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseHeldLocked(PendingRequest& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerAll(std::vector<Ending> endings) ABSL_LOCKS_EXCLUDED(mutex_);
+  /// Calls the callbacks. If there are many, the pool's threads share them, unless these threads
+  /// answer another batch.
   void CallBack(std::vector<Ending>& endings) ABSL_LOCKS_EXCLUDED(mutex_);
   void Answer(Ending& ending);
   bool IsIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -150,23 +143,11 @@ struct Batcher::Impl {
   PayloadGather gather_;  // Used by the batch thread only.
   TaskPool answer_pool_;  // Used by the thread that has set is_answer_pool_taken_.
   std::atomic<bool> is_answer_pool_taken_ = false;
+  HeadTurns turns_;
 
   mutable absl::Mutex mutex_;
-  /// Null while no version is live: after Commit(nullptr), and after Fail, which sets `failure_`.
-  VersionReplicas* live_ ABSL_GUARDED_BY(mutex_);
-  VersionReplicas* retiring_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  uint64_t version_ ABSL_GUARDED_BY(mutex_);  // Number of the live version, or of the last one.
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  RowQueue queue_ ABSL_GUARDED_BY(mutex_);
-  RowQueue retiring_queue_ ABSL_GUARDED_BY(mutex_);  // Rows of requests that have is_retiring set.
-  /// Version for which the batch thread requests a turn, or prepares or starts a batch. The engine
-  /// may end that batch before Start returns.
-  VersionReplicas* launching_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  /// Version that launched last, and the number of batches that it has launched in a row. They are
-  /// only used when the live and the retiring version must not have batches in flight at the same
-  /// time.
-  VersionReplicas* turn_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  int64_t turn_batches_ ABSL_GUARDED_BY(mutex_) = 0;
+  VersionSwitch versions_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);   // Set by Fail, until the next Commit.
   std::string rate_kind_ ABSL_GUARDED_BY(mutex_);  // VersionReplicas::kind that `rate_` measures.
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   DrainRate rate_ ABSL_GUARDED_BY(mutex_);
@@ -182,8 +163,6 @@ struct Batcher::Impl {
   bool is_idle_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  /// True while this head waits for its turn. The thread that ends a turn wakes the batch thread.
-  bool waits_for_turn_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time wake_time_ ABSL_GUARDED_BY(mutex_);
   absl::Time published_time_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::array<QueueLoad, kNumPriorities> published_ ABSL_GUARDED_BY(mutex_);

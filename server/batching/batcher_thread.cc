@@ -1,6 +1,6 @@
 // The batch thread of a Batcher: it cuts, gathers and starts batches, ends requests whose deadline
 // passes, and calls the callbacks of requests that end without the engine. launch_rule.h decides
-// when a batch may be launched; the end of this file decides which version or head launches next.
+// when a batch may be launched, version_switch.h which version launches it.
 
 #include <algorithm>
 #include <optional>
@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
 #include "server/base/host.h"
@@ -20,14 +19,10 @@ namespace {
 /// Interval at which the age of the oldest request is updated while it waits.
 constexpr absl::Duration kGaugePeriod = absl::Seconds(1);
 
-/// Number of batches per replica that one version launches in a row while another version waits for
-/// the same devices.
-constexpr int64_t kTurnBatches = ScoringEngine::kBatchesInFlight;
-
 }  // namespace
 
 void Batcher::Impl::Run() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   while (true) {
     wake_ = false;
     heartbeat_->Begin();
@@ -46,8 +41,6 @@ void Batcher::Impl::Run() {
   }
 }
 
-/// Busy-polls for at most busy_poll, then sleeps, until there is something to do or wake_time_ is
-/// reached.
 void Batcher::Impl::AwaitWakeLocked() {
   if (options_.busy_poll > absl::ZeroDuration()) {
     const absl::Time until = std::min(clock_.Now() + options_.busy_poll, wake_time_);
@@ -69,7 +62,7 @@ bool Batcher::Impl::DoNextLocked() {
     AnswerEndingsLocked();
     return true;
   }
-  if (Slot* slot = FindRelaunchLocked(); slot != nullptr) {
+  if (Slot* slot = versions_.FindRelaunch(); slot != nullptr) {
     RelaunchLocked(*slot);
     return true;
   }
@@ -77,46 +70,26 @@ bool Batcher::Impl::DoNextLocked() {
 }
 
 bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
-  // Rows of the retiring version are first: its engines are freed when they are done, and waiting
-  // would not add rows to their batches.
-  if (!retiring_queue_.empty() && IsTurnOfLocked(*retiring_)) {
-    if (Slot* slot = retiring_->FindFreeSlot(); slot != nullptr) {
-      return LaunchFromLocked(retiring_queue_, *slot, now);
-    }
-  }
-  Slot* slot = FindFreeSlotLocked();
-  if (slot == nullptr || LaunchTimeLocked(*slot, now) > now) {
+  Slot* const slot = versions_.FindLaunch(now);
+  if (slot == nullptr) {
     return WithdrawLocked();
   }
-  return LaunchFromLocked(queue_, *slot, now);
-}
-
-/// Launches a batch of `queue` in `slot` or, if heads share devices, in any slot of the same
-/// version that gets a turn. Returns whether anything was done.
-bool Batcher::Impl::LaunchFromLocked(RowQueue& queue, Slot& slot, absl::Time now) {
-  if (options_.turns != nullptr) {
-    return LaunchInTurnLocked(queue, slot.version);
+  if (turns_.is_sharing()) {
+    return LaunchInTurnLocked(slot->version);
   }
-  LaunchLocked(queue, slot, now);
+  LaunchLocked(*slot, now);
   return true;
 }
 
-/// Ends the waiting requests that no engine will score: all of them when the Batcher stops, and
-/// those of a version that has no healthy replica.
 void Batcher::Impl::EndUnservableLocked() {
   if (is_stopping_) {
     const absl::Status stopping = absl::UnavailableError("the server is shutting down");
-    EndQueuedLocked(queue_, stopping);
-    EndQueuedLocked(retiring_queue_, stopping);
+    EndQueuedLocked(versions_.queue(), stopping);
+    EndQueuedLocked(versions_.retiring_queue(), stopping);
     return;
   }
-  const absl::Status failed =
-      absl::UnavailableError("the engine has failed: retry on another server");
-  if (!queue_.empty() && live_ != nullptr && live_->NumHealthy() == 0) {
-    EndQueuedLocked(queue_, failed);
-  }
-  if (!retiring_queue_.empty() && retiring_->NumHealthy() == 0) {
-    EndQueuedLocked(retiring_queue_, failed);
+  while (RowQueue* const queue = versions_.FindUnservable()) {
+    EndQueuedLocked(*queue, EngineFailed());
   }
 }
 
@@ -138,8 +111,7 @@ absl::Status Batcher::Impl::DeadlinePassed(const PendingRequest& pending) {
 }
 
 void Batcher::Impl::EndQueuedLocked(RowQueue& queue, const absl::Status& status) {
-  while (!queue.empty()) {
-    const Pending pending = requests_.at(queue.Oldest()->ticket);
+  for (const Pending& pending : queue.Queued()) {
     EndLocked(pending, status, endings_);
   }
 }
@@ -154,12 +126,13 @@ void Batcher::Impl::AnswerEndingsLocked() {
   UpdateIdleLocked();
 }
 
-void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
+void Batcher::Impl::LaunchLocked(Slot& slot, absl::Time now) {
+  RowQueue& queue = versions_.QueueOf(slot.version);
   std::vector<BatchPart> parts =
       queue.Cut(slot.version.launch_rule.CutBudget(queue, slot.replica.in_flight, now));
   LOGPROBD_CHECK(!parts.empty(), queue.rows());
-  launching_ = &slot.version;
-  turn_batches_ = std::exchange(turn_, launching_) == launching_ ? turn_batches_ + 1 : 1;
+  versions_.CountBatch(slot.version);
+  versions_.Hold(slot.version);  // The engine may end the batch before Start returns.
   int64_t rows = 0;
   for (const BatchPart& part : parts) {
     rows += part.num_rows;
@@ -169,9 +142,7 @@ void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
     admission_.Release(pending.request.client_id, pending.request.priority(),
                        QueueLoad{.rows = part.num_rows});
   }
-  if (options_.turns != nullptr) {
-    options_.turns->Charge(options_.turns_head, rows);
-  }
+  turns_.Charge(rows);
   slot.state = SlotState::kInFlight;
   slot.batch.cut_time = now;
   slot.batch.kernel_seconds = 0;
@@ -183,7 +154,7 @@ void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   std::vector<HiddenPayload> payloads;
   if (!FinishGatherLocked(slot, payloads)) {
     DropBatchLocked(slot, std::move(payloads));
-    launching_ = nullptr;
+    versions_.Unhold();
     return;
   }
   slot.batch.start_time = clock_.Now();
@@ -197,7 +168,7 @@ void Batcher::Impl::LaunchLocked(RowQueue& queue, Slot& slot, absl::Time now) {
   metrics_.RecordBatch(options_.head, num_rows, num_requests);
   metrics_.RecordStage(Metrics::Stage::kCopy, copy_seconds);
   mutex_.Lock();
-  launching_ = nullptr;
+  versions_.Unhold();
 }
 
 void Batcher::Impl::FillBatch(Slot& slot, std::vector<BatchPart> parts) {
@@ -225,8 +196,6 @@ void Batcher::Impl::StartBatch(Slot& slot) {
                [this, &slot](const absl::Status& status) { OnBatchDone(slot, status); });
 }
 
-/// Ends the reads of the payloads that have been copied. Returns false if no request of the batch
-/// needs its scores any more.
 bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& payloads) {
   const absl::Time now = clock_.Now();
   bool is_needed = false;
@@ -256,7 +225,7 @@ void Batcher::Impl::DropBatchLocked(Slot& slot, std::vector<HiddenPayload> paylo
   slot.replica.NoteDrop();
   mutex_.Unlock();
   payloads.clear();
-  GiveTurnBack(slot);
+  turns_.GiveBack(slot.replica.index);
   parts.clear();
   slot.batch.ReleaseLargeArrays();
   mutex_.Lock();
@@ -265,15 +234,15 @@ void Batcher::Impl::DropBatchLocked(Slot& slot, std::vector<HiddenPayload> paylo
 
 void Batcher::Impl::RelaunchLocked(Slot& slot) {
   slot.state = SlotState::kInFlight;
-  launching_ = &slot.version;
+  versions_.Hold(slot.version);
   mutex_.Unlock();
   StartBatch(slot);
   mutex_.Lock();
-  launching_ = nullptr;
+  versions_.Unhold();
 }
 
 bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
-  const bool has_age = !IsQueueEmptyLocked();
+  const bool has_age = versions_.has_rows();
   std::array<bool, kNumPriorities> has_changed{};
   bool any = (has_age && now - published_time_ >= kGaugePeriod) || has_age != has_published_age_;
   for (size_t i = 0; i < published_.size(); ++i) {
@@ -288,7 +257,7 @@ bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
   }
   published_time_ = now;
   has_published_age_ = has_age;
-  const double age = has_age ? absl::ToDoubleSeconds(now - OldestSubmittedLocked()) : 0;
+  const double age = has_age ? absl::ToDoubleSeconds(now - versions_.OldestSubmitted()) : 0;
   const std::array<QueueLoad, kNumPriorities> loads = published_;
   mutex_.Unlock();
   for (size_t i = 0; i < loads.size(); ++i) {
@@ -305,135 +274,47 @@ bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
 
 absl::Time Batcher::Impl::NextWakeLocked(absl::Time now) const {
   absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
-  if (!IsQueueEmptyLocked()) {
+  if (versions_.has_rows()) {
     wake = std::min(wake, published_time_ + kGaugePeriod);
   }
-  if (const Slot* slot = FindFreeSlotLocked(); slot != nullptr && !waits_for_turn_) {
-    wake = std::min(wake, LaunchTimeLocked(*slot, now));
+  if (!turns_.is_waiting()) {
+    wake = std::min(wake, versions_.LaunchTime(now));
   }
   return wake;
 }
 
-absl::Time Batcher::Impl::LaunchTimeLocked(const Slot& slot, absl::Time now) const {
-  return slot.version.launch_rule.LaunchTime(queue_, slot.replica.in_flight,
-                                             slot.replica.idle_time(), now);
-}
-
-absl::Time Batcher::Impl::OldestSubmittedLocked() const {
-  absl::Time oldest = absl::InfiniteFuture();
-  for (const RowQueue* queue : {&queue_, &retiring_queue_}) {
-    if (!queue->empty()) {
-      oldest = std::min(oldest, queue->OldestSubmitted());
-    }
-  }
-  return oldest;
-}
-
-Batcher::Impl::Slot* Batcher::Impl::FindRelaunchLocked() const {
-  for (const VersionReplicas* version : {retiring_, live_}) {
-    if (version != nullptr) {
-      if (Slot* slot = version->FindRelaunch(); slot != nullptr) {
-        return slot;
-      }
-    }
-  }
-  return nullptr;
-}
-
-Batcher::Impl::Slot* Batcher::Impl::FindFreeSlotLocked() const {
-  return live_ != nullptr && IsTurnOfLocked(*live_) ? live_->FindFreeSlot() : nullptr;
-}
-
-/// Returns whether a batch of `version` may be started. It always may, unless the live and the
-/// retiring version share devices and both have kernels that wait for other GPUs: a batch of one
-/// could then wait for kernels that the other prevents from starting. In that case the versions
-/// take turns of a few batches, and a turn begins only when the other version has no batch in
-/// flight.
-bool Batcher::Impl::IsTurnOfLocked(const VersionReplicas& version) const {
-  const VersionReplicas* other = &version == live_ ? retiring_ : live_;
-  if (other == nullptr || !(version.waits_for_peers && other->waits_for_peers)) {
-    return true;
-  }
-  if (other->NumInFlight() > 0) {
-    return false;
-  }
-  const RowQueue& others_queue = other == live_ ? queue_ : retiring_queue_;
-  const auto turn_batches_max = kTurnBatches * static_cast<int64_t>(version.replicas.size());
-  return turn_ != &version || turn_batches_ < turn_batches_max || others_queue.empty() ||
-         other->NumHealthy() == 0;
-}
-
-RowQueue& Batcher::Impl::QueueOfLocked(const PendingRequest& pending) {
-  return pending.is_retiring ? retiring_queue_ : queue_;
-}
-
-RowQueue& Batcher::Impl::QueueOfLocked(const VersionReplicas& version) {
-  return &version == retiring_ ? retiring_queue_ : queue_;
-}
-
-bool Batcher::Impl::IsQueueEmptyLocked() const { return queue_.empty() && retiring_queue_.empty(); }
-
-/// Launches the next batch if this head gets a turn on the shared devices; otherwise the head waits
-/// for one. A turn is taken before the batch is cut and given back when its engine is done. Other
-/// heads are woken while no lock is held, because waking them takes their lock. Returns whether
-/// anything was done.
-bool Batcher::Impl::LaunchInTurnLocked(RowQueue& queue, VersionReplicas& version) {
-  std::vector<std::pair<int, int>> free;  // Pairs of batches in flight and replica.
-  for (const std::unique_ptr<Slot>& slot : version.slots) {
-    if (slot->state == SlotState::kFree && slot->replica.engine.healthy()) {
-      free.emplace_back(slot->replica.in_flight, slot->replica.index);
-    }
-  }
-  std::sort(free.begin(), free.end());
-  std::vector<int> replicas;
-  replicas.reserve(free.size());
-  for (const auto& [in_flight, replica] : free) {
-    replicas.push_back(replica);
-  }
+bool Batcher::Impl::LaunchInTurnLocked(VersionReplicas& version) {
+  const std::vector<int> replicas = version.FreeReplicas();
   if (replicas.empty()) {
     return WithdrawLocked();  // The last healthy replica has just failed.
   }
-  launching_ = &version;  // Keeps the version alive while the mutex is released.
+  versions_.Hold(version);
   mutex_.Unlock();
-  const std::optional<int> replica = options_.turns->Take(options_.turns_head, replicas);
+  const std::optional<int> replica = turns_.Take(replicas);
   mutex_.Lock();
-  launching_ = nullptr;
-  waits_for_turn_ = !replica.has_value();
+  versions_.Unhold();
   if (!replica.has_value()) {
     return false;
   }
-  // Meanwhile a Commit may have given the queue to another version, or the queue may be empty.
-  if (&queue != &QueueOfLocked(version) || !IsTurnOfLocked(version) || queue.empty() ||
-      is_stopping_) {
+  // Meanwhile a Commit may have given the rows to another version, or they may have ended.
+  if (is_stopping_ || !versions_.MayLaunch(version)) {
     mutex_.Unlock();
-    options_.turns->GiveBack(options_.turns_head, *replica);
+    turns_.GiveBack(*replica);
     mutex_.Lock();
     return true;
   }
-  // Only this thread takes slots, so the replica still has a free one.
-  const auto slot = absl::c_find_if(version.slots, [&](const auto& candidate) {
-    return candidate->state == SlotState::kFree && candidate->replica.index == *replica;
-  });
-  LaunchLocked(queue, **slot, clock_.Now());
+  LaunchLocked(version.FreeSlotOf(*replica), clock_.Now());  // Only this thread takes slots.
   return true;
 }
 
-/// Ends the wait for a turn when there is nothing to launch, because a waiting head keeps devices
-/// from others. Returns whether it waited.
 bool Batcher::Impl::WithdrawLocked() {
-  if (!std::exchange(waits_for_turn_, false)) {
+  if (!turns_.is_waiting()) {
     return false;
   }
   mutex_.Unlock();
-  options_.turns->Withdraw(options_.turns_head);
+  turns_.Withdraw();
   mutex_.Lock();
   return true;
-}
-
-void Batcher::Impl::GiveTurnBack(const Slot& slot) {
-  if (options_.turns != nullptr) {
-    options_.turns->GiveBack(options_.turns_head, slot.replica.index);
-  }
 }
 
 }  // namespace logprobd

@@ -161,9 +161,6 @@ DeviceTurns::Room DeviceTurns::RoomLocked() const {
   return room;
 }
 
-/// Returns whether the head may take another turn before other heads, because one of its lanes
-/// still holds its devices. If a hold lasted for only one batch, the devices would be idle while
-/// the next batch is copied.
 bool DeviceTurns::IsInHold(const HeadState& head) {
   return absl::c_any_of(head.requested, [&head](int replica) {
     const LaneState& lane = head.lanes[static_cast<size_t>(replica)];
@@ -172,7 +169,6 @@ bool DeviceTurns::IsInHold(const HeadState& head) {
   });
 }
 
-/// Returns which of the waiting heads can have a turn now, and on which replica.
 std::vector<DeviceTurns::Grant> DeviceTurns::GrantsLocked() const {
   std::vector<std::tuple<bool, double, int64_t, size_t>> order;
   for (size_t index = 0; index < heads_.size(); ++index) {

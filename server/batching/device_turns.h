@@ -117,7 +117,11 @@ class DeviceTurns {
   static bool Fits(const LaneState& lane, const Room& room);
   static void Occupy(const LaneState& lane, Room& room);
   Room RoomLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Returns whether the head may take another turn before other heads, because one of its lanes
+  /// still holds its devices. If a hold lasted for only one batch, the devices would be idle while
+  /// the next batch is copied.
   static bool IsInHold(const HeadState& head);
+  /// Returns which of the waiting heads can have a turn now, and on which replica.
   std::vector<Grant> GrantsLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Returns the heads to wake.
   std::vector<size_t> WakeableLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -100,7 +100,7 @@ std::list<RowQueue::Flow>::iterator RowQueue::Turns::TakeStarter(int64_t turn_ro
   if (flow->deficit <= 0) {
     flow->deficit = turn_rows;
   }
-  flow->owes_turn = true;
+  flow->took_turn_early = true;
   return flow;
 }
 
@@ -117,6 +117,15 @@ void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
   request.queue_position = requests.insert(requests.end(), std::move(pending));
   request.arrival_position = arrivals_.insert(arrivals_.end(), &request);
   CountRows(flow, request, request.waiting_rows);
+}
+
+std::vector<std::shared_ptr<PendingRequest>> RowQueue::Queued() const {
+  std::vector<std::shared_ptr<PendingRequest>> queued;
+  queued.reserve(arrivals_.size());
+  for (const PendingRequest* pending : arrivals_) {
+    queued.push_back(*pending->queue_position);
+  }
+  return queued;
 }
 
 void RowQueue::Remove(PendingRequest& pending) {
@@ -222,9 +231,9 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
     const bool is_start = starter != turns.flows.end();
     const auto flow = is_start ? std::exchange(starter, turns.flows.end()) : turns.flows.begin();
     if (!is_start) {
-      const bool owed_turn = std::exchange(flow->owes_turn, false);
+      const bool had_taken_turn_early = std::exchange(flow->took_turn_early, false);
       if (flow->deficit <= 0) {
-        if (owed_turn) {
+        if (had_taken_turn_early) {
           turns.flows.splice(turns.flows.end(), turns.flows, flow);
           continue;
         }
@@ -245,8 +254,8 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
     }
     const bool is_blocked = flow->deficit > 0 && rows_max > 0;
     const bool has_unfit = flow->has_unfit || !flow->sub_clients.starters.empty();
-    turns.SetStarter(flow, is_blocked || (has_unfit && !flow->owes_turn));
-    if (flow->owes_turn) {
+    turns.SetStarter(flow, is_blocked || (has_unfit && !flow->took_turn_early));
+    if (flow->took_turn_early) {
       continue;  // It keeps its place, where it has what is left of this turn.
     }
     if (flow->deficit == 0) {

@@ -75,8 +75,8 @@ class RowQueue {
   /// Returns the time at which the longest-waiting request was submitted. The queue must not be
   /// empty.
   absl::Time OldestSubmitted() const { return arrivals_.front()->submitted; }
-  /// Returns the longest-waiting request, or null if there is none.
-  PendingRequest* Oldest() const { return arrivals_.empty() ? nullptr : arrivals_.front(); }
+  /// Returns the waiting requests in the order of Push.
+  std::vector<std::shared_ptr<PendingRequest>> Queued() const;
 
  private:
   using Requests = std::list<std::shared_ptr<PendingRequest>>;
@@ -100,9 +100,9 @@ class RowQueue {
     /// Flows that cannot add rows to the batch that is being cut. They are first in the next one.
     std::list<Flow> blocked;
     /// Flows of which something did not fit the batch of their last turn, longest first, unless
-    /// they have used up a turn that they owe. If the first row of a batch is taken from these
-    /// turns, one of them gives it, so that a flow whose turns never come first gets a batch that
-    /// its rows fit.
+    /// they have used up a turn that they took early. If the first row of a batch is taken from
+    /// these turns, one of them gives it, so that a flow whose turns never come first gets a batch
+    /// that its rows fit.
     std::list<std::list<Flow>::iterator> starters;
     absl::flat_hash_map<std::string, std::list<Flow>::iterator> by_id;
   };
@@ -123,7 +123,7 @@ class RowQueue {
     bool has_unfit = false;  ///< Whether its last turn left a kind of requests that did not fit.
     bool starts_with_bulk = false;  ///< Whether a start takes rows of large requests first.
     /// Whether a start was part of the next turn, which has only the rows that the start left.
-    bool owes_turn = false;
+    bool took_turn_early = false;
     bool is_starter = false;  ///< Whether the flow is in `starters`, at `starter_position`.
     std::list<std::list<Flow>::iterator>::iterator starter_position;
   };

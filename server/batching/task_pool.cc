@@ -25,7 +25,7 @@ TaskPool::TaskPool(const char* name, int32_t num_threads) {
 
 TaskPool::~TaskPool() {
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     stopping_ = true;
     has_work_ = true;
   }
@@ -41,7 +41,7 @@ void TaskPool::Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task) {
     }
     return;
   }
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   task_ = &task;
   next_ = 0;
   end_ = num_tasks;
@@ -53,7 +53,7 @@ void TaskPool::Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task) {
 }
 
 void TaskPool::Work() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   while (!stopping_) {
     TakeTasks();
     mutex_.Await(absl::Condition(&has_work_));

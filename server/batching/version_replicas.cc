@@ -117,6 +117,30 @@ VersionReplicas::Slot* VersionReplicas::FindFreeSlot() const {
   return best;
 }
 
+std::vector<int> VersionReplicas::FreeReplicas() const {
+  std::vector<int> free;
+  for (const std::unique_ptr<Slot>& slot : slots) {
+    const Replica& replica = slot->replica;
+    const bool is_new = free.empty() || free.back() != replica.index;  // Its slots are adjacent.
+    if (slot->state == SlotState::kFree && is_new && replica.engine.healthy()) {
+      free.push_back(replica.index);
+    }
+  }
+  std::stable_sort(free.begin(), free.end(), [this](int a, int b) {
+    return replicas[static_cast<size_t>(a)]->in_flight <
+           replicas[static_cast<size_t>(b)]->in_flight;
+  });
+  return free;
+}
+
+VersionReplicas::Slot& VersionReplicas::FreeSlotOf(int replica) const {
+  const auto slot = absl::c_find_if(slots, [replica](const auto& candidate) {
+    return candidate->state == SlotState::kFree && candidate->replica.index == replica;
+  });
+  LOGPROBD_CHECK(slot != slots.end(), replica);
+  return **slot;
+}
+
 VersionReplicas::Slot* VersionReplicas::FindRelaunch() const {
   for (const std::unique_ptr<Slot>& slot : slots) {
     if (slot->state == SlotState::kRelaunch) {

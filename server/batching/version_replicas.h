@@ -72,7 +72,9 @@ struct VersionReplicas {
     absl::Duration last_batch = absl::InfiniteDuration();
 
     void NoteBegin(absl::Time now) {
-      if (in_flight++ == 0) busy_since = now;
+      if (in_flight++ == 0) {
+        busy_since = now;
+      }
     }
     void NoteEnd(absl::Time now) {
       last_batch = now - busy_since;
@@ -80,7 +82,9 @@ struct VersionReplicas {
     }
     /// Records that a batch was dropped before the engine received it.
     void NoteDrop() {
-      if (--in_flight == 0) busy_since = absl::InfiniteFuture();
+      if (--in_flight == 0) {
+        busy_since = absl::InfiniteFuture();
+      }
     }
     /// Returns when the oldest batch will end if it takes as long as the last one.
     absl::Time idle_time() const { return busy_since + last_batch; }
@@ -116,6 +120,11 @@ struct VersionReplicas {
   /// Returns a free slot of the healthy replica with the fewest batches in flight, or null if there
   /// is none.
   Slot* FindFreeSlot() const;
+  /// Returns the healthy replicas that have a free slot, those with the fewest batches in flight
+  /// first.
+  std::vector<int> FreeReplicas() const;
+  /// Returns a free slot of `replica`, which must have one.
+  Slot& FreeSlotOf(int replica) const;
   /// Returns a slot in state kRelaunch, or null if there is none.
   Slot* FindRelaunch() const;
   int64_t staging_bytes() const;

@@ -35,14 +35,18 @@ double QuotaCores() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   double quota = 0;
   double period = 0;
-  if (file >> quota >> period && quota > 0 && period > 0) return quota / period;
+  if (file >> quota >> period && quota > 0 && period > 0) {
+    return quota / period;
+  }
   return std::numeric_limits<double>::infinity();
 }
 
 int32_t AffinityCores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    return CPU_COUNT(&set);
+  }
   return static_cast<int32_t>(
       std::thread::hardware_concurrency());  // The machine has more than 1024 CPUs.
 }
@@ -94,7 +98,9 @@ kernels::RowScorer::Options ScorerOptions(kernels::CpuIsa isa, const EngineOptio
 MemoryPlan ReplicaMemory(const HeadInfo& head, const kernels::RowScorer::Options& options,
                          absl::Span<const TileRange> tiles) {
   int64_t weight_bytes = 0;
-  for (const TileRange& shard : tiles) weight_bytes += CpuHead::WeightBytes(head, shard);
+  for (const TileRange& shard : tiles) {
+    weight_bytes += CpuHead::WeightBytes(head, shard);
+  }
   const int64_t workspace_bytes =
       kernels::RowScorer::WorkspaceBytes(CpuHead::Describe(head, tiles.front()), options);
   return {{.place = "host", .kind = "weights", .bytes = weight_bytes},
@@ -116,19 +122,20 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateReplica(const HeadWeights& 
   std::vector<std::unique_ptr<EngineShard>> shards;
   for (const TileRange& range : tiles) {
     const auto rank = static_cast<int32_t>(shards.size());
-    LOGPROBD_RETURN_IF_ERROR(options.faults.CheckMemory(rank, "weight"));
+    LOGPROBD_RETURN_IF_ERROR(options.resources->TakeMemory(rank, "weight"));
     LOGPROBD_ASSIGN_OR_RETURN(CpuHead head,
                               CpuHead::Load(weights, range, NumThreads(options), meter));
-    LOGPROBD_RETURN_IF_ERROR(options.faults.CheckMemory(rank, "workspace"));
-    shards.push_back(std::make_unique<CpuShard>(rank, std::move(head), scorer, options.faults));
+    LOGPROBD_RETURN_IF_ERROR(options.resources->TakeMemory(rank, "workspace"));
+    shards.push_back(std::make_unique<CpuShard>(rank, std::move(head), scorer, *options.resources));
   }
   ShardedEngineOptions engine = ReplicaOptions(weights.info(), plan, options, replica);
   engine.memory = ReplicaMemory(weights.info(), scorer, tiles);
   engine.tiles = tiles;
   std::unique_ptr<Collective> collective;
   if (tiles.size() > 1) {
-    LOGPROBD_ASSIGN_OR_RETURN(collective, options.faults.Wrap(std::make_unique<InProcessCollective>(
-                                              static_cast<int32_t>(tiles.size()))));
+    LOGPROBD_ASSIGN_OR_RETURN(
+        collective, options.resources->TakeCollective(
+                        std::make_unique<InProcessCollective>(static_cast<int32_t>(tiles.size()))));
   }
   return CreateShardedEngine(std::move(engine), std::move(shards), std::move(collective));
 }
@@ -158,7 +165,9 @@ absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptio
   plan.layout = std::move(layout.places);
   plan.memory = ReplicaMemory(
       head, ScorerOptions(isa, options, layout.num_replicas * layout.num_shards, tiles), tiles);
-  for (MemoryUse& use : plan.memory) use.bytes *= layout.num_replicas;
+  for (MemoryUse& use : plan.memory) {
+    use.bytes *= layout.num_replicas;
+  }
   return plan;
 }
 

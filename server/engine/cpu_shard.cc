@@ -29,7 +29,9 @@ kernels::ScoreRowsParams ParamsOf(ScoreBatch& batch) {
   params.candidate_rows = batch.candidate_rows.data();
   params.candidate_ids = batch.candidate_ids.data();
   ForEachRowColumn([&](const auto& column) {
-    if (column.IsScored(batch.outputs)) SetRowScore(params, column, (batch.*column.span).data());
+    if (column.IsScored(batch.outputs)) {
+      SetRowScore(params, column, (batch.*column.span).data());
+    }
   });
   params.top_k_ids = batch.top_k_ids.data();
   params.top_k_logprobs = batch.top_k_logprobs.data();
@@ -81,7 +83,7 @@ absl::Status CpuShard::Enqueue(ScoreBatch& batch, int32_t slot, RankTeam& team) 
 }
 
 absl::Status CpuShard::Score(ScoreBatch& batch, RankTeam& team) {
-  LOGPROBD_RETURN_IF_ERROR(team.Agree(rank_, faults_.CheckMemory(rank_, "batch")));
+  LOGPROBD_RETURN_IF_ERROR(team.Agree(rank_, resources_.TakeMemory(rank_, "batch")));
   const kernels::ScoreRowsParams params = ParamsOf(batch);
   if (team.size() == 1) {
     scorer_.Score(params);
@@ -113,7 +115,9 @@ absl::Status CpuShard::ScoreInShards(const kernels::ScoreRowsParams& params,
                                                  static_cast<int64_t>(keys.size()),
                                                  scorer_.gathered_top_keys(), /*stream=*/nullptr));
     }
-    if (rank_ == 0) scorer_.WriteScores();
+    if (rank_ == 0) {
+      scorer_.WriteScores();
+    }
   }
   return absl::OkStatus();
 }

@@ -9,8 +9,8 @@
 #include "kernels/cpu/row_scorer.h"
 #include "kernels/cpu/thread_pool.h"
 #include "server/engine/cpu_head.h"
+#include "server/engine/engine_resources.h"
 #include "server/engine/engine_shard.h"
-#include "server/engine/fault_points.h"
 
 namespace logprobd {
 
@@ -19,10 +19,10 @@ class CpuShard final : public EngineShard {
  public:
   /// Throws std::bad_alloc and std::system_error, as RowScorer does.
   CpuShard(int32_t rank, CpuHead head, const kernels::RowScorer::Options& options,
-           FaultPoints faults)
+           EngineResources& resources)
       : rank_(rank),
         head_(std::move(head)),
-        faults_(std::move(faults)),
+        resources_(resources),
         threads_(options.num_threads, *this),
         scorer_(head_.view(), options, threads_) {}
 
@@ -53,7 +53,7 @@ class CpuShard final : public EngineShard {
 
   const int32_t rank_;
   const CpuHead head_;
-  const FaultPoints faults_;
+  EngineResources& resources_;
   ScorerThreads threads_;
   kernels::RowScorer scorer_;
   std::atomic<bool> is_scoring_ = false;

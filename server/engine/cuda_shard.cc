@@ -40,9 +40,13 @@ std::vector<int64_t> RowsOfEveryTile(kernels::FusedArch arch, const WorkspacePla
   for (int64_t rows = 1; rows <= rows_max; ++rows) {
     const kernels::FusedShape shape = {
         .num_rows = rows, .num_tiles = plan.num_tiles, .depth = depth};
-    if (tiles.insert(kernels::ChooseFor(arch, shape).tile).second) row_counts.push_back(rows);
+    if (tiles.insert(kernels::ChooseFor(arch, shape).tile).second) {
+      row_counts.push_back(rows);
+    }
   }
-  if (row_counts.back() != rows_max) row_counts.push_back(rows_max);
+  if (row_counts.back() != rows_max) {
+    row_counts.push_back(rows_max);
+  }
   return row_counts;
 }
 
@@ -96,7 +100,9 @@ absl::Status ClientCopyStatus(cudaError_t error) {
 /// may already be waiting for this rank, so the team is aborted. The code of the status becomes
 /// INTERNAL, whatever it was.
 absl::Status AllReduceStatus(const absl::Status& status, RankTeam& team) {
-  if (status.ok() || team.size() == 1) return status;
+  if (status.ok() || team.size() == 1) {
+    return status;
+  }
   absl::Status why = absl::InternalError(status.message());
   status.ForEachPayload(
       [&](absl::string_view url, const absl::Cord& payload) { why.SetPayload(url, payload); });
@@ -132,9 +138,9 @@ absl::Status CudaShard::Initialize(const HeadWeights& weights, LoadMeter& meter)
         " MiB of free memory, but its part of the head needs ", needed_bytes >> 20, " MiB (weight ",
         plan.weight_bytes() >> 20, ", workspace ", plan.workspace_bytes >> 20, ")"));
   }
-  LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "weight"));
+  LOGPROBD_RETURN_IF_ERROR(options_.resources->TakeMemory(options_.rank, "weight"));
   LOGPROBD_ASSIGN_OR_RETURN(CudaHead head, LoadCudaHead(weights, plan, meter));
-  LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "workspace"));
+  LOGPROBD_RETURN_IF_ERROR(options_.resources->TakeMemory(options_.rank, "workspace"));
   LOGPROBD_ASSIGN_OR_RETURN(
       scorer_, CudaScorer::Create(plan, std::make_shared<const CudaHead>(std::move(head))));
   LOGPROBD_ASSIGN_OR_RETURN(copy_in_, CreateStream());
@@ -165,7 +171,9 @@ absl::Status CudaShard::WarmUp(const HeadInfo& head) {
       if (dtype == head.dtype && options_.plan.top_k_max > 0) {
         LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, options_.plan.top_k_max));
       }
-      if (!is_fused) break;
+      if (!is_fused) {
+        break;
+      }
     }
   }
   // Shards of different sizes use different tiles, but must agree on the buffer of each block.
@@ -232,7 +240,9 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
     if (pass + 1 < num_passes) {  // the next pass reuses the slots of all shards
       LOGPROBD_RETURN_IF_ERROR(AllReduceStatus(AwaitPass(job.slot, team), team));
       LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, absl::OkStatus()));
-      if (options_.rank == 0) job.slot.CopyOut(batch);
+      if (options_.rank == 0) {
+        job.slot.CopyOut(batch);
+      }
       AddTimes(job);
     }
   }
@@ -261,7 +271,9 @@ absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam&
     // rows and sums of their peers.
     LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, EnqueueOwnRows(batch, block)));
     const absl::Status joint = [&]() -> absl::Status {
-      if (block.is_first) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueInputs(copy_in_.get()));
+      if (block.is_first) {
+        LOGPROBD_RETURN_IF_ERROR(slot.EnqueueInputs(copy_in_.get()));
+      }
       LOGPROBD_RETURN_IF_CUDA_ERROR(
           cudaEventRecord(block.events->gather_begin.get(), copy_in_.get()));
       LOGPROBD_RETURN_IF_ERROR(EnqueuePeerRows(batch, block));
@@ -273,7 +285,9 @@ absl::Status CudaShard::EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam&
   }
   const absl::Status ended = [&]() -> absl::Status {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_begin(), copy_out_.get()));
-    if (options_.rank == 0) LOGPROBD_RETURN_IF_ERROR(slot.EnqueueOutputs(copy_out_.get()));
+    if (options_.rank == 0) {
+      LOGPROBD_RETURN_IF_ERROR(slot.EnqueueOutputs(copy_out_.get()));
+    }
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(slot.output_end(), copy_out_.get()));
     return absl::OkStatus();
   }();
@@ -288,18 +302,18 @@ absl::Status CudaShard::AwaitPass(CudaSlot& slot, RankTeam& team) const {
       return absl::OkStatus();
     }
     LOGPROBD_RETURN_IF_ERROR(team.aborted());
-    if (team.size() > 1) LOGPROBD_RETURN_IF_ERROR(team.collective().Check());
+    if (team.size() > 1) {
+      LOGPROBD_RETURN_IF_ERROR(team.collective().Check());
+    }
     heartbeat().Beat();
     std::this_thread::yield();
   }
 }
 
-/// Enqueues the copy of this shard's part of a block, or of the whole block, from the memory
-/// that holds the rows.
 absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& block) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   if (block.is_first) {
-    LOGPROBD_RETURN_IF_ERROR(options_.faults.CheckMemory(options_.rank, "batch"));
+    LOGPROBD_RETURN_IF_ERROR(options_.resources->TakeMemory(options_.rank, "batch"));
   }
   const HiddenBuffer& buffer = hidden_[block.buffer];
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(copy_in_.get(), buffer.read.get()));
@@ -308,14 +322,15 @@ absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& 
         cudaStreamWaitEvent(copy_in_.get(), peer->hidden_[block.buffer].filled.get()));
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(block.events->copy_begin.get(), copy_in_.get()));
-  if (!block.is_spread) return EnqueueHidden(batch, block, 0, block.count);
+  if (!block.is_spread) {
+    return EnqueueHidden(batch, block, 0, block.count);
+  }
   LOGPROBD_RETURN_IF_ERROR(EnqueueHidden(batch, block, PartBegin(block.count, options_.rank),
                                          PartBegin(block.count, options_.rank + 1)));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.own.get(), copy_in_.get()));
   return absl::OkStatus();
 }
 
-/// Enqueues the copy of rows [begin, end) of the block.
 absl::Status CudaShard::EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
                                       int64_t end) {
   const int64_t element_bytes = DtypeBytes(batch.dtype);
@@ -345,7 +360,9 @@ absl::Status CudaShard::EnqueueHidden(const ScoreBatch& batch, const RowBlock& b
           EnqueueRun(part, row_bytes, out + static_cast<size_t>(from - first) * pitch, pitch));
     }
     run_begin += run.num_rows;
-    if (run_begin >= last) break;
+    if (run_begin >= last) {
+      break;
+    }
   }
   return absl::OkStatus();
 }
@@ -382,9 +399,10 @@ absl::Status CudaShard::EnqueueRun(const HiddenRun& run, size_t row_bytes, std::
   return ClientCopyStatus(cudaMemcpy3DPeerAsync(&copy, copy_in_.get()));
 }
 
-/// Enqueues the copies of the other shards' parts of a block from their buffers.
 absl::Status CudaShard::EnqueuePeerRows(const ScoreBatch& batch, const RowBlock& block) {
-  if (!block.is_spread) return absl::OkStatus();
+  if (!block.is_spread) {
+    return absl::OkStatus();
+  }
   const HiddenBuffer& buffer = hidden_[block.buffer];
   const int64_t pitch = options_.plan.padded_hidden * DtypeBytes(batch.dtype);
   const int64_t offset = options_.plan.HiddenOffset(KernelDtype(batch.dtype));
@@ -429,7 +447,6 @@ absl::Status CudaShard::EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, c
   return absl::OkStatus();
 }
 
-/// Records the slot's last event behind all work that was enqueued so far.
 absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   for (cudaStream_t stream : {copy_in_.get(), compute_.get()}) {
@@ -443,7 +460,9 @@ absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
 absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   const cudaError_t error = cudaEventQuery(jobs_[static_cast<size_t>(slot)].slot.output_end());
-  if (error == cudaErrorNotReady) return false;
+  if (error == cudaErrorNotReady) {
+    return false;
+  }
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
   return true;
 }
@@ -451,12 +470,13 @@ absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
 absl::StatusOr<ShardTimes> CudaShard::Collect(ScoreBatch& batch, int32_t slot) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   Job& job = jobs_[static_cast<size_t>(slot)];
-  if (options_.rank == 0) job.slot.CopyOut(batch);
+  if (options_.rank == 0) {
+    job.slot.CopyOut(batch);
+  }
   AddTimes(job);
   return job.times;
 }
 
-/// Adds the times of the last pass.
 void CudaShard::AddTimes(Job& job) const {
   for (int64_t i = 0; i < job.num_blocks; ++i) {
     const CudaSlot::BlockEvents& events = job.slot.blocks()[static_cast<size_t>(i)];
@@ -473,7 +493,9 @@ void CudaShard::AddTimes(Job& job) const {
 bool CudaShard::IsIdle() {
   (void)cudaSetDevice(options_.gpu);  // a device that cannot be set runs nothing any more
   for (cudaStream_t stream : {copy_in_.get(), compute_.get(), copy_out_.get()}) {
-    if (cudaStreamQuery(stream) == cudaErrorNotReady) return false;
+    if (cudaStreamQuery(stream) == cudaErrorNotReady) {
+      return false;
+    }
   }
   return true;
 }

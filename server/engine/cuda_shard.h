@@ -10,8 +10,8 @@
 #include "server/engine/cuda_resources.h"
 #include "server/engine/cuda_scorer.h"
 #include "server/engine/cuda_slot.h"
+#include "server/engine/engine_resources.h"
 #include "server/engine/engine_shard.h"
-#include "server/engine/fault_points.h"
 #include "server/engine/load_meter.h"
 #include "server/engine/workspace_plan.h"
 
@@ -34,7 +34,7 @@ class CudaShard final : public EngineShard {
     WorkspacePlan plan;
     /// Host sides of the slots, one per batch in flight, shared by the shards of an engine.
     std::vector<std::shared_ptr<PinnedBuffer>> host_slots;
-    FaultPoints faults;
+    EngineResources* resources = &EngineResources::Real();
   };
 
   /// Creates a shard and reads its rows of `weights`. Returns the errors of LoadCudaHead and
@@ -97,17 +97,23 @@ class CudaShard final : public EngineShard {
 
   absl::Status EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& team);
   absl::Status EnqueuePass(const ScoreBatch& batch, Job& job, RankTeam& team);
+  /// Enqueues the copy of this shard's part of a block, or of the whole block, from the memory that
+  /// holds the rows.
   absl::Status EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& block);
+  /// Enqueues the copy of rows [begin, end) of the block.
   absl::Status EnqueueHidden(const ScoreBatch& batch, const RowBlock& block, int64_t begin,
                              int64_t end);
   absl::Status EnqueueRun(const HiddenRun& run, size_t row_bytes, std::byte* out, size_t pitch);
+  /// Enqueues the copies of the other shards' parts of a block from their buffers.
   absl::Status EnqueuePeerRows(const ScoreBatch& batch, const RowBlock& block);
   absl::Status EnqueueScores(const ScoreBatch& batch, CudaSlot& slot, const RowBlock& block,
                              RankTeam& team);
   /// Waits until a pass has ended, before the next one starts. Returns early with an error if the
   /// team fails.
   absl::Status AwaitPass(CudaSlot& slot, RankTeam& team) const;
+  /// Records the slot's last event behind all work that was enqueued so far.
   absl::Status EnqueueEnd(CudaSlot& slot);
+  /// Adds the times of the last pass.
   void AddTimes(Job& job) const;
 
   int64_t num_shards() const { return options_.plan.num_shards; }

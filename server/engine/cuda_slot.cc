@@ -14,7 +14,9 @@ namespace {
 template <typename T>
 void CopyTo(absl::Span<T> out, const T* in, int64_t count) {
   LOGPROBD_CHECK(static_cast<int64_t>(out.size()) >= count, out.size(), " < ", count);
-  if (count > 0) std::memcpy(out.data(), in, static_cast<size_t>(count) * sizeof(T));
+  if (count > 0) {
+    std::memcpy(out.data(), in, static_cast<size_t>(count) * sizeof(T));
+  }
 }
 
 /// Returns true if some row has an entropy temperature that differs from its temperature.
@@ -28,8 +30,9 @@ int64_t BlocksMax(const WorkspacePlan& plan) {
   int64_t least_rows = plan.batch_rows_max;
   for (const auto dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16, kernels::Dtype::kF32}) {
     least_rows = std::min(least_rows, plan.BlockRows(dtype));
-    if (plan.with_fused)
+    if (plan.with_fused) {
       least_rows = std::min(least_rows, plan.FusedRows(dtype, 2, plan.top_k_max));
+    }
   }
   return (plan.batch_rows_max + least_rows - 1) / least_rows;
 }
@@ -123,7 +126,9 @@ template <typename Visit>
 void CudaSlot::ForEachScoredColumn(const Visit& visit) const {
   int64_t offset = outputs_;
   ForEachRowColumn([&](const auto& column) {
-    if (column.IsScored(pass_outputs_)) visit(column, offset);
+    if (column.IsScored(pass_outputs_)) {
+      visit(column, offset);
+    }
     offset += column.kElementBytes * num_rows_;
   });
 }

@@ -15,7 +15,7 @@
 #include "server/base/head_info.h"
 #include "server/base/heartbeat.h"
 #include "server/base/scoring_engine.h"
-#include "server/engine/fault_points.h"
+#include "server/engine/engine_resources.h"
 #include "server/metrics/metrics.h"
 #include "server/weights/head_weights.h"
 
@@ -58,7 +58,7 @@ struct EngineOptions {
   const Clock* clock = &Clock::Steady();  ///< Measures batch_time_max.
   /// Table for the heartbeats of the engines' threads; may be null. Must outlive the engines.
   Heartbeats* heartbeats = nullptr;
-  FaultPoints faults = {};  ///< Used by tests only.
+  EngineResources* resources = &EngineResources::Real();  ///< Must outlive the engines.
   /// Folder for what the engine remembers across starts, or empty. See CheckUnlessKnown.
   std::string state_dir = {};
   /// Called while the weight is read, with the bytes read so far and in total. May be empty.

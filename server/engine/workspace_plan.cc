@@ -71,7 +71,9 @@ constexpr int64_t kSharedRowBytes = 2 * 4 + kSharedSumFields * 8;
 /// Returns the bytes for the keys of the longest top-k lists of `rows` rows, plus the larger of the
 /// fused path's scratch for a search of `rows_at_once` rows and the lists of all shards.
 int64_t ListBytes(const WorkspacePlan& plan, int64_t rows, int64_t rows_at_once) {
-  if (plan.top_k_max == 0) return 0;
+  if (plan.top_k_max == 0) {
+    return 0;
+  }
   return WorkspacePlan::TopKKeyBytes(rows, plan.top_k_max) +
          std::max(
              kernels::TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
@@ -140,7 +142,9 @@ int64_t WorkspacePlan::weight_bytes() const {
 }
 
 ProductForm WorkspacePlan::ProductFormOf(kernels::Dtype hidden_dtype) const {
-  if (hidden_dtype == head_dtype) return ProductForm::kNative;
+  if (hidden_dtype == head_dtype) {
+    return ProductForm::kNative;
+  }
   return head_dtype == kernels::Dtype::kBf16 ? ProductForm::kBf16Split : ProductForm::kWidened;
 }
 
@@ -234,7 +238,9 @@ int64_t WorkspacePlan::ChunkTiles(kernels::Dtype hidden_dtype, int64_t rows) con
     const int64_t whole_chunks = num_tiles / count;
     const int64_t rest = num_tiles % count;
     const int64_t chunks = whole_chunks + (rest > 0 ? 1 : 0);
-    if (chunks * kChunkCost >= best_cost) break;  // Smaller counts only add chunks.
+    if (chunks * kChunkCost >= best_cost) {
+      break;  // Smaller counts only add chunks.
+    }
     const int64_t cost = kWaveCost * (whole_chunks * waves(count) + (rest > 0 ? waves(rest) : 0)) +
                          kChunkCost * chunks;
     if (cost < best_cost) {
@@ -277,7 +283,9 @@ WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options) {
   SizeBuffers(plan, sized);
   while (!Fits(plan, options) && plan.block_rows > kRowGranularity) {
     plan.block_rows = RoundDownRows(plan.block_rows / 2);
-    if (!plan.with_fused) plan.row_state_rows = plan.block_rows;
+    if (!plan.with_fused) {
+      plan.row_state_rows = plan.block_rows;
+    }
     SizeBuffers(plan, sized);
   }
   while (!Fits(plan, options) && sized.logits_bytes > 1) {

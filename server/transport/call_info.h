@@ -56,21 +56,21 @@ std::string ClientId(absl::string_view claimed, absl::string_view peer);
 class WorkCount {
  public:
   void Begin() {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     ++count_;
   }
   void End() {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     --count_;
   }
   int64_t count() const {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     return count_;
   }
 
   /// Waits until the count is 0 or `clock` reaches `until`. Returns whether the count is 0.
   bool AwaitNone(const Clock& clock, absl::Time until) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     return clock.AwaitUntil(mutex_,
                             absl::Condition(
                                 +[](int64_t* count) { return *count == 0; }, &count_),

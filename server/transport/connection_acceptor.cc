@@ -124,7 +124,9 @@ bool ConnectionAcceptor::Accept(int listener) {
         accept4(listener, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0) {
       // These errors mean that the client has already closed the connection.
-      if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
+      if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) {
+        continue;
+      }
       return errno == EAGAIN || errno == EWOULDBLOCK;
     }
     if (const absl::string_view reason = ReasonToRefuse(socket, peer); !reason.empty()) {

@@ -157,9 +157,8 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
 
   void Reply(absl::Status status) {
     const absl::Time now = handler_.clock().Now();
-    if (absl::IsCancelled(status) && IsDue(deadline_, now)) {
-      status = absl::DeadlineExceededError("the deadline passed before the probe was verified");
-    }
+    status = LateIfDue(std::move(status), deadline_, now,
+                       "the deadline passed before the probe was verified");
     const std::string head = head_ == nullptr ? "" : head_->info()->name;
     handler_.metrics().RecordRequest(Metrics::Method::kVerify, head, status.code(),
                                      absl::ToDoubleSeconds(now - received_),

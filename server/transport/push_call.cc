@@ -118,9 +118,6 @@ absl::Status PushCall::CheckNotCancelled() const {
   return is_cancelled_ ? absl::CancelledError("the call was cancelled") : absl::OkStatus();
 }
 
-/// Waits for the next message, parses it into `message_` and begins to read the one after it.
-/// Returns false at the end of the stream. A cancelled stream may also look like its end; what
-/// follows then learns of the cancellation from the progress.
 absl::StatusOr<bool> PushCall::Read() {
   {
     const absl::MutexLock lock(&mutex_);
@@ -205,8 +202,6 @@ absl::StatusOr<HiddenPayload> PushCall::FindPayload(const v1::PushedRows& rows) 
   return context_.same_host->Find(slice);
 }
 
-/// Returns the next rows of `placed_`, so few that a cancelled call ends soon. Copies them to the
-/// host if they are in a GPU's memory.
 absl::StatusOr<std::optional<PushedRows>> PushCall::NextPlaced() {
   {
     const absl::MutexLock lock(&mutex_);

@@ -61,9 +61,14 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   absl::StatusOr<PushedWeightsResult> Receive();
   absl::Status CheckNotCancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Waits for the next message, parses it into `message_` and begins to read the one after it.
+  /// Returns false at the end of the stream. A cancelled stream may also look like its end; what
+  /// follows then learns of the cancellation from the progress.
   absl::StatusOr<bool> Read();
   absl::StatusOr<std::optional<PushedRows>> Next();
   absl::StatusOr<HiddenPayload> FindPayload(const v1::PushedRows& rows) const;
+  /// Returns the next rows of `placed_`, so few that a cancelled call ends soon. Copies them to the
+  /// host if they are in a GPU's memory.
   absl::StatusOr<std::optional<PushedRows>> NextPlaced();
 
   const Context context_;

@@ -165,7 +165,7 @@ void RegionReaper::Run() {
   const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return is_stopping_ || waiting_ != nullptr;
   };
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   while (true) {
     mutex_.Await(absl::Condition(&has_work));
     if (waiting_ == nullptr) {

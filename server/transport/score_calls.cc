@@ -121,7 +121,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void OnCancel() override {
     std::vector<Submission> submissions;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       is_broken_ = true;
       for (auto& [slot, submission] : open_) {
         if (submission.has_value()) {
@@ -156,7 +156,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
     uint64_t slot = 0;
     grpc::ByteBuffer message;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       is_reading_ = false;
       message.Swap(&incoming_);
       if (is_broken_) {
@@ -203,7 +203,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   Next Advance() {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     return AdvanceLocked();
   }
 

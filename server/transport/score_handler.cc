@@ -110,8 +110,6 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
   return *std::move(submission);
 }
 
-/// If a validated request has a slice, sets its `hidden` to the slice, which also releases its
-/// message.
 absl::Status ScoreHandler::FindPayload(ScoreRequest& request) const {
   if (!request.shared_memory.has_value() && !request.cuda_ipc.has_value()) {
     return absl::OkStatus();
@@ -170,12 +168,9 @@ void ScoreHandler::Answer(Pending& pending, absl::StatusOr<ScoreResult> result) 
                                .replied = now};
     }
   } else {
-    reply.status = std::move(result).status();
+    reply.status = LateIfDue(std::move(result).status(), pending.deadline, now,
+                             "the deadline passed before the response was ready");
     pending.hold.Release();
-    if (absl::IsCancelled(reply.status) && IsDue(pending.deadline, now)) {
-      reply.status =
-          absl::DeadlineExceededError("the deadline passed before the response was ready");
-    }
     LogFailure(pending, reply);
   }
   metrics_.RecordRequest(pending.method, pending.head, reply.status.code(),

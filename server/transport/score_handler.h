@@ -78,6 +78,8 @@ class ScoreHandler {
  private:
   struct Pending;
 
+  /// If a validated request has a slice, sets its `hidden` to the slice, which also releases its
+  /// message.
   absl::Status FindPayload(ScoreRequest& request) const;
   absl::StatusOr<Submission> Submit(ScoreRequest request, const std::shared_ptr<Pending>& pending);
   void Answer(Pending& pending, absl::StatusOr<ScoreResult> result);

@@ -264,7 +264,6 @@ std::string TlsFiles::pair_path() const { return PathOf(pair_file_); }
 
 std::string TlsFiles::client_ca_path() const { return PathOf(client_ca_file_); }
 
-/// Checks the files and makes their copies current.
 absl::Status TlsFiles::Install() {
   tried_stamp_ = seen_stamp_ = Stamp();
   LOGPROBD_ASSIGN_OR_RETURN(const NamedFile cert, ReadNamedFile("--tls-cert", options_.cert));
@@ -306,7 +305,6 @@ absl::Status TlsFiles::Install() {
 
 bool TlsFiles::Reload() { return Report(Install()); }
 
-/// Logs and counts a result of Install, and returns whether it is OK.
 bool TlsFiles::Report(const absl::Status& installed) {
   is_short_ = absl::IsResourceExhausted(installed);
   metrics_.RecordTlsReload(installed.ok());
@@ -334,7 +332,6 @@ bool TlsFiles::ReloadIfChanged() {
   return !(was_tried && absl::IsResourceExhausted(status)) && Report(status);
 }
 
-/// Returns a text that changes whenever a file does.
 std::string TlsFiles::Stamp() const {
   std::string stamp;
   for (const std::string& path :

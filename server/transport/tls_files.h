@@ -90,8 +90,11 @@ class TlsFiles {
  private:
   TlsFiles(Options options, Metrics& metrics, const Clock& clock,
            std::function<absl::Time()> wall_now);
+  /// Checks the files and makes their copies current.
   absl::Status Install();
+  /// Logs and counts a result of Install, and returns whether it is OK.
   bool Report(const absl::Status& installed);
+  /// Returns a text that changes whenever a file does.
   std::string Stamp() const;
 
   const Options options_;

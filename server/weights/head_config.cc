@@ -1,7 +1,6 @@
 #include "server/weights/head_config.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <map>
@@ -17,73 +16,10 @@
 #include "absl/strings/str_split.h"
 #include "server/base/errors.h"
 #include "server/weights/head_rules.h"
+#include "server/weights/python_json.h"
 #include "server/weights/untrusted_text.h"
 
 namespace logprobd {
-namespace {
-
-constexpr int kDepthMax = 64;
-constexpr std::array<absl::string_view, 3> kNotFinite = {"NaN", "Infinity", "-Infinity"};
-constexpr std::array<absl::string_view, 3> kQuoted = {"\"NaN\"", "\"Infinity\"", "\"-Infinity\""};
-
-// Returns the length in bytes of the string literal at the front of `text`.
-size_t StringLength(absl::string_view text) {
-  for (size_t i = 1; i < text.size(); ++i) {
-    if (text[i] == '\\') {
-      ++i;
-    } else if (text[i] == '"') {
-      return i + 1;
-    }
-  }
-  return text.size();
-}
-
-}  // namespace
-
-// Turns JSON as Python's json module writes it into strict JSON: NaN, Infinity and -Infinity
-// outside strings become strings, which no key that is read accepts. Returns INVALID_ARGUMENT for
-// nesting deeper than 64 levels or a NUL.
-absl::StatusOr<std::string> StrictJson(absl::string_view text) {
-  std::string strict;
-  strict.reserve(text.size());
-  int depth = 0;
-  while (!text.empty()) {
-    size_t length = 1;
-    absl::string_view written = text.substr(0, 1);
-    switch (text.front()) {
-      case '\0':
-        return absl::InvalidArgumentError("it holds a NUL");
-      case '"':
-        length = StringLength(text);
-        written = text.substr(0, length);
-        break;
-      case '{':
-      case '[':
-        if (++depth > kDepthMax) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("it is nested deeper than ", kDepthMax, " levels"));
-        }
-        break;
-      case '}':
-      case ']':
-        --depth;
-        break;
-      default:
-        for (size_t i = 0; const absl::string_view name : kNotFinite) {
-          if (absl::StartsWith(text, name)) {
-            length = name.size();
-            written = kQuoted[i];
-          }
-          ++i;
-        }
-        break;
-    }
-    strict.append(written.data(), written.size());
-    text.remove_prefix(length);
-  }
-  return strict;
-}
-
 namespace {
 
 using Json = nlohmann::json;
@@ -762,10 +698,16 @@ bool IsTransformKey(absl::string_view key) {
     auto* all = new absl::flat_hash_set<std::string>;
     for (const auto& [type, rule] : HeadRules::Get().types) {
       for (const ScaleRule& scale : rule.scales) {
-        if (!scale.key.empty() && scale.key != kTieKey) all->insert(scale.key);
+        if (!scale.key.empty() && scale.key != kTieKey) {
+          all->insert(scale.key);
+        }
       }
-      if (!rule.vocab_key.empty()) all->insert(rule.vocab_key);
-      if (rule.softcap.has_value()) all->insert(rule.softcap->key);
+      if (!rule.vocab_key.empty()) {
+        all->insert(rule.vocab_key);
+      }
+      if (rule.softcap.has_value()) {
+        all->insert(rule.softcap->key);
+      }
     }
     return all;
   }();

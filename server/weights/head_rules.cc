@@ -40,17 +40,27 @@ std::optional<double> DefaultOf(const Json& rule) {
 }
 
 ScaleRule::Op OpOf(const std::string& name) {
-  if (name == "multiply") return ScaleRule::Op::kMultiply;
-  if (name == "divide") return ScaleRule::Op::kDivide;
-  if (name == "over_hidden_size") return ScaleRule::Op::kOverHiddenSize;
+  if (name == "multiply") {
+    return ScaleRule::Op::kMultiply;
+  }
+  if (name == "divide") {
+    return ScaleRule::Op::kDivide;
+  }
+  if (name == "over_hidden_size") {
+    return ScaleRule::Op::kOverHiddenSize;
+  }
   LOGPROBD_CHECK(name == "inverse_sqrt_hidden_size", name);
   return ScaleRule::Op::kInverseSqrtHiddenSize;
 }
 
 TypeRule::Tie TieOf(const Json& entry) {
   const auto found = entry.find("tied");
-  if (found == entry.end()) return TypeRule::Tie::kUntiedByDefault;
-  if (found->is_boolean()) return TypeRule::Tie::kTiedByDefault;
+  if (found == entry.end()) {
+    return TypeRule::Tie::kUntiedByDefault;
+  }
+  if (found->is_boolean()) {
+    return TypeRule::Tie::kTiedByDefault;
+  }
   const std::string text = found->get<std::string>();
   LOGPROBD_CHECK(text == "never" || text == "always", text);
   return text == "never" ? TypeRule::Tie::kNever : TypeRule::Tie::kAlways;

@@ -101,7 +101,6 @@ bool PushedWeights::Tensor::IsCopying(int64_t begin, int64_t end) const {
                      [&](const auto& range) { return range.first < end && range.second > begin; });
 }
 
-/// Adds rows [begin, end) to those received, and joins the range with those that it touches.
 void PushedWeights::Tensor::Receive(int64_t begin, int64_t end) {
   auto range = received.upper_bound(begin);
   if (range != received.begin() && std::prev(range)->second >= begin) {

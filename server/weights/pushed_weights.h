@@ -61,6 +61,7 @@ class PushedWeights final : public HeadWeights {
     /// Returns DATA_LOSS if rows of `ranges` that have been received have other bytes.
     absl::Status Compare(const PushedRows& sent, const std::vector<Range>& ranges) const;
     bool IsCopying(int64_t begin, int64_t end) const;
+    /// Adds rows [begin, end) to those received, and joins the range with those that it touches.
     void Receive(int64_t begin, int64_t end);
     int64_t rows_received() const;
 

@@ -24,6 +24,7 @@
 #include "server/batching/batcher.h"
 #include "server/batching/task_pool.h"
 #include "tests/bench/row_checksum.h"
+#include "tests/support/batcher_on.h"
 
 extern char** environ;
 
@@ -147,8 +148,8 @@ class NullHead final : public ServedHead {
   static absl::StatusOr<std::shared_ptr<ServedHead>> Create(const Clock& clock, Metrics& metrics,
                                                             const NullHeadOptions& options) {
     auto head = std::make_shared<NullHead>(options);
-    absl::StatusOr<std::unique_ptr<Batcher>> batcher = Batcher::Create(
-        {.client_share_max = 1.0, .head = "null"}, {&head->engine_}, clock, metrics);
+    absl::StatusOr<std::shared_ptr<Batcher>> batcher =
+        BatcherOn({&head->engine_}, {.client_share_max = 1.0, .head = "null"}, clock, metrics);
     if (!batcher.ok()) return batcher.status();
     head->batcher_ = *std::move(batcher);
     return head;
@@ -168,7 +169,7 @@ class NullHead final : public ServedHead {
 
  private:
   NullEngine engine_;
-  std::unique_ptr<Batcher> batcher_;  // declared after engine_, so it stops first
+  std::shared_ptr<Batcher> batcher_;  // declared after engine_, so it stops first
 };
 
 /// Copies the slices of a message to memory that this thread reuses.

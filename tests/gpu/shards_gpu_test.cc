@@ -15,6 +15,7 @@
 #include "tests/gpu/large_head.h"
 #include "tests/support/engine_case.h"
 #include "tests/support/faulty_collective.h"
+#include "tests/support/faulty_resources.h"
 
 namespace logprobd::testing {
 namespace {
@@ -216,10 +217,12 @@ TEST_F(GpuShardsTest, ARankThatFailsOrHangsEndsItsReplicaOnly) {
     for (const int32_t rank : {0, 1}) {
       SCOPED_TRACE(absl::StrCat("fault ", static_cast<int>(fault), ", rank ", rank, ", NCCL ",
                                 exchange == Exchange::kNccl));
+      FaultyResources resources;
       EngineOptions options;
       options.exchange = exchange;
       options.batch_time_max = absl::Seconds(1);
-      options.faults.collective = [&](std::unique_ptr<Collective> real) {
+      options.resources = &resources;
+      resources.collective = [&](std::unique_ptr<Collective> real) {
         return std::make_unique<FaultyCollective>(std::move(real), fault, rank, 1);
       };
       const auto engine = Create(head, 2, options);
@@ -269,8 +272,10 @@ TEST_F(GpuShardsTest, AShardWithoutMemoryFailsOnlyThatBatch) {
   const LargeHead head(20'000, 512, 3.0);
   const EngineCase inputs = MixedCase(head, 700, 3);
   int32_t short_rank = -1;
+  FaultyResources resources;
   EngineOptions options;
-  options.faults.memory = [&](int32_t shard, absl::string_view what) {
+  options.resources = &resources;
+  resources.memory = [&](int32_t shard, absl::string_view what) {
     return shard == short_rank && what == "batch"
                ? absl::ResourceExhaustedError("no memory for a batch")
                : absl::OkStatus();

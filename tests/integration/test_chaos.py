@@ -19,7 +19,7 @@ from weights_rpc import Weights
 Code = grpc.StatusCode
 CODES = {code.value[0]: code for code in Code}
 WATCHDOG_S = 0.5
-# From the standstill to the end of the process: the limits of the engine (6 s), the next look at the heartbeats
+# From the hang to the end of the process: the limits of the engine (6 s), the next look at the heartbeats
 # (0.25 s), and at most 2 s for the last answers.
 END_S = WATCHDOG_S + 10
 

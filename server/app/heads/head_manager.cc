@@ -135,7 +135,6 @@ std::shared_ptr<HeadVersions> HeadManager::MakeVersions(InProcessHead& head,
   return std::make_shared<HeadVersions>(head, std::move(loader), std::move(options), metrics_);
 }
 
-/// Returns the memory in use, including spare staging that belongs to no version.
 MemoryPlan HeadManager::MemoryOf(const InProcessHead& head, const HeadVersions& versions) const {
   MemoryPlan memory = head.memory();
   AddMemory(memory, versions.memory());
@@ -143,7 +142,6 @@ MemoryPlan HeadManager::MemoryOf(const InProcessHead& head, const HeadVersions& 
   return memory;
 }
 
-/// Updates the plan with the live version and the memory in use.
 void HeadManager::UpdatePlan() {
   const std::shared_ptr<InProcessHead> head = this->head();
   MemoryPlan memory = MemoryOf(*head, *versions());

@@ -95,7 +95,9 @@ class HeadManager {
                                              const EngineOptions& engine_options,
                                              std::function<void()> on_change);
   absl::Status ReserveStaging(const std::vector<std::unique_ptr<ScoringEngine>>& engines);
+  /// Returns the memory in use, including spare staging that belongs to no version.
   MemoryPlan MemoryOf(const InProcessHead& head, const HeadVersions& versions) const;
+  /// Updates the plan with the live version and the memory in use.
   void UpdatePlan();
 
   const ServerOptions options_;

@@ -16,7 +16,6 @@ namespace logprobd {
 namespace {
 
 constexpr auto kVersionMax = static_cast<uint64_t>(kWeightsVersionMax);
-constexpr char kNothingLoaded[] = "no version of the weights could be loaded";
 
 absl::Status NotReleased() {
   return absl::UnavailableError(
@@ -79,7 +78,6 @@ absl::StatusOr<WeightsVersion> HeadVersions::Load(const WeightsLoad& load,
       load, [&](uint64_t number) { return loader_.Open(load, number, *head_.info()); }, progress);
 }
 
-/// Loads the candidate that `open` returns.
 absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
                                                     const OpenCandidate& open,
                                                     const LoadTicker::Progress& progress) {
@@ -108,7 +106,6 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
   return loaded;
 }
 
-/// Counts a load that failed. The line about it is that of the audit, which names its caller too.
 void HeadVersions::RecordFailure(const absl::Status& status) {
   const bool is_cancelled = absl::IsCancelled(status) || is_stopped_;
   metrics_.RecordWeightsSwap(
@@ -131,7 +128,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
     LOGPROBD_RETURN_IF_ERROR(numbers_.CheckNames(version.version, version.sha256));
   }
   if (load.in_place) {
-    return ReplaceInPlace(planned, turn, ticker);
+    return ReplaceInPlace(std::move(planned), std::move(turn), ticker);
   }
   absl::StatusOr<WeightsVersion> staged = Stage(planned, ticker);
   if (!staged.ok()) {
@@ -152,7 +149,6 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
   return staged;
 }
 
-/// Returns the number of the next version, or FAILED_PRECONDITION while one is staged.
 absl::StatusOr<uint64_t> HeadVersions::NumberOf(uint64_t requested) const {
   if (staged_ != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("version ", staged_->version.version,
@@ -198,7 +194,6 @@ absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_pla
                               "; in_place replaces the live weights instead, with a pause"));
 }
 
-/// Returns the memory that a load frees before it takes memory itself.
 MemoryPlan HeadVersions::MemoryToFree(bool in_place) const {
   MemoryPlan freed = in_place ? head_.memory() : MemoryPlan();
   if (const std::shared_ptr<const HeadWeights> live = head_.weights();
@@ -240,85 +235,81 @@ absl::StatusOr<WeightsVersion> HeadVersions::Stage(const Planned& planned, LoadT
   return version;
 }
 
-/// Replaces the live version. The caller holds `turn`, which is given up if the batches of the old
-/// version take long to end: one that hangs must not hold up the loads of other heads.
-absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned& planned,
-                                                            std::optional<LoadTurn::Holder>& turn,
+absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned planned,
+                                                            std::optional<LoadTurn::Holder> turn,
                                                             LoadTicker& ticker) {
-  const WeightsVersion& version = planned.candidate.version;
-  LOGPROBD_RETURN_IF_ERROR(ticker.Report("loading", 0, version.weight_bytes));
+  LOGPROBD_RETURN_IF_ERROR(ticker.Report("loading", 0, planned.candidate.version.weight_bytes));
   LOGPROBD_RETURN_IF_ERROR(DropPrevious());
-  const MemoryPlan freed = MemoryToFree(/*in_place=*/true);
+  const MemoryPlan memory_freed = MemoryToFree(/*in_place=*/true);
   LogInfo("replacing the weights in place; requests wait",
-          {{"head", name()}, {"version", version.version}});
-  std::unique_ptr<VersionEngines> old = head_.Commit(nullptr, [&] { turn.reset(); });
-  WeightsVersion old_version;
+          {{"head", name()}, {"version", planned.candidate.version.version}});
+
+  // A batch of the old version that hangs must not hold up the loads of other heads.
+  head_.BeginCommit(nullptr);
+  const bool keeps_turn = head_.AwaitRetired();
+  if (!keeps_turn) {
+    turn.reset();
+  }
+  std::unique_ptr<VersionEngines> old = head_.EndCommit();
   {
     const absl::MutexLock lock(&mutex_);
-    old_version = std::exchange(live_, WeightsVersion());
-  }
-  const auto plan_again = [&]() -> absl::Status {
-    if (turn.has_value()) {
-      return absl::OkStatus();
-    }
-    // No version is live, so that requests would wait for the load of another head.
-    std::optional<LoadTurn::Holder> next_turn = options_.load_turn->Take(absl::ZeroDuration());
-    if (!next_turn.has_value()) {
-      return absl::AbortedError(
-          "another head has begun to load weights, since the batches of the old version took long "
-          "to end: the old version is live again; try again when that load has ended");
-    }
-    turn.emplace(*std::move(next_turn));
-    // Other heads may have taken memory during the wait.
-    LOGPROBD_ASSIGN_OR_RETURN(planned.plan,
-                              Plan(planned.candidate.weights->info(), /*in_place=*/true, freed));
-    return absl::OkStatus();
-  };
-  if (absl::Status planned_again = plan_again(); !planned_again.ok()) {
+    const WeightsVersion old_version = std::exchange(live_, WeightsVersion());
     if (old != nullptr) {
       old->version = old_version;
-      MakeLive(std::move(old), /*keeps_previous=*/false);
-    } else {
-      head_.Fail(kNothingLoaded);
     }
-    return planned_again;
   }
+
+  // Other heads may have taken memory meanwhile. A load of another head is not waited for, because
+  // requests would wait for it, too.
+  const std::optional<LoadTurn::Holder> later_turn =
+      keeps_turn ? std::nullopt : options_.load_turn->Take(absl::ZeroDuration());
+  if (!keeps_turn) {
+    absl::StatusOr<EnginePlan> plan = absl::AbortedError(
+        "another head has begun to load weights, since the batches of the old version took long "
+        "to end: the old version is live again; try again when that load has ended");
+    if (later_turn.has_value()) {
+      plan = Plan(planned.candidate.weights->info(), /*in_place=*/true, memory_freed);
+    }
+    if (!plan.ok()) {
+      MakeLive(std::move(old), /*keeps_previous=*/false);
+      return plan.status();
+    }
+    planned.plan = *std::move(plan);
+  }
+
+  std::optional<Freed> freed;
   if (old != nullptr) {
-    auto released = std::make_unique<VersionEngines>();
-    released->info = old->info;
-    released->weights = old->weights;
-    released->version = old_version;
-    released->engines = std::move(old->engines);
-    released->replicas = std::move(old->replicas);
-    const bool is_released = releaser_.Release(std::move(released));
+    freed = {.weights = old->weights, .plan = loader_.PlanOf(*old), .version = old->version};
+    const bool is_released = releaser_.Release(std::move(old));
     NotifyChange();
     if (!is_released) {
       head_.Fail("the weights were lost during a replacement in place: restart the server");
       return NotReleased();
     }
   }
+
   absl::StatusOr<std::unique_ptr<VersionEngines>> made = Make(planned, ticker);
   if (!made.ok()) {
-    if (old != nullptr) {
-      Restore(*old, old_version);
-    } else {
-      head_.Fail(kNothingLoaded);
-    }
+    Restore(freed);
     return made.status();
   }
-  WeightsVersion new_version = (*made)->version;
+  WeightsVersion version = (*made)->version;
   MakeLive(*std::move(made), /*keeps_previous=*/false);
   metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kCommitted);
-  return new_version;
+  return version;
 }
 
-/// Loads the freed version again. Its files are still open.
-void HeadVersions::Restore(const VersionEngines& old, const WeightsVersion& version) {
+void HeadVersions::Restore(const std::optional<Freed>& freed) {
+  if (!freed.has_value()) {
+    head_.Fail("no version of the weights could be loaded");
+    return;
+  }
+  const WeightsVersion& version = freed->version;
   LogWarning("the new weights could not be loaded; loading the old weights again",
              {{"head", name()}, {"version", version.version}});
   const LoadTicker::Progress none;
   LoadTicker ticker(none, is_stopped_);
-  auto again = loader_.Make(old.weights, loader_.PlanOf(old), ticker);
+  auto again = loader_.Make(freed->weights, freed->plan, ticker);
   if (again.ok()) {
     (*again)->version = version;
     MakeLive(*std::move(again), /*keeps_previous=*/false);

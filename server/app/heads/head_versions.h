@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -93,6 +94,13 @@ class HeadVersions {
     EnginePlan plan;  ///< Fits into memory once that of MemoryToFree is released.
   };
 
+  /// What is needed to load a version again whose engines have been freed.
+  struct Freed {
+    std::shared_ptr<const HeadWeights> weights;
+    EnginePlan plan;
+    WeightsVersion version;
+  };
+
   /// Finds the candidate that becomes version `number`.
   using OpenCandidate = std::function<absl::StatusOr<VersionLoader::Candidate>(uint64_t number)>;
 
@@ -103,32 +111,46 @@ class HeadVersions {
     WeightsVersion staged;                             ///< the rows of this version.
   };
 
+  /// Loads the candidate that `open` returns.
   absl::StatusOr<WeightsVersion> LoadAs(const WeightsLoad& load, const OpenCandidate& open,
                                         const LoadTicker::Progress& progress);
   absl::StatusOr<WeightsVersion> LoadCandidate(const WeightsLoad& load,
                                                VersionLoader::Candidate candidate,
                                                LoadTicker& ticker);
+  /// Counts a load that failed. The line about it is that of the audit, which names its caller too.
   void RecordFailure(const absl::Status& status);
+  /// Finds or begins the version of `push`. A number that can never be that of its rows is refused
+  /// here, before any of them is received.
   absl::StatusOr<JoinedPush> JoinPush(const WeightsPush& push, const HeadInfo& info,
                                       LoadTicker& ticker);
+  /// Takes the memory of a version that a call has begun. The turn keeps the memory that the check
+  /// finds free from loads and other pushes until it is taken.
   absl::Status OpenPush(const std::shared_ptr<PendingPush::Version>& version, const HeadInfo& info,
                         LoadTicker& ticker);
   absl::StatusOr<WeightsVersion> StagePushed(const std::shared_ptr<PendingPush::Version>& version,
                                              const LoadTicker::Progress& progress);
+  /// Logs and counts rows that were dropped before they were staged, and frees them. `dropped` may
+  /// be null.
   void RecordDropped(std::shared_ptr<const PendingPush::Version> dropped, absl::string_view reason);
+  /// Returns the number of the next version, or FAILED_PRECONDITION while one is staged.
   absl::StatusOr<uint64_t> NumberOf(uint64_t requested) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckIsFree(uint64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LoadTurn::Holder> AwaitTurn(LoadTicker& ticker) const;
   absl::StatusOr<EnginePlan> Plan(const HeadInfo& found, bool in_place,
                                   const MemoryPlan& freed) const;
+  /// Returns the memory that a load frees before it takes memory itself.
   MemoryPlan MemoryToFree(bool in_place) const;
   absl::StatusOr<std::unique_ptr<VersionEngines>> Make(const Planned& planned,
                                                        LoadTicker& ticker) const;
   absl::StatusOr<WeightsVersion> Stage(const Planned& planned, LoadTicker& ticker);
-  absl::StatusOr<WeightsVersion> ReplaceInPlace(Planned& planned,
-                                                std::optional<LoadTurn::Holder>& turn,
+  /// Replaces the live version: no version is live from the moment at which the old one is taken
+  /// out until the new one is made, because memory has room for one. `turn` must be held.
+  absl::StatusOr<WeightsVersion> ReplaceInPlace(Planned planned,
+                                                std::optional<LoadTurn::Holder> turn,
                                                 LoadTicker& ticker);
-  void Restore(const VersionEngines& old, const WeightsVersion& version);
+  /// Loads the freed version again, whose files are still open. If there was none, or it cannot be
+  /// loaded, no version is live and the head says so.
+  void Restore(const std::optional<Freed>& freed);
   void MakeLive(std::unique_ptr<VersionEngines> next, bool keeps_previous);
   absl::Status DropPrevious();
   HeadWeightsState State() const;

@@ -92,8 +92,6 @@ absl::StatusOr<PushedWeightsResult> HeadVersions::Push(const WeightsPush& push,
   return result;
 }
 
-/// Finds or begins the version of `push`. A number that can never be that of its rows is refused
-/// here, before any of them is received.
 absl::StatusOr<HeadVersions::JoinedPush> HeadVersions::JoinPush(const WeightsPush& push,
                                                                 const HeadInfo& info,
                                                                 LoadTicker& ticker) {
@@ -125,8 +123,6 @@ absl::StatusOr<HeadVersions::JoinedPush> HeadVersions::JoinPush(const WeightsPus
   return joined;
 }
 
-/// Takes the memory of a version that a call has begun. The turn keeps the memory that the check
-/// finds free from loads and other pushes until it is taken.
 absl::Status HeadVersions::OpenPush(const std::shared_ptr<PendingPush::Version>& version,
                                     const HeadInfo& info, LoadTicker& ticker) {
   RecordDropped(std::exchange(version->replaced, nullptr), "another version is pushed");
@@ -189,8 +185,6 @@ void HeadVersions::DropIdlePush() {
   }
 }
 
-/// Logs and counts rows that were dropped before they were staged, and frees them. `dropped` may be
-/// null.
 void HeadVersions::RecordDropped(std::shared_ptr<const PendingPush::Version> dropped,
                                  absl::string_view reason) {
   if (dropped == nullptr || dropped->rows == nullptr) {

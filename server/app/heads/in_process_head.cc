@@ -105,26 +105,29 @@ bool InProcessHead::is_replica_healthy(int replica) const {
   return live_ == nullptr || live_->engines[static_cast<size_t>(replica)]->healthy();
 }
 
-std::unique_ptr<VersionEngines> InProcessHead::Commit(std::unique_ptr<VersionEngines> next,
-                                                      const std::function<void()>& on_slow) {
-  {
-    const absl::MutexLock lock(&version_mutex_);
-    batcher_->Commit(next == nullptr ? nullptr : next->replicas.get());
-    std::swap(live_, next);
-    failure_.clear();
-    if (live_ != nullptr) {
-      PublishLocked(*live_->info);
-      num_replicas_ = static_cast<int>(live_->engines.size());
-    }
+void InProcessHead::BeginCommit(std::unique_ptr<VersionEngines> next) {
+  const absl::MutexLock lock(&version_mutex_);
+  batcher_->Commit(next == nullptr ? nullptr : next->replicas.get());
+  retiring_ = std::exchange(live_, std::move(next));
+  failure_.clear();
+  if (live_ != nullptr) {
+    PublishLocked(*live_->info);
+    num_replicas_ = static_cast<int>(live_->engines.size());
   }
-  if (!batcher_->AwaitRetired(clock_.Now() + kRetireTimeMax)) {
-    on_slow();
-    batcher_->AwaitRetired();
-  }
-  return next;
 }
 
-/// Publishes `info` with the limits in force. Requests keep the info that they began with.
+bool InProcessHead::AwaitRetired() { return batcher_->AwaitRetired(clock_.Now() + kRetireTimeMax); }
+
+std::unique_ptr<VersionEngines> InProcessHead::EndCommit() {
+  batcher_->AwaitRetired();
+  return std::move(retiring_);
+}
+
+std::unique_ptr<VersionEngines> InProcessHead::Commit(std::unique_ptr<VersionEngines> next) {
+  BeginCommit(std::move(next));
+  return EndCommit();
+}
+
 void InProcessHead::PublishLocked(const HeadInfo& info) {
   auto published = std::make_shared<HeadInfo>(info);
   published->limits = limits_;

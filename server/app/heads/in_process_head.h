@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -54,12 +53,20 @@ class InProcessHead final : public ServedHead {
   /// `replica` counts from 0 in the order of Create.
   bool is_replica_healthy(int replica) const;
 
-  /// Makes `next` live between two batches; see Batcher::Commit. Returns the version that was live
-  /// and is no longer used, or null, when its last batch has ended. If that takes longer than
-  /// kRetireTimeMax, `on_slow` is called once, and the wait goes on. If `next` is null, no version
-  /// is live and requests wait. May be called from one thread at a time.
-  std::unique_ptr<VersionEngines> Commit(
-      std::unique_ptr<VersionEngines> next, const std::function<void()>& on_slow = [] {});
+  // Another version is made live in two steps, by one thread at a time. The caller may give up
+  // rights that it holds if AwaitRetired returns false.
+
+  /// Makes `next` live between two batches; see Batcher::Commit. If `next` is null, no version is
+  /// live and requests wait. EndCommit must follow.
+  void BeginCommit(std::unique_ptr<VersionEngines> next);
+  /// Waits until the last batch of the version that was live has ended, for at most
+  /// kRetireTimeMax. Returns whether it has.
+  bool AwaitRetired();
+  /// Waits for that end, however long, and returns the version that was live, or null.
+  std::unique_ptr<VersionEngines> EndCommit();
+  /// Does both steps.
+  std::unique_ptr<VersionEngines> Commit(std::unique_ptr<VersionEngines> next);
+
   /// Reports, after Commit(nullptr), that no version is available. Until the next Commit the head
   /// is not ready, and waiting and new requests get UNAVAILABLE with `reason`.
   void Fail(const std::string& reason);
@@ -89,12 +96,14 @@ class InProcessHead final : public ServedHead {
   absl::StatusOr<VerifyReport> RunVerify(const VerifyOptions& options);
   /// Requests a running Verify to end.
   void StopVerify();
+  /// Publishes `info` with the limits in force. Requests keep the info that they began with.
   void PublishLocked(const HeadInfo& info) ABSL_EXCLUSIVE_LOCKS_REQUIRED(version_mutex_);
 
   const Clock& clock_;
   /// Locked before the Batcher's mutex, so that info() is never older than the version that scores.
   mutable absl::Mutex version_mutex_;
   std::unique_ptr<VersionEngines> live_ ABSL_GUARDED_BY(version_mutex_);
+  std::unique_ptr<VersionEngines> retiring_;  ///< Between BeginCommit and EndCommit.
   std::shared_ptr<const HeadInfo> info_ ABSL_GUARDED_BY(version_mutex_);
   RequestLimits limits_ ABSL_GUARDED_BY(version_mutex_);
   int num_replicas_ ABSL_GUARDED_BY(version_mutex_);  // of the last live version

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/common/tile.h"
+#include "server/app/options/flags.h"
 #include "server/app/options/part_options.h"
 #include "server/base/errors.h"
 #include "server/base/head_info.h"
@@ -30,7 +31,8 @@ absl::Status PlanNext(ServerOptions& options, const ServerParts& parts, const Me
   engine_options.reserved = reserved;
   const absl::StatusOr<EnginePlan> engine =
       parts.plan_engine(found.weights->info(), engine_options);
-  LOGPROBD_RETURN_IF_ERROR(WithContext(engine.status(), absl::StrCat("--device ", options.device)));
+  LOGPROBD_RETURN_IF_ERROR(WithContext(
+      engine.status(), absl::StrCat("--device ", ChoiceText(*FindFlag("device"), options))));
   planned.plan.heads.push_back(
       MakeServingPlan(options, found.weights->info(), *engine, found.warnings));
   planned.weights.push_back(std::move(found.weights));

@@ -203,7 +203,9 @@ absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const EngineP
       options_.batcher.staging == nullptr ? 0 : options_.batcher.staging->spare_bytes();
   int64_t freed_bytes = 0;
   for (const MemoryUse& use : freed) {
-    if (use.place == "host") (use.kind == "staging" ? spare_staging : freed_bytes) += use.bytes;
+    if (use.place == "host") {
+      (use.kind == "staging" ? spare_staging : freed_bytes) += use.bytes;
+    }
   }
   // The buffers of all versions have the same size, so spare ones are reused.
   if (options_.batcher.staging != nullptr) {
@@ -269,8 +271,6 @@ EnginePlan VersionLoader::PlanOf(const VersionEngines& made) const {
   return plan;
 }
 
-/// Creates the engines on a separate thread, so that the caller's thread can report progress and
-/// notice a cancellation meanwhile.
 absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> VersionLoader::CreateEngines(
     const HeadWeights& weights, const EnginePlan& plan, LoadTicker& ticker) const {
   std::atomic<bool> is_cancelled = false;

@@ -113,6 +113,8 @@ class VersionLoader {
   absl::Status CheckLoadingIsOn() const;
   absl::Status CheckHostMemory(const HeadInfo& found, const EnginePlan& plan,
                                const MemoryPlan& freed) const;
+  /// Creates the engines on a separate thread, so that the caller's thread can report progress and
+  /// notice a cancellation meanwhile.
   absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
       const HeadWeights& weights, const EnginePlan& plan, LoadTicker& ticker) const;
 

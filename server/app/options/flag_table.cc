@@ -4,6 +4,8 @@
 
 #include "absl/types/span.h"
 #include "server/app/options/flags.h"
+#include "server/base/log.h"
+#include "server/engine/engines.h"
 
 namespace logprobd {
 namespace {
@@ -29,7 +31,7 @@ Flag Reloadable(Flag flag) {
   return flag;
 }
 
-Flag Choice(Flag flag, std::vector<absl::string_view> choices) {
+Flag Choice(Flag flag, std::vector<Flag::Choice> choices) {
   flag.choices = std::move(choices);
   return flag;
 }
@@ -82,11 +84,13 @@ std::vector<Flag> MakeFlags() {
 
       Choice({"device", "Engine", Kind::kChoice, &O::device, "NAME",
               "Device that computes scores; auto takes a GPU if there is one, otherwise the CPU."},
-             {"auto", "cpu", "cuda"}),
+             {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}}),
       Choice({"kernel", "Engine", Kind::kChoice, &O::kernel, "NAME",
               "Kernel that computes scores on a GPU; auto takes the fused kernel where it runs, "
               "otherwise the chunked one."},
-             {"auto", "fused", "chunked"}),
+             {{"auto", GpuKernel::kAuto},
+              {"fused", GpuKernel::kFused},
+              {"chunked", GpuKernel::kChunked}}),
       OfHead({"gpus", "Engine", Kind::kGpus, &O::gpus, "LIST",
               "CUDA device ordinals to use, such as 0,1,2,3; auto uses all visible GPUs.", 0,
               1'023}),
@@ -108,7 +112,7 @@ std::vector<Flag> MakeFlags() {
           {"exchange", "Engine", Kind::kChoice, &O::exchange, "MEANS",
            "How shards on different GPUs exchange data; auto takes peer memory if all GPUs reach "
            "each other, otherwise NCCL."},
-          {"auto", "peer", "nccl"}),
+          {{"auto", Exchange::kAuto}, {"peer", Exchange::kPeer}, {"nccl", Exchange::kNccl}}),
       {"cpu-threads", "Engine", Kind::kInteger, &O::cpu_threads, "THREADS",
        "Threads of the CPU engine; 0 uses all cores that the process may use.", 0, 4'096},
 
@@ -203,10 +207,13 @@ std::vector<Flag> MakeFlags() {
        "systemd sets, if there is one; none turns it off."},
       Reloadable(Choice({"log-level", "Process", Kind::kChoice, &O::log_level, "LEVEL",
                          "Lowest level of log lines that are written."},
-                        {"debug", "info", "warning", "error"})),
+                        {{"debug", LogLevel::kDebug},
+                         {"info", LogLevel::kInfo},
+                         {"warning", LogLevel::kWarning},
+                         {"error", LogLevel::kError}})),
       Choice({"log-format", "Process", Kind::kChoice, &O::log_format, "FORMAT",
               "Format of a log line."},
-             {"text", "json"}),
+             {{"text", LogFormat::kText}, {"json", LogFormat::kJson}}),
       {"config", "Process", Kind::kText, &O::config, "FILE",
        "TOML file that may contain any of these settings."},
 

@@ -138,11 +138,19 @@ absl::Status SetSwitch(const Flag& flag, absl::string_view text, ServerOptions& 
   return absl::OkStatus();
 }
 
-absl::Status SetText(const Flag& flag, absl::string_view text, ServerOptions& options) {
-  if (flag.kind == Flag::Kind::kChoice && absl::c_find(flag.choices, text) == flag.choices.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("must be one of: ", absl::StrJoin(flag.choices, ", ")));
+absl::Status SetChoice(const Flag& flag, absl::string_view text, ServerOptions& options) {
+  const auto choice = absl::c_find_if(
+      flag.choices, [text](const Flag::Choice& candidate) { return candidate.text == text; });
+  if (choice == flag.choices.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("must be one of: ", ChoicesText(flag)));
   }
+  std::visit(
+      [&](auto value) { options.*std::get<decltype(value) ServerOptions::*>(flag.member) = value; },
+      choice->value);
+  return absl::OkStatus();
+}
+
+absl::Status SetText(const Flag& flag, absl::string_view text, ServerOptions& options) {
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError("must not contain a NUL byte");
   }
@@ -204,6 +212,9 @@ std::string CommonValueAsToml(const Flag& flag, const ServerOptions& options) {
     const std::vector<int32_t>& value = options.**gpus;
     return TomlString(value.empty() ? kAuto : absl::StrJoin(value, ","));
   }
+  if (flag.kind == Flag::Kind::kChoice) {
+    return TomlString(ChoiceText(flag, options));
+  }
   const int64_t value = options.*std::get<int64_t ServerOptions::*>(flag.member);
   if (flag.kind == Flag::Kind::kCount && value == 0) {
     return TomlString(kAuto);
@@ -238,9 +249,10 @@ std::string NearestFlag(absl::string_view name) {
 absl::Status SetFlag(const Flag& flag, absl::string_view text, ServerOptions& options) {
   switch (flag.kind) {
     case Flag::Kind::kText:
-    case Flag::Kind::kChoice:
     case Flag::Kind::kAddress:
       return SetText(flag, text, options);
+    case Flag::Kind::kChoice:
+      return SetChoice(flag, text, options);
     case Flag::Kind::kSwitch:
       return SetSwitch(flag, text, options);
     case Flag::Kind::kInteger:
@@ -307,6 +319,26 @@ absl::Status SetFlagFromSource(const Flag& flag, absl::Span<const std::string> t
     }
   }
   return absl::OkStatus();
+}
+
+std::string ChoicesText(const Flag& flag) {
+  return absl::StrJoin(flag.choices, ", ", [](std::string* out, const Flag::Choice& choice) {
+    absl::StrAppend(out, choice.text);
+  });
+}
+
+absl::string_view ChoiceText(const Flag& flag, const ServerOptions& options) {
+  for (const Flag::Choice& choice : flag.choices) {
+    const bool is_chosen = std::visit(
+        [&](auto value) {
+          return options.*std::get<decltype(value) ServerOptions::*>(flag.member) == value;
+        },
+        choice.value);
+    if (is_chosen) {
+      return choice.text;
+    }
+  }
+  return "";
 }
 
 std::string NumberText(double value) {

@@ -27,17 +27,25 @@ struct Flag {
     kGpus,     ///< Distinct numbers from `min` to `max`, comma-separated; "auto" is an empty list.
   };
 
+  /// A text that a choice accepts, and the value of the member's type for which it stands.
+  struct Choice {
+    absl::string_view text;
+    std::variant<Device, GpuKernel, Exchange, LogLevel, LogFormat> value;
+  };
+
   absl::string_view name;  ///< Name with dashes; file and environment also accept underscores.
   absl::string_view group;
   Kind kind = Kind::kText;
   std::variant<std::string ServerOptions::*, bool ServerOptions::*, int64_t ServerOptions::*,
-               double ServerOptions::*, std::vector<int32_t> ServerOptions::*>
+               double ServerOptions::*, std::vector<int32_t> ServerOptions::*,
+               Device ServerOptions::*, GpuKernel ServerOptions::*, Exchange ServerOptions::*,
+               LogLevel ServerOptions::*, LogFormat ServerOptions::*>
       member;
   absl::string_view placeholder;  ///< Unit or kind of the value, as --help shows it.
   absl::string_view help;         ///< Sentences without range and default, which --help adds.
   double min = 0;
   double max = 0;
-  std::vector<absl::string_view> choices = {};
+  std::vector<Choice> choices = {};
   /// True if only the command line can set the flag, because it requests an action of one start.
   bool command_line_only = false;
   /// True if the flag also accepts NAME=VALUE for the head of that name, and can be repeated.
@@ -80,6 +88,12 @@ std::vector<HeadText> SplitByHead(const Flag& flag, absl::string_view text);
 /// begins with the name of the source, as in `is "x" for head "a": it must be ...`.
 absl::Status SetFlagFromSource(const Flag& flag, absl::Span<const std::string> texts,
                                ServerOptions& options);
+
+/// Returns the texts that a choice accepts, as in "auto, cpu, cuda".
+std::string ChoicesText(const Flag& flag);
+
+/// Returns the text of the value that a choice has in `options`.
+absl::string_view ChoiceText(const Flag& flag, const ServerOptions& options);
 
 /// Returns the shortest text that is parsed as `value`.
 std::string NumberText(double value);

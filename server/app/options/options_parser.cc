@@ -34,7 +34,7 @@ std::string RangeSentence(const Flag& flag) {
   };
   switch (flag.kind) {
     case Flag::Kind::kChoice:
-      return absl::StrCat(" One of ", absl::StrJoin(flag.choices, ", "), ".");
+      return absl::StrCat(" One of ", ChoicesText(flag), ".");
     case Flag::Kind::kInteger:
     case Flag::Kind::kBytes:
     case Flag::Kind::kNumber:

@@ -48,21 +48,15 @@ ModelFolderOptions ModelOptionsOf(const ServerOptions& options) {
 
 EngineOptions EngineOptionsOf(const ServerOptions& options) {
   EngineOptions result;
-  result.device = options.device == "cpu"    ? Device::kCpu
-                  : options.device == "cuda" ? Device::kCuda
-                                             : Device::kAuto;
-  result.kernel = options.kernel == "fused"     ? GpuKernel::kFused
-                  : options.kernel == "chunked" ? GpuKernel::kChunked
-                                                : GpuKernel::kAuto;
+  result.device = options.device;
+  result.kernel = options.kernel;
   result.batch_rows_max = options.batch_rows;
   result.top_k_max = static_cast<int32_t>(options.top_k_max);
   result.cpu_threads = static_cast<int32_t>(options.cpu_threads);
   result.gpus = options.gpus;
   result.shards = static_cast<int32_t>(options.shards);
   result.replicas = static_cast<int32_t>(options.replicas);
-  result.exchange = options.exchange == "peer"   ? Exchange::kPeer
-                    : options.exchange == "nccl" ? Exchange::kNccl
-                                                 : Exchange::kAuto;
+  result.exchange = options.exchange;
   result.state_dir = options.state_dir == "auto" ? ServiceStateDir() : options.state_dir;
   return result;
 }
@@ -105,7 +99,7 @@ absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
   return device == Device::kCuda ? kDefaultWatchdog : absl::InfiniteDuration();
 }
 
-absl::Duration StandstillMaxOf(const ServerOptions& options) {
+absl::Duration HangTimeMaxOf(const ServerOptions& options) {
   // An engine needs up to 0.25 s to notice that a batch is late, and up to 5 s until the batch's
   // memory is at rest.
   constexpr absl::Duration kEngineFirst = absl::Seconds(6);
@@ -129,6 +123,13 @@ Batcher::Options BatcherOptionsOf(const ServerOptions& options) {
   result.answer_threads = kAnswerThreads;
   result.head = options.head_name;
   return result;
+}
+
+TlsFiles::Options TlsOptionsOf(const ServerOptions& options) {
+  return {.cert = options.tls_cert,
+          .key = options.tls_key,
+          .client_ca = options.tls_client_ca,
+          .crl_dir = options.tls_crl_dir};
 }
 
 RequestLimits LimitsOf(const ServerOptions& options) {

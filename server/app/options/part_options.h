@@ -6,7 +6,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/app/options/server_options.h"
+#include "server/base/head_info.h"
+#include "server/batching/batcher.h"
+#include "server/engine/engines.h"
+#include "server/transport/tls_files.h"
 #include "server/weights/allowed_roots.h"
+#include "server/weights/head_weights.h"
 
 namespace logprobd {
 
@@ -16,6 +21,8 @@ namespace logprobd {
 ModelFolderOptions ModelOptionsOf(const ServerOptions& options);
 EngineOptions EngineOptionsOf(const ServerOptions& options);
 Batcher::Options BatcherOptionsOf(const ServerOptions& options);
+/// TlsFiles::Options::is_enabled says whether there are any files.
+TlsFiles::Options TlsOptionsOf(const ServerOptions& options);
 
 /// Returns the folders from which new weights may be loaded, or null if loading is off. By default
 /// this is the parent of the model's folder, or the model's folder itself if its parent is the root
@@ -36,7 +43,7 @@ absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device);
 /// Returns the time for which a thread of the server may stand still with work in hand before the
 /// process ends. It is long enough for an engine to give up a batch after BatchTimeMaxOf and to
 /// answer it, since that costs only a replica.
-absl::Duration StandstillMaxOf(const ServerOptions& options);
+absl::Duration HangTimeMaxOf(const ServerOptions& options);
 
 /// Returns the limits that are published to clients and enforced. Rows and message bytes never
 /// exceed one client's share of the queue. Answers count towards that share too. A request within

@@ -12,9 +12,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/app/options/flags.h"
+#include "server/app/options/part_options.h"
 #include "server/base/errors.h"
+#include "server/base/head_info.h"
 #include "server/base/listen_address.h"
+#include "server/base/log.h"
 #include "server/base/text.h"
+#include "server/batching/batcher.h"
+#include "server/engine/engines.h"
+#include "server/http/http_server.h"
+#include "server/transport/grpc_server.h"
+#include "server/transport/tls_files.h"
+#include "server/weights/head_weights.h"
 
 namespace logprobd {
 namespace {
@@ -133,7 +142,7 @@ absl::Status CheckLayout(const ServerOptions& options) {
   if (options.gpus.empty()) {
     return absl::OkStatus();
   }
-  if (options.device == "cpu") {
+  if (options.device == Device::kCpu) {
     return absl::InvalidArgumentError("--gpus contradicts --device cpu");
   }
   const auto given = static_cast<int64_t>(options.gpus.size());
@@ -151,7 +160,7 @@ absl::Status CheckLayout(const ServerOptions& options) {
 }
 
 absl::Status CheckCudaIpc(const ServerOptions& options) {
-  if (options.cuda_ipc && options.device == "cpu") {
+  if (options.cuda_ipc && options.device == Device::kCpu) {
     return absl::InvalidArgumentError(
         "--cuda-ipc reads GPU memory, which contradicts --device cpu");
   }
@@ -237,6 +246,48 @@ absl::Status CheckHead(const ServerOptions& head) {
 
 }  // namespace
 
+ServerOptions::ServerOptions()
+    : head_name(ModelFolderOptions().head_name),
+      head_tensor(ModelFolderOptions().head_tensor),
+      weights_version(static_cast<int64_t>(ModelFolderOptions().weights_version)),
+      include_padding(ModelFolderOptions().include_padding),
+      strict_config(LogitOverrides().strict),
+      device(EngineOptions().device),
+      kernel(EngineOptions().kernel),
+      gpus(EngineOptions().gpus),
+      shards(EngineOptions().shards),
+      replicas(EngineOptions().replicas),
+      exchange(EngineOptions().exchange),
+      cpu_threads(EngineOptions().cpu_threads),
+      listen(GrpcServer::Options().listen),
+      http(HttpServer::Options().listen),
+      shared_memory_bytes(SharedRegions::Options().bytes_max),
+      region_bytes(SharedRegions::Options().region_bytes_max),
+      admin(GrpcServer::Options().admin),
+      tls_cert(TlsFiles::Options().cert),
+      tls_key(TlsFiles::Options().key),
+      tls_client_ca(TlsFiles::Options().client_ca),
+      tls_crl_dir(TlsFiles::Options().crl_dir),
+      insecure(GrpcServer::Options().insecure),
+      reflection(GrpcServer::Options().reflection),
+      max_message_bytes(RequestLimits().message_bytes_max),
+      receive_bytes(GrpcServer::Options().receive_bytes_max),
+      streams_max(GrpcServer::Options().streams_max),
+      stream_window(RequestLimits().stream_window),
+      request_rows(RequestLimits().request_rows_max),
+      top_k_max(RequestLimits().top_k_max),
+      candidates_max(RequestLimits().candidates_max),
+      segments_max(RequestLimits().segments_max),
+      batch_rows(Batcher::Options().batch_rows_max),
+      batch_wait_us(absl::ToInt64Microseconds(Batcher::Options().batch_wait_max)),
+      queue_rows(Batcher::Options().queue_rows_max),
+      queue_bytes(Batcher::Options().queue_bytes_max),
+      queue_requests(Batcher::Options().queue_requests_max),
+      client_share(Batcher::Options().client_share_max),
+      copy_threads(Batcher::Options().copy_threads),
+      log_level(LogOptions().level),
+      log_format(LogOptions().format) {}
+
 std::vector<ServerOptions> HeadOptions(const ServerOptions& options) {
   ServerOptions common = options;
   common.head_values.clear();
@@ -258,13 +309,6 @@ std::vector<ServerOptions> HeadOptions(const ServerOptions& options) {
     }
   }
   return heads;
-}
-
-TlsFiles::Options TlsOptionsOf(const ServerOptions& options) {
-  return {.cert = options.tls_cert,
-          .key = options.tls_key,
-          .client_ca = options.tls_client_ca,
-          .crl_dir = options.tls_crl_dir};
 }
 
 std::vector<std::string> InsecureListeners(const ServerOptions& options) {

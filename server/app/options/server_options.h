@@ -7,15 +7,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/base/head_info.h"
-#include "server/batching/batcher.h"
-#include "server/engine/engines.h"
-#include "server/http/http_server.h"
-#include "server/transport/grpc_server.h"
-#include "server/transport/tls_files.h"
-#include "server/weights/head_weights.h"
 
 namespace logprobd {
+
+// Choices of the parts of the server, whose headers are not included here: engines.h and log.h.
+enum class Device;
+enum class GpuKernel;
+enum class Exchange;
+enum class LogLevel;
+enum class LogFormat;
 
 /// Largest version number of weights. JSON and metrics represent it and its successor exactly.
 inline constexpr int64_t kWeightsVersionMax = 9'000'000'000'000'000;
@@ -31,72 +31,74 @@ struct HeadValue {
 inline constexpr char kAutoPath[] = "auto";
 
 /// All settings of the server, as parsed. The table of Flags() (flags.h) states the meaning, unit
-/// and range of each member. A default that belongs to a part of the server is read from the
-/// Options of that part.
+/// and range of each member. A member without an initialiser has the default of the part of the
+/// server to which it belongs.
 struct ServerOptions {
+  ServerOptions();
+
   /// Values for single heads, in the order in which they were given. The members below hold the
   /// values of all other heads; HeadOptions combines both.
   std::vector<HeadValue> head_values;
 
   /// Folder, file or Hugging Face id of the only head; several heads have theirs in `head_values`.
   std::string model;
-  std::string head_name = ModelFolderOptions().head_name;
-  std::string head_tensor = ModelFolderOptions().head_tensor;
-  int64_t weights_version = static_cast<int64_t>(ModelFolderOptions().weights_version);
+  std::string head_name;
+  std::string head_tensor;
+  int64_t weights_version;
   std::string weights_root;  ///< Comma-separated folders, or "none". If empty, see WeightsRootsOf.
   int64_t valid_vocab = 0;
-  bool include_padding = ModelFolderOptions().include_padding;
+  bool include_padding;
   double softcap = -1;            ///< -1: that of config.json.
   double logit_scale = 0;         ///< 0: that of config.json.
   std::string ignore_config_key;  ///< Names separated by colons.
-  bool strict_config = LogitOverrides().strict;
+  bool strict_config;
 
-  std::string device = "auto";
-  std::string kernel = "auto";
-  std::vector<int32_t> gpus = EngineOptions().gpus;  ///< Empty means auto.
-  int64_t shards = EngineOptions().shards;           ///< 0 means auto.
-  int64_t replicas = EngineOptions().replicas;       ///< 0 means auto.
-  double watchdog_s = 0;                             ///< If 0, see BatchTimeMaxOf.
-  std::string exchange = "auto";
-  int64_t cpu_threads = EngineOptions().cpu_threads;
+  Device device;
+  GpuKernel kernel;
+  std::vector<int32_t> gpus;  ///< Empty means auto.
+  int64_t shards;             ///< 0 means auto.
+  int64_t replicas;           ///< 0 means auto.
+  double watchdog_s = 0;      ///< If 0, see BatchTimeMaxOf.
+  Exchange exchange;
+  int64_t cpu_threads;
 
-  std::string listen = GrpcServer::Options().listen;
-  std::string http = HttpServer::Options().listen;
+  std::string listen;
+  std::string http;
   std::string local = kAutoPath;
-  int64_t shared_memory_bytes = SharedRegions::Options().bytes_max;
-  int64_t region_bytes = SharedRegions::Options().region_bytes_max;
+  int64_t shared_memory_bytes;
+  int64_t region_bytes;
   bool cuda_ipc = false;
-  std::string admin = GrpcServer::Options().admin;  ///< May also be kAutoPath.
-  std::string tls_cert = TlsFiles::Options().cert;
-  std::string tls_key = TlsFiles::Options().key;
-  std::string tls_client_ca = TlsFiles::Options().client_ca;
-  std::string tls_crl_dir = TlsFiles::Options().crl_dir;
-  bool insecure = GrpcServer::Options().insecure;
+  std::string admin;  ///< May also be kAutoPath.
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;
+  std::string tls_crl_dir;
+  bool insecure;
   std::string tokens;  ///< TOML file of ReadTokenFile; empty means that callers need no entry.
-  bool reflection = GrpcServer::Options().reflection;
+  bool reflection;
 
-  int64_t max_message_bytes = RequestLimits().message_bytes_max;
-  int64_t receive_bytes = GrpcServer::Options().receive_bytes_max;
-  int64_t streams_max = GrpcServer::Options().streams_max;
-  int64_t stream_window = RequestLimits().stream_window;
-  int64_t request_rows = RequestLimits().request_rows_max;
-  int64_t top_k_max = RequestLimits().top_k_max;
-  int64_t candidates_max = RequestLimits().candidates_max;
-  int64_t segments_max = RequestLimits().segments_max;
+  int64_t max_message_bytes;
+  int64_t receive_bytes;
+  int64_t streams_max;
+  int64_t stream_window;
+  int64_t request_rows;
+  int64_t top_k_max;
+  int64_t candidates_max;
+  int64_t segments_max;
   double push_idle_s = 600;
 
-  int64_t batch_rows = Batcher::Options().batch_rows_max;
-  int64_t batch_wait_us = absl::ToInt64Microseconds(Batcher::Options().batch_wait_max);
-  int64_t queue_rows = Batcher::Options().queue_rows_max;
-  int64_t queue_bytes = Batcher::Options().queue_bytes_max;
-  int64_t queue_requests = Batcher::Options().queue_requests_max;
-  double client_share = Batcher::Options().client_share_max;
-  int64_t copy_threads = Batcher::Options().copy_threads;
+  int64_t batch_rows;
+  int64_t batch_wait_us;
+  int64_t queue_rows;
+  int64_t queue_bytes;
+  int64_t queue_requests;
+  double client_share;
+  int64_t copy_threads;
 
   double grace_s = 30;
   std::string state_dir = "auto";  ///< See EngineOptionsOf.
-  std::string log_level = "info";
-  std::string log_format = "text";
+  LogLevel log_level;
+  LogFormat log_format;
 
   std::string config;
   bool dry_run = false;
@@ -108,9 +110,6 @@ struct ServerOptions {
 /// would have them: `model`, `head_name` and the values of flags that heads can set are the head's
 /// own, and `queue_bytes` is its equal share. With one head the only element equals `options`.
 std::vector<ServerOptions> HeadOptions(const ServerOptions& options);
-
-/// Returns the files for TLS; TlsFiles::Options::is_enabled says whether there are any.
-TlsFiles::Options TlsOptionsOf(const ServerOptions& options);
 
 /// Returns the flags of the listeners that others can use without authentication, which only
 /// --insecure permits. `options` must have passed CheckServerOptions.

@@ -76,14 +76,6 @@ class SignalRelay {
   Server* server_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
-absl::Status SetUpLog(const ServerOptions& options) {
-  LogOptions log;
-  LOGPROBD_ASSIGN_OR_RETURN(log.level, ParseLogLevel(options.log_level));
-  LOGPROBD_ASSIGN_OR_RETURN(log.format, ParseLogFormat(options.log_format));
-  ConfigureLog(log);
-  return absl::OkStatus();
-}
-
 int DryRun(const ServerOptions& options) {
   const absl::StatusOr<PlannedHeads> planned = PlanHeads(options, ServerParts());
   if (!planned.ok()) {
@@ -133,7 +125,7 @@ int Serve(const ServerOptions& options,
   parts.notify = NotifyServiceManager;
   parts.notify_interval = ServiceWatchdogTime() / 2;
   parts.exit_hung_after = ExitHungAfter;
-  parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == "text";
+  parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == LogFormat::kText;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options, parts);
   if (!server.ok()) {
     return Fail(server.status(), kExitFailed);
@@ -164,13 +156,10 @@ int RunLogprobd(absl::Span<const std::string> arguments,
     Print(ConfigText(*parsed));
     return kExitStopped;
   }
-  absl::Status ready = CheckServerOptions(options);
-  if (ready.ok()) {
-    ready = SetUpLog(options);
+  if (const absl::Status checked = CheckServerOptions(options); !checked.ok()) {
+    return Fail(checked, kExitBadSettings);
   }
-  if (!ready.ok()) {
-    return Fail(ready, kExitBadSettings);
-  }
+  ConfigureLog({.level = options.log_level, .format = options.log_format});
   if (options.dry_run) {
     return DryRun(options);
   }

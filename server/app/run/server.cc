@@ -99,20 +99,16 @@ std::string InsecureText(absl::string_view flag) {
 }  // namespace
 
 struct Server::Impl {
-  enum class State { kLoading, kReady, kStopping };
+  using Phase = ServerHealth::Phase;
 
   Impl(const ServerOptions& server_options, const ServerParts& server_parts, PlannedHeads planned);
 
   absl::Status Listen();
   absl::Status ListenToHttp();
   ServerPlan Plan();
-  std::string NotReadyReason();
-  std::string ReadyText();
+  ServerHealth Health();
   std::string StatusText();
-  std::pair<ServingState, std::string> StateNow();
   ServerStatus Status();
-  std::string LoadingText();
-  std::string FailureText();
   absl::Status LoadHead(HeadManager& head);
   void Publish(const HeadManager& head);
   void UpdateServing();
@@ -126,17 +122,9 @@ struct Server::Impl {
   void Apply(const ServerOptions& reloaded);
   bool Drain();
   absl::Status StartWatchdog();
-  void EndHung(absl::Span<const Standstill> still);
+  void EndHung(absl::Span<const HungThread> still);
   void PublishMemory();
 
-  State GetState() {
-    const absl::MutexLock lock(&mutex);
-    return state;
-  }
-  void SetState(State new_state) {
-    const absl::MutexLock lock(&mutex);
-    state = new_state;
-  }
   bool IsOnly() const { return heads.size() == 1; }
 
   const ServerOptions start_options;
@@ -152,11 +140,11 @@ struct Server::Impl {
   absl::Mutex mutex;
   bool stop_requested ABSL_GUARDED_BY(mutex) = false;
   bool reload_requested ABSL_GUARDED_BY(mutex) = false;
-  State state ABSL_GUARDED_BY(mutex) = State::kLoading;
-  std::string standstill ABSL_GUARDED_BY(mutex);  // Set when the process is about to end.
-  ServerPlan plan ABSL_GUARDED_BY(mutex);  // The initial plan; Plan() returns the current one.
-  absl::Mutex memory_mutex;                // Used by PublishMemory; locked before `mutex`.
-  absl::Mutex notify_mutex;                // Locked before `mutex`.
+  Phase phase ABSL_GUARDED_BY(mutex) = Phase::kLoading;
+  std::string hang ABSL_GUARDED_BY(mutex);  // Set when the process is about to end.
+  ServerPlan plan ABSL_GUARDED_BY(mutex);   // The initial plan; Plan() returns the current one.
+  absl::Mutex memory_mutex;                 // Used by PublishMemory; locked before `mutex`.
+  absl::Mutex notify_mutex;                 // Locked before `mutex`.
   std::string notified ABSL_GUARDED_BY(notify_mutex);  // The state as the service manager knows it.
 
   // The members below are destroyed in reverse order: no call may be running when the heads are
@@ -243,8 +231,8 @@ absl::Status Server::Impl::ListenToHttp() {
       return http_access->Check(path, authorization, peer);
     };
   }
-  result.not_ready_reason = [this] { return NotReadyReason(); };
-  result.ready_text = [this] { return ReadyText(); };
+  result.not_ready_reason = [this] { return NotReadyReason(Health()); };
+  result.ready_text = [this] { return ReadyText(Health()); };
   result.status_text = [this] { return StatusText(); };
   result.status_page = [this] { return status_board.Page(Status()); };
   LOGPROBD_ASSIGN_OR_RETURN(http, HttpServer::Create(std::move(result), metrics));
@@ -258,8 +246,8 @@ absl::Status Server::Impl::ListenToHttp() {
 
 absl::Status Server::Impl::StartWatchdog() {
   Watchdog::Options watch;
-  watch.still_max = StandstillMaxOf(options);
-  watch.on_standstill = [this](absl::Span<const Standstill> still) { EndHung(still); };
+  watch.still_max = HangTimeMaxOf(options);
+  watch.on_hang = [this](absl::Span<const HungThread> still) { EndHung(still); };
   watch.ping_interval = parts.notify_interval;
   watch.ping = [this] { parts.notify("WATCHDOG=1"); };
   LOGPROBD_ASSIGN_OR_RETURN(watchdog, Watchdog::Create(std::move(watch), *parts.heartbeats, clock));
@@ -269,15 +257,15 @@ absl::Status Server::Impl::StartWatchdog() {
 /// Answers all calls and ends the process, on the watchdog's thread. Whatever blocks here, because
 /// a thread that hangs holds it, is cut short by the timer; the clients then get UNAVAILABLE from
 /// their closed connections.
-void Server::Impl::EndHung(absl::Span<const Standstill> still) {
+void Server::Impl::EndHung(absl::Span<const HungThread> still) {
   parts.exit_hung_after(kHungTimeMax);
-  const std::string text = DescribeStandstill(still.front());
+  const std::string text = DescribeHang(still.front());
   {
     const absl::MutexLock lock(&mutex);
-    standstill = text;
+    hang = text;
   }
-  for (const Standstill& each : still) {
-    LogError(absl::StrCat("the process ends: ", DescribeStandstill(each)));
+  for (const HungThread& each : still) {
+    LogError(absl::StrCat("the process ends: ", DescribeHang(each)));
   }
   grpc->SetServing(false);
   for (const std::unique_ptr<HeadManager>& head : heads) {
@@ -304,43 +292,29 @@ void Server::Impl::PublishMemory() {
   metrics.SetMemory(Plan().memory());
 }
 
-std::string Server::Impl::NotReadyReason() {
+ServerHealth Server::Impl::Health() {
+  ServerHealth health;
   {
     const absl::MutexLock lock(&mutex);
-    if (!standstill.empty()) {
-      return standstill;
-    }
+    health.phase = phase;
+    health.hang = hang;
   }
-  switch (GetState()) {
-    case State::kLoading:
-      return LoadingText();
-    case State::kReady:
-      return absl::c_any_of(heads, [](const auto& head) { return head->is_ready(); })
-                 ? ""
-                 : FailureText();
-    case State::kStopping:
-      break;
+  if (!health.hang.empty()) {
+    return health;  // The thread that hangs may hold locks of its head.
   }
-  return "shutting down";
-}
-
-std::string Server::Impl::ReadyText() {
-  const std::string failure = FailureText();
-  return failure.empty() ? "ready" : absl::StrCat("ready, but ", failure);
+  health.progress = progress.Text();
+  for (const std::unique_ptr<HeadManager>& head : heads) {
+    health.heads.push_back({.name = head->name(),
+                            .is_loaded = head->head() != nullptr,
+                            .is_ready = head->is_ready(),
+                            .failure = head->FailureText()});
+  }
+  return health;
 }
 
 std::string Server::Impl::StatusText() {
-  return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", StateNow().second, "\n",
-                      PlanText(Plan()));
-}
-
-/// Returns the state of the server and the text that the status page shows for it.
-std::pair<ServingState, std::string> Server::Impl::StateNow() {
-  const std::string reason = NotReadyReason();
-  if (!reason.empty()) {
-    return {ServingState::kNotReady, reason};
-  }
-  return {FailureText().empty() ? ServingState::kReady : ServingState::kDegraded, ReadyText()};
+  return absl::StrCat("logprobd ", Build().version, "\n\nstate        ", StateOf(Health()).second,
+                      "\n", PlanText(Plan()));
 }
 
 ServerStatus Server::Impl::Status() {
@@ -348,7 +322,7 @@ ServerStatus Server::Impl::Status() {
   ServerStatus status;
   status.version = Build().version;
   status.commit = Build().commit;
-  std::tie(status.state, status.state_text) = StateNow();
+  std::tie(status.state, status.state_text) = StateOf(Health());
   status.memory = now.memory();
   // This runs on a thread of the HTTP server, and no reload changes the listeners.
   for (const std::string& flag : InsecureListeners(start_options)) {
@@ -360,30 +334,6 @@ ServerStatus Server::Impl::Status() {
                            now.heads[i].warnings.end());
   }
   return status;
-}
-
-std::string Server::Impl::LoadingText() {
-  std::string text = "loading the weights";
-  const auto loading =
-      absl::c_find_if(heads, [](const auto& head) { return head->head() == nullptr; });
-  if (!IsOnly() && loading != heads.end()) {
-    absl::StrAppend(&text, " of ", (*loading)->name(), " (", loading - heads.begin(), " of ",
-                    heads.size(), " heads loaded)");
-  }
-  const std::string done = progress.Text();
-  return done.empty() ? text : absl::StrCat(text, " ", done);
-}
-
-/// Returns what has failed in the loaded heads, or an empty string if nothing has.
-std::string Server::Impl::FailureText() {
-  std::vector<std::string> failures;
-  for (const std::unique_ptr<HeadManager>& head : heads) {
-    const std::string failure = head->FailureText();
-    if (!failure.empty()) {
-      failures.push_back(IsOnly() ? failure : absl::StrCat("head ", head->name(), ": ", failure));
-    }
-  }
-  return absl::StrJoin(failures, "; ");
 }
 
 /// Logs what has failed since the last call. Returns whether a head with a healthy replica is left.
@@ -419,7 +369,7 @@ void Server::Impl::LogReady(absl::Duration load_time) {
 /// Without lines it sends the text, if that has changed.
 void Server::Impl::Notify(absl::string_view lines) {
   const absl::MutexLock lock(&notify_mutex);
-  const std::string state_text = StateNow().second;
+  const std::string state_text = StateOf(Health()).second;
   if (!lines.empty() || state_text != notified) {
     notified = state_text;
     parts.notify(absl::StrCat(lines, "STATUS=", state_text));
@@ -481,7 +431,7 @@ void Server::Impl::Reload() {
 
 void Server::Impl::Apply(const ServerOptions& reloaded) {
   options = reloaded;
-  SetLogLevel(ParseLogLevel(options.log_level).value_or(LogLevel::kInfo));
+  SetLogLevel(options.log_level);
   metrics.SetInflightBytesLimit(options.queue_bytes);
   grpc->SetAnswerLimits(options.queue_bytes, options.client_share);
   const std::vector<ServerOptions> of_heads = HeadOptions(options);
@@ -493,7 +443,10 @@ void Server::Impl::Apply(const ServerOptions& reloaded) {
 
 bool Server::Impl::Drain() {
   const absl::Time deadline = clock.Now() + absl::Seconds(options.grace_s);
-  SetState(State::kStopping);
+  {
+    const absl::MutexLock lock(&mutex);
+    phase = Phase::kStopping;
+  }
   NotifyStopping();
   head_table.StopChanges();
   for (const std::unique_ptr<HeadManager>& head : heads) {
@@ -579,7 +532,7 @@ absl::Status Server::Load() {
   {
     const absl::MutexLock lock(&impl.mutex);
     impl.plan.available.clear();  // The heads have allocated this memory.
-    impl.state = Impl::State::kReady;
+    impl.phase = Impl::Phase::kServing;
   }
   impl.WatchHeads();
   impl.UpdateServing();
@@ -617,7 +570,7 @@ Server::End Server::Run() {
   }
   impl.main_heartbeat->End();  // The drain has its own limit.
   if (!stop) {
-    LogError(absl::StrCat(impl.FailureText(), ": stopping"));
+    LogError(absl::StrCat(FailureText(impl.Health()), ": stopping"));
   } else {
     LogInfo("stopping", {{"grace_seconds", impl.options.grace_s}});
   }

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "server/base/head_info.h"
 #include "server/base/text.h"
 #include "server/http/status_page.h"
@@ -163,7 +165,61 @@ std::vector<std::pair<std::string, std::string>> ProcessOf(const Window& window)
                         HumanNumber(now.Sum("logprobd_cuda_ipc_mappings")), " CUDA mappings")}};
 }
 
+std::string LoadingText(const ServerHealth& health) {
+  std::string text = "loading the weights";
+  const auto loading =
+      absl::c_find_if_not(health.heads, std::mem_fn(&ServerHealth::Head::is_loaded));
+  if (health.heads.size() > 1 && loading != health.heads.end()) {
+    absl::StrAppend(&text, " of ", loading->name, " (", loading - health.heads.begin(), " of ",
+                    health.heads.size(), " heads loaded)");
+  }
+  return health.progress.empty() ? text : absl::StrCat(text, " ", health.progress);
+}
+
 }  // namespace
+
+std::string FailureText(const ServerHealth& health) {
+  std::vector<std::string> failures;
+  for (const ServerHealth::Head& head : health.heads) {
+    if (!head.failure.empty()) {
+      const bool is_only = health.heads.size() == 1;
+      failures.push_back(is_only ? head.failure
+                                 : absl::StrCat("head ", head.name, ": ", head.failure));
+    }
+  }
+  return absl::StrJoin(failures, "; ");
+}
+
+std::string NotReadyReason(const ServerHealth& health) {
+  if (!health.hang.empty()) {
+    return health.hang;
+  }
+  switch (health.phase) {
+    case ServerHealth::Phase::kLoading:
+      return LoadingText(health);
+    case ServerHealth::Phase::kServing:
+      return absl::c_any_of(health.heads, std::mem_fn(&ServerHealth::Head::is_ready))
+                 ? ""
+                 : FailureText(health);
+    case ServerHealth::Phase::kStopping:
+      break;
+  }
+  return "shutting down";
+}
+
+std::string ReadyText(const ServerHealth& health) {
+  const std::string failure = FailureText(health);
+  return failure.empty() ? "ready" : absl::StrCat("ready, but ", failure);
+}
+
+std::pair<ServingState, std::string> StateOf(const ServerHealth& health) {
+  const std::string reason = NotReadyReason(health);
+  if (!reason.empty()) {
+    return {ServingState::kNotReady, reason};
+  }
+  return {FailureText(health).empty() ? ServingState::kReady : ServingState::kDegraded,
+          ReadyText(health)};
+}
 
 void LoadProgress::Update(int64_t done_bytes, int64_t total_bytes) {
   done_bytes_ = done_bytes;

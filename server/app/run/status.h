@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -39,6 +40,36 @@ class LoadProgress {
   absl::Time next_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   bool has_line_ ABSL_GUARDED_BY(mutex_) = false;
 };
+
+/// What the state of the server depends on. The functions below turn it into texts for /readyz, the
+/// status page and the service manager.
+struct ServerHealth {
+  enum class Phase { kLoading, kServing, kStopping };
+
+  struct Head {
+    std::string name;
+    bool is_loaded = false;
+    bool is_ready = false;     ///< See HeadManager::is_ready.
+    std::string failure = {};  ///< What has failed, or an empty string.
+  };
+
+  Phase phase = Phase::kLoading;
+  std::string hang = {};      ///< Why the process is about to end, or an empty string.
+  std::string progress = {};  ///< LoadProgress::Text.
+  std::vector<Head> heads = {};
+};
+
+/// Returns what has failed in the loaded heads, or an empty string if nothing has.
+std::string FailureText(const ServerHealth& health);
+
+/// Returns why no head can score, or an empty string if one can.
+std::string NotReadyReason(const ServerHealth& health);
+
+/// Returns "ready", together with what has failed.
+std::string ReadyText(const ServerHealth& health);
+
+/// Returns the state and the text that is shown for it.
+std::pair<ServingState, std::string> StateOf(const ServerHealth& health);
 
 /// The part of the status page that the metrics do not contain.
 struct ServerStatus {

@@ -9,13 +9,13 @@
 
 namespace logprobd {
 
-std::vector<Standstill> StandstillMeter::Look(
+std::vector<HungThread> HangMeter::Look(
     absl::Time now, absl::Span<const std::shared_ptr<const Heartbeat>> heartbeats) {
   const absl::Duration step =
       std::clamp(now - last_look_, absl::ZeroDuration(), step_max_);  // zero at the first look
   last_look_ = now;
   SeenHeartbeats seen;
-  std::vector<Standstill> still;
+  std::vector<HungThread> still;
   for (const std::shared_ptr<const Heartbeat>& heartbeat : heartbeats) {
     if (!heartbeat->is_at_work()) {
       continue;
@@ -30,7 +30,7 @@ std::vector<Standstill> StandstillMeter::Look(
   }
   seen_ = std::move(seen);
   std::stable_sort(still.begin(), still.end(),
-                   [](const Standstill& a, const Standstill& b) { return a.time > b.time; });
+                   [](const HungThread& a, const HungThread& b) { return a.time > b.time; });
   return still;
 }
 
@@ -57,16 +57,16 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::Run() {
-  StandstillMeter meter(kInterval);
+  HangMeter meter(kInterval);
   absl::Time next_ping = clock_.Now();
   while (true) {
     const absl::Time now = clock_.Now();
-    const std::vector<Standstill> still = meter.Look(now, heartbeats_.All());
-    const auto count = std::count_if(still.begin(), still.end(), [this](const Standstill& each) {
+    const std::vector<HungThread> still = meter.Look(now, heartbeats_.All());
+    const auto count = std::count_if(still.begin(), still.end(), [this](const HungThread& each) {
       return each.time > options_.still_max;
     });
     if (count > 0) {
-      options_.on_standstill(absl::MakeConstSpan(still).first(static_cast<size_t>(count)));
+      options_.on_hang(absl::MakeConstSpan(still).first(static_cast<size_t>(count)));
       return;
     }
     if (now >= next_ping && options_.ping_interval != absl::InfiniteDuration() &&
@@ -81,14 +81,14 @@ void Watchdog::Run() {
   }
 }
 
-std::string DescribeStandstill(const Standstill& standstill) {
-  const Heartbeat::Owner& owner = standstill.heartbeat->owner();
-  const int32_t shard = standstill.heartbeat->shard();
+std::string DescribeHang(const HungThread& hung) {
+  const Heartbeat::Owner& owner = hung.heartbeat->owner();
+  const int32_t shard = hung.heartbeat->shard();
   return absl::StrCat("thread ", owner.thread,
                       owner.head.empty() ? "" : absl::StrCat(", head ", owner.head),
                       owner.replica < 0 ? "" : absl::StrCat(", replica ", owner.replica),
                       shard < 0 ? "" : absl::StrCat(", shard ", shard), " has not moved for ",
-                      absl::ToInt64Seconds(standstill.time), " s");
+                      absl::ToInt64Seconds(hung.time), " s");
 }
 
 }  // namespace logprobd

@@ -19,7 +19,7 @@
 namespace logprobd {
 
 /// A thread that has work in hand and has not moved for `time`.
-struct Standstill {
+struct HungThread {
   std::shared_ptr<const Heartbeat> heartbeat;
   absl::Duration time;
 };
@@ -27,12 +27,12 @@ struct Standstill {
 /// Measures how long threads stand still, from one look at their heartbeats to the next. Only the
 /// time between looks counts, and at most twice the interval at which the caller looks: if the
 /// whole process was stopped (SIGSTOP, a debugger, a frozen machine), no thread could have moved.
-class StandstillMeter {
+class HangMeter {
  public:
-  explicit StandstillMeter(absl::Duration interval) : step_max_(2 * interval) {}
+  explicit HangMeter(absl::Duration interval) : step_max_(2 * interval) {}
 
-  /// Returns the threads that have not moved since the last look, the longest standstill first.
-  std::vector<Standstill> Look(absl::Time now,
+  /// Returns the threads that have not moved since the last look, the longest hang first.
+  std::vector<HungThread> Look(absl::Time now,
                                absl::Span<const std::shared_ptr<const Heartbeat>> heartbeats);
 
  private:
@@ -53,11 +53,11 @@ class StandstillMeter {
 class Watchdog {
  public:
   struct Options {
-    /// Longest standstill of a thread that has work in hand, > 0.
+    /// Longest time for which a thread that has work in hand may stand still, > 0.
     absl::Duration still_max = absl::InfiniteDuration();
     /// Called once, on the watchdog's thread, when threads stand still for longer. Nothing is
     /// looked at any more from then on.
-    std::function<void(absl::Span<const Standstill>)> on_standstill;
+    std::function<void(absl::Span<const HungThread>)> on_hang;
     /// Interval at which `ping` is called, on the watchdog's thread, as long as every thread has
     /// moved within the last interval or has no work. Infinite means never.
     absl::Duration ping_interval = absl::InfiniteDuration();
@@ -89,6 +89,6 @@ class Watchdog {
 
 /// Returns text such as "thread engine-finish, head default, replica 0, shard 1 has not moved for
 /// 126 s", without the parts that do not apply to the thread.
-std::string DescribeStandstill(const Standstill& standstill);
+std::string DescribeHang(const HungThread& hung);
 
 }  // namespace logprobd

@@ -102,15 +102,6 @@ TEST_F(LogTest, ChangesItsLevelAndKeepsItsFormat) {
   EXPECT_THAT(Written([] { LogInfo("a"); }), HasSubstr("\"message\":\"a\""));
 }
 
-TEST_F(LogTest, ParsesLevelsAndFormats) {
-  EXPECT_EQ(*ParseLogLevel("warning"), LogLevel::kWarning);
-  EXPECT_EQ(*ParseLogFormat("json"), LogFormat::kJson);
-  EXPECT_THAT(std::string(ParseLogLevel("loud").status().message()),
-              HasSubstr("\"loud\" is unknown: use debug, info, warning or error"));
-  EXPECT_THAT(std::string(ParseLogFormat("xml").status().message()),
-              HasSubstr("\"xml\" is unknown: use text or json"));
-}
-
 TEST(LogLimiterTest, AdmitsABoundedNumberOfLinesPerWindow) {
   FakeClock clock;
   LogLimiter limiter(clock, 2, absl::Seconds(1));

@@ -23,6 +23,19 @@ TEST(ScoreRequestTest, UsesDefaultsForFieldsThatWereNotSent) {
   EXPECT_EQ(request.num_segments(), 2);
 }
 
+TEST(LateIfDueTest, ReportsACancellationWithinTheSlackOfTheDeadlineAsAPassedDeadline) {
+  const absl::Time deadline = absl::FromUnixSeconds(10);
+  const absl::Status cancelled = absl::CancelledError("left");
+  const absl::Status unavailable = absl::UnavailableError("gone");
+
+  EXPECT_EQ(LateIfDue(cancelled, deadline, deadline - kDeadlineSlack, "late"),
+            absl::DeadlineExceededError("late"));
+  EXPECT_EQ(LateIfDue(cancelled, deadline, deadline - absl::Milliseconds(21), "late"), cancelled);
+  EXPECT_EQ(LateIfDue(cancelled, absl::InfiniteFuture(), deadline, "late"), cancelled);
+  EXPECT_EQ(LateIfDue(unavailable, deadline, deadline, "late"), unavailable);
+  EXPECT_TRUE(LateIfDue(absl::OkStatus(), deadline, deadline, "late").ok());
+}
+
 TEST(RequestSizeTest, CountsTheWholeMessageAndEachOfItsPieces) {
   ScoreRequest request = MakeRequest({.rows = 10, .piece_bytes = 1});
   EXPECT_EQ(PayloadBytes(request), 80 + 80 * 56);

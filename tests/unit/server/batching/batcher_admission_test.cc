@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
+#include "tests/support/batcher_on.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -297,7 +298,7 @@ TEST_F(BatcherAdmissionTest, NamesABadOption) {
     Batcher::Options options{.batch_rows_max = 64};
     bad.set(options);
 
-    const auto batcher = Batcher::Create(options, {&fake}, clock_, metrics_);
+    const auto batcher = BatcherOn({&fake}, options, clock_, metrics_);
 
     EXPECT_EQ(batcher.status().code(), absl::StatusCode::kInvalidArgument) << bad.name;
     EXPECT_THAT(batcher.status().message(), HasSubstr(bad.name));
@@ -307,7 +308,7 @@ TEST_F(BatcherAdmissionTest, NamesABadOption) {
 TEST_F(BatcherAdmissionTest, FailsToBeCreatedWithoutStagingMemory) {
   FakeEngine fake({.hidden_size = 1'024, .staging_bytes_max = 1 << 20});
 
-  const auto batcher = Batcher::Create({}, {&fake}, clock_, metrics_);
+  const auto batcher = BatcherOn({&fake}, {}, clock_, metrics_);
 
   EXPECT_EQ(batcher.status().code(), absl::StatusCode::kResourceExhausted);
 }

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/batcher_on.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -96,7 +97,7 @@ TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
   FakeEngine engine;
   // The 64 + 12 bytes of one request.
   auto batcher =
-      Batcher::Create({.queue_bytes_max = 76, .client_share_max = 1}, {&engine}, clock, metrics_);
+      BatcherOn({&engine}, {.queue_bytes_max = 76, .client_share_max = 1}, clock, metrics_);
   ASSERT_TRUE(batcher.ok());
   Answer answer;
   Answer later;
@@ -120,7 +121,7 @@ TEST_F(BatcherDeadlineTest, DropsABatchWhoseRequestsAllExpireDuringTheCopy) {
 TEST_F(BatcherDeadlineTest, NeverAnswersHalfARequestWhenItsLastBatchIsDropped) {
   TickingClock clock;
   FakeEngine engine;
-  auto batcher = Batcher::Create({.batch_rows_max = 1}, {&engine}, clock, metrics_);
+  auto batcher = BatcherOn({&engine}, {.batch_rows_max = 1}, clock, metrics_);
   ASSERT_TRUE(batcher.ok());
   engine.Hold();
   Answer answer;

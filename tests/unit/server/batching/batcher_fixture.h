@@ -16,6 +16,7 @@
 #include "server/base/errors.h"
 #include "server/batching/batcher.h"
 #include "server/metrics/metrics.h"
+#include "tests/support/batcher_on.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_requests.h"
@@ -59,7 +60,7 @@ class BatcherTest : public ::testing::Test {
  protected:
   void MakeBatcher(const Batcher::Options& options = {}, const FakeEngine::Options& engine = {}) {
     engine_.emplace(engine);
-    auto batcher = Batcher::Create(options, {&*engine_}, clock_, metrics_);
+    auto batcher = BatcherOn({&*engine_}, options, clock_, metrics_);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batcher_ = *std::move(batcher);
   }
@@ -126,7 +127,7 @@ class BatcherTest : public ::testing::Test {
   Metrics metrics_{Metrics::Options{.heads = {"default"}, .version = "test", .commit = "test"}};
   std::optional<FakeEngine> engine_;
   std::vector<std::unique_ptr<Answer>> answers_;
-  std::unique_ptr<Batcher> batcher_;
+  std::shared_ptr<Batcher> batcher_;
   RequestTicket last_ticket_ = 0;
 };
 

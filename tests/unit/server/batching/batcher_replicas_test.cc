@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/batcher_on.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -30,12 +31,12 @@ class BatcherReplicasTest : public BatcherTest {
     batcher_ = *std::move(batcher);
   }
 
-  absl::StatusOr<std::unique_ptr<Batcher>> CreateOn(const Batcher::Options& options) {
+  absl::StatusOr<std::shared_ptr<Batcher>> CreateOn(const Batcher::Options& options) {
     std::vector<ScoringEngine*> replicas;
     for (const std::unique_ptr<FakeEngine>& engine : engines_) {
       replicas.push_back(engine.get());
     }
-    return Batcher::Create(options, replicas, clock_, metrics_);
+    return BatcherOn(replicas, options, clock_, metrics_);
   }
 
   void TearDown() override {

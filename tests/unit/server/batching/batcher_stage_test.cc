@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
 #include "server/batching/batch_slot.h"
+#include "tests/support/batcher_on.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -46,7 +47,7 @@ class HookedClock final : public Clock {
 class BatcherStageTest : public ::testing::Test {
  protected:
   void MakeBatcher(const Batcher::Options& options) {
-    auto batcher = Batcher::Create(options, {&engine_}, clock_, metrics_);
+    auto batcher = BatcherOn({&engine_}, options, clock_, metrics_);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batcher_ = *std::move(batcher);
   }
@@ -54,7 +55,7 @@ class BatcherStageTest : public ::testing::Test {
   Metrics metrics_{Metrics::Options{.heads = {"default"}, .version = "test", .commit = "test"}};
   HookedClock clock_;
   FakeEngine engine_;
-  std::unique_ptr<Batcher> batcher_;
+  std::shared_ptr<Batcher> batcher_;
 };
 
 TEST_F(BatcherStageTest, DropsARequestThatIsCancelledWhileItIsCopied) {

@@ -13,6 +13,7 @@
 #include "server/base/errors.h"
 #include "server/batching/batcher.h"
 #include "server/batching/version_replicas.h"
+#include "tests/support/batcher_on.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_requests.h"
 
@@ -69,12 +70,13 @@ class BatcherStressTest : public ::testing::TestWithParam<int> {
 TEST_P(BatcherStressTest, EndsEveryRequestOnceAndReleasesAllBudgets) {
   const std::vector<std::string> priorities = {"high", "normal", "low"};
   Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
-  auto created = Batcher::Create({.batch_rows_max = 64,
-                                  .batch_wait_max = absl::Microseconds(50),
-                                  .queue_rows_max = kQueueRowsMax},
-                                 replicas_, Clock::Steady(), metrics);
+  auto created = BatcherOn(replicas_,
+                           {.batch_rows_max = 64,
+                            .batch_wait_max = absl::Microseconds(50),
+                            .queue_rows_max = kQueueRowsMax},
+                           Clock::Steady(), metrics);
   ASSERT_TRUE(created.ok());
-  std::unique_ptr<Batcher> batcher = *std::move(created);
+  std::shared_ptr<Batcher> batcher = *std::move(created);
   std::atomic<int> admitted = 0;
   std::atomic<int> refused = 0;
   std::atomic<int> answered = 0;
@@ -143,7 +145,7 @@ TEST_P(BatcherStressTest, EndsEveryRequestOnceAndReleasesAllBudgets) {
 TEST_P(BatcherStressTest, AnswersEverythingWhenDestroyedUnderLoad) {
   for (uint32_t round = 0; round < 20; ++round) {
     Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
-    auto batcher = Batcher::Create({.batch_rows_max = 16}, replicas_, Clock::Steady(), metrics);
+    auto batcher = BatcherOn(replicas_, {.batch_rows_max = 16}, Clock::Steady(), metrics);
     ASSERT_TRUE(batcher.ok());
     std::atomic<int> admitted = 0;
     std::atomic<int> answered = 0;
@@ -184,7 +186,7 @@ TEST(BatcherSwapStressTest, NeverMixesVersionsNorFailsARequest) {
   }
   auto created = Batcher::Create(kOptions, *versions[0], Clock::Steady(), metrics);
   ASSERT_TRUE(created.ok());
-  std::unique_ptr<Batcher> batcher = *std::move(created);
+  std::shared_ptr<Batcher> batcher = *std::move(created);
   std::atomic<bool> is_over = false;
   std::atomic<int> failed = 0;
   std::atomic<int> wrong = 0;

@@ -13,6 +13,7 @@
 #include "server/batching/batcher.h"
 #include "server/batching/device_turns.h"
 #include "server/batching/version_replicas.h"
+#include "tests/support/batcher_on.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
 namespace logprobd::testing {
@@ -28,7 +29,7 @@ class BatcherTurnsTest : public ::testing::Test {
       options.batch_wait_max = absl::ZeroDuration();
       options.turns = &turns_;
       options.turns_head = head;
-      auto batcher = Batcher::Create(options, {&engines_[head]}, clock_, metrics_);
+      auto batcher = BatcherOn({&engines_[head]}, options, clock_, metrics_);
       EXPECT_TRUE(batcher.ok()) << batcher.status();
       batchers_[head] = *std::move(batcher);
     }
@@ -59,7 +60,7 @@ class BatcherTurnsTest : public ::testing::Test {
   DeviceTurns turns_{{{.lanes = {{.devices = {"gpu0"}}}}, {.lanes = {{.devices = {"gpu0"}}}}}};
   FakeEngine engines_[2];
   std::vector<std::unique_ptr<Answer>> answers_;
-  std::unique_ptr<Batcher> batchers_[2];
+  std::shared_ptr<Batcher> batchers_[2];
   RequestTicket ticket_ = 0;
 };
 
@@ -207,7 +208,7 @@ TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
   FakeEngine& busy = *engines[1];  // Engine of version 1 on gpu1.
   busy.Hold();
   Answer answers[4];
-  const std::unique_ptr<Batcher> batcher = *Batcher::Create(options, *versions[0], clock, metrics);
+  const std::shared_ptr<Batcher> batcher = *Batcher::Create(options, *versions[0], clock, metrics);
   // The replica on gpu0 and gpu2 must wait for gpu2. Meanwhile gpu0 is kept for it and is not given
   // to the second head, which has received more work.
   ASSERT_TRUE(turns.Take(2, {0}).has_value() && turns.Take(2, {0}).has_value());
@@ -249,7 +250,7 @@ TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndReturnsAllTurns) {
                      {.lanes = {{.devices = {"gpu0", "gpu1"}, .waits_for_peers = true}}},
                      {.lanes = {{.devices = {"gpu1", "gpu0"}, .waits_for_peers = true}}}});
   std::vector<std::vector<std::unique_ptr<FakeEngine>>> engines(kHeads);
-  std::vector<std::unique_ptr<Batcher>> batchers;
+  std::vector<std::shared_ptr<Batcher>> batchers;
   for (int head = 0; head < kHeads; ++head) {
     std::vector<ScoringEngine*> replicas;
     for (int replica = 0; replica < (head == 0 ? 2 : 1); ++replica) {
@@ -262,7 +263,7 @@ TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndReturnsAllTurns) {
     options.batch_wait_max = absl::Microseconds(20);
     options.turns = &turns;
     options.turns_head = head;
-    auto batcher = Batcher::Create(options, replicas, Clock::Steady(), metrics);
+    auto batcher = BatcherOn(replicas, options, Clock::Steady(), metrics);
     ASSERT_TRUE(batcher.ok()) << batcher.status();
     batchers.push_back(*std::move(batcher));
   }
@@ -304,7 +305,7 @@ TEST(BatcherTurnsStressTest, EndsEveryRequestOfEveryHeadAndReturnsAllTurns) {
   for (std::thread& thread : threads) {
     thread.join();
   }
-  for (const std::unique_ptr<Batcher>& batcher : batchers) {
+  for (const std::shared_ptr<Batcher>& batcher : batchers) {
     EXPECT_TRUE(batcher->Drain(absl::InfiniteFuture()));
   }
   EXPECT_EQ(answered, admitted);

@@ -145,7 +145,7 @@ TEST_F(RowQueueTest, RemovesARequestThatWasPartlyCut) {
 
   EXPECT_EQ(queue_.rows(), 1);
   EXPECT_EQ(queue_.RowsBefore(*pending), 0);
-  EXPECT_EQ(queue_.Oldest(), other.get());
+  EXPECT_THAT(queue_.Queued(), ElementsAre(other));
   queue_.Remove(*other);
   EXPECT_TRUE(queue_.empty());
   EXPECT_FALSE(queue_.has_small());

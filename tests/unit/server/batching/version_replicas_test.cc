@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/support/fake_engine.h"
@@ -119,6 +120,23 @@ TEST_F(VersionReplicasTest, PrefersTheReplicaThatIsIdleFirstAmongThoseWithEquall
   }
 
   EXPECT_EQ((*replicas)->FindFreeSlot()->replica.index, 1);
+}
+
+TEST_F(VersionReplicasTest, ListsHealthyReplicasWithAFreeSlotByTheirBatchesInFlight) {
+  FakeEngine first, second;
+  const auto replicas = Make(first, second);
+  ASSERT_TRUE(replicas.ok()) << replicas.status();
+  EXPECT_EQ((*replicas)->FreeReplicas(), (std::vector<int>{0, 1}));
+  VersionReplicas::Slot& taken = (*replicas)->FreeSlotOf(0);
+  taken.state = VersionReplicas::SlotState::kInFlight;
+  taken.replica.NoteBegin(absl::FromUnixSeconds(0));
+
+  EXPECT_EQ((*replicas)->FreeReplicas(), (std::vector<int>{1, 0}));
+  EXPECT_NE(&(*replicas)->FreeSlotOf(0), &taken);
+  second.SetHealthy(false);
+  EXPECT_EQ((*replicas)->FreeReplicas(), (std::vector<int>{0}));
+  (*replicas)->FreeSlotOf(0).state = VersionReplicas::SlotState::kInFlight;
+  EXPECT_TRUE((*replicas)->FreeReplicas().empty());
 }
 
 TEST_F(VersionReplicasTest, ReturnsItsBuffersWhenItCannotBeCreated) {

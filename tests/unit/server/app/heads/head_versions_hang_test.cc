@@ -192,6 +192,23 @@ TEST_F(HeadVersionsHangTest, AReplacementInPlaceFailsIfTheOldVersionIsNotRelease
   EXPECT_EQ(ScoredBy(), 2U);
 }
 
+TEST_F(HeadVersionsHangTest, AReplacementInPlaceKeepsTheLiveVersionIfThePreviousOneIsNotReleased) {
+  Make();
+  ASSERT_TRUE(Load({.path = "/m/2", .commit = true}).ok());
+  engines_[1]->BlockDestructor(end_);
+  num_created_ = 0;
+
+  std::future<absl::Status> loaded = LoadSoon({.path = "/m/3", .in_place = true});
+  LetTheWaitEnd();
+
+  EXPECT_EQ(loaded.get().code(), kUnavailable);
+  EXPECT_TRUE(IsTurnFree());
+  EXPECT_EQ(num_created_, 0);
+  EXPECT_TRUE(head_->ready());
+  EXPECT_EQ(ScoredBy(), 2U);
+  EXPECT_EQ(versions_->List().live.version, 2U);
+}
+
 TEST_F(HeadVersionsHangTest, ADiscardWaitsABoundedTime) {
   Make();
   ASSERT_TRUE(Load({.path = "/m/2"}).ok());

@@ -157,6 +157,18 @@ TEST_F(HeadVersionsInPlaceTest, ChecksTheFolderBeforeAnythingIsFreed) {
   ExpectUnharmed();
 }
 
+TEST_F(HeadVersionsInPlaceTest, ChangesNothingIfItIsCancelledBeforeTheOldVersionIsTakenOut) {
+  Make();
+  progress_ = [](const WeightsProgress& progress) { return progress.phase != "loading"; };
+
+  EXPECT_EQ(Load({.path = "/m/2", .in_place = true}).status().code(), absl::StatusCode::kCancelled);
+
+  EXPECT_EQ(num_created_, 0);
+  EXPECT_EQ(num_changes_, 0);
+  ExpectUnharmed();
+  EXPECT_TRUE(load_turn_.Take(absl::ZeroDuration()).has_value());
+}
+
 TEST_F(HeadVersionsInPlaceTest, LoadsTheOldVersionAgainWhenTheNewOneFails) {
   Make();
   const std::string sha256 = versions_->List().live.sha256;
@@ -257,6 +269,7 @@ TEST_F(HeadVersionsInPlaceTest, StaysNotReadyWhenALoadFailsAgain) {
   EXPECT_FALSE(Load({.path = "/m/3", .in_place = true}).ok());
 
   EXPECT_FALSE(head_->ready());
+  EXPECT_EQ(head_->failure(), "no version of the weights could be loaded");
   EXPECT_EQ(ScoredBy(), 0U);
 }
 

@@ -32,12 +32,12 @@ TEST(PartOptionsTest, PublishesNoLargerLimitsThanOneClientMayQueue) {
 
 TEST(PartOptionsTest, TranslatesSettingsIntoTheOptionsOfTheParts) {
   ServerOptions options;
-  options.device = "cuda";
+  options.device = Device::kCuda;
   options.gpus = {3, 2};
   options.shards = 2;
   options.replicas = 1;
   options.watchdog_s = 0.5;
-  options.exchange = "nccl";
+  options.exchange = Exchange::kNccl;
   options.batch_rows = 77;
   options.batch_wait_us = 9;
   options.valid_vocab = 11;
@@ -49,8 +49,8 @@ TEST(PartOptionsTest, TranslatesSettingsIntoTheOptionsOfTheParts) {
   EXPECT_EQ(EngineOptionsOf(options).replicas, 1);
   EXPECT_EQ(BatchTimeMaxOf(options, Device::kCpu), absl::Milliseconds(500));
   EXPECT_EQ(BatchTimeMaxOf(options, Device::kCuda), absl::Milliseconds(500));
-  EXPECT_EQ(StandstillMaxOf(options), absl::Milliseconds(6'500));
-  EXPECT_EQ(StandstillMaxOf(ServerOptions()), absl::Seconds(126));
+  EXPECT_EQ(HangTimeMaxOf(options), absl::Milliseconds(6'500));
+  EXPECT_EQ(HangTimeMaxOf(ServerOptions()), absl::Seconds(126));
   EXPECT_EQ(EngineOptionsOf(options).exchange, Exchange::kNccl);
   EXPECT_EQ(EngineOptionsOf(options).batch_rows_max, 77);
   EXPECT_EQ(BatcherOptionsOf(options).batch_rows_max, 77);

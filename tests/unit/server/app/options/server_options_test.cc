@@ -9,6 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/app/options/flags.h"
+#include "server/base/log.h"
+#include "server/engine/engines.h"
 
 namespace logprobd {
 namespace {
@@ -86,7 +88,7 @@ TEST(CheckServerOptionsTest, RequiresAsManyGpusAsReplicasAndShardsUse) {
                 StartsWith("--gpus names 4 GPUs, but --replicas "))
         << replicas << " x " << shards;
   }
-  options.device = "cpu";
+  options.device = Device::kCpu;
   EXPECT_THAT(std::string(CheckServerOptions(options).message()),
               StartsWith("--gpus contradicts --device cpu"));
 }
@@ -166,7 +168,7 @@ TEST(CheckServerOptionsTest, RequiresAGpuAndTheControlSocketForCudaIpc) {
   options.local = "";
   EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--local none"));
   options.local = "auto";
-  options.device = "cpu";
+  options.device = Device::kCpu;
   EXPECT_THAT(std::string(CheckServerOptions(options).message()), HasSubstr("--device cpu"));
 }
 
@@ -308,7 +310,7 @@ TEST(ReloadTest, AppliesReloadableFlagsAndNamesTheOthers) {
   ServerOptions next = Valid();
   next.model = "/models/b";
   next.queue_rows = 7;
-  next.log_level = "debug";
+  next.log_level = LogLevel::kDebug;
   next.batch_rows = 5;
   next.head_values = {{"shards", "default", "2"}};
 
@@ -318,7 +320,7 @@ TEST(ReloadTest, AppliesReloadableFlagsAndNamesTheOthers) {
   EXPECT_THAT(reload->applied, ElementsAre("queue-rows", "log-level"));
   EXPECT_THAT(reload->needs_restart, ElementsAre("model", "shards", "batch-rows"));
   EXPECT_EQ(reload->options.queue_rows, 7);
-  EXPECT_EQ(reload->options.log_level, "debug");
+  EXPECT_EQ(reload->options.log_level, LogLevel::kDebug);
   EXPECT_EQ(reload->options.model, "/models/a");
   EXPECT_EQ(reload->options.batch_rows, 8'192);
   EXPECT_THAT(reload->options.head_values, IsEmpty());
@@ -337,7 +339,7 @@ TEST(ReloadTest, AppliesEveryReloadableFlag) {
   next.queue_requests = 10;
   next.client_share = 0.25;
   next.grace_s = 12;
-  next.log_level = "error";
+  next.log_level = LogLevel::kError;
 
   const auto reload = PlanReload(Valid(), Valid(), next);
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/support/fake_clock.h"
 
@@ -25,6 +27,61 @@ ServerStatus StatusOf(const std::vector<std::string>& heads) {
     status.heads.push_back(head);
   }
   return status;
+}
+
+using Phase = ServerHealth::Phase;
+
+ServerHealth HealthOf(Phase phase, const std::vector<ServerHealth::Head>& heads) {
+  return {.phase = phase, .heads = heads};
+}
+
+TEST(ServerHealthTest, NamesTheHeadThatIsLoadingIfThereAreSeveral) {
+  ServerHealth health = HealthOf(Phase::kLoading, {{.name = "a"}});
+  EXPECT_EQ(NotReadyReason(health), "loading the weights");
+  health.progress = "42 % of 296.8 MiB";
+  EXPECT_EQ(NotReadyReason(health), "loading the weights 42 % of 296.8 MiB");
+
+  health.heads = {{.name = "a", .is_loaded = true}, {.name = "b"}};
+
+  EXPECT_EQ(NotReadyReason(health),
+            "loading the weights of b (1 of 2 heads loaded) 42 % of 296.8 MiB");
+  EXPECT_EQ(StateOf(health), std::pair(ServingState::kNotReady, NotReadyReason(health)));
+}
+
+TEST(ServerHealthTest, IsReadyWhileAnyHeadIsAndSaysWhatHasFailed) {
+  ServerHealth health =
+      HealthOf(Phase::kServing, {{.name = "a", .is_loaded = true, .is_ready = true},
+                                 {.name = "b", .is_loaded = true, .is_ready = true}});
+  EXPECT_EQ(StateOf(health), std::pair(ServingState::kReady, std::string("ready")));
+
+  health.heads[1].is_ready = false;
+  health.heads[1].failure = "the engine has failed";
+  EXPECT_EQ(StateOf(health), std::pair(ServingState::kDegraded,
+                                       std::string("ready, but head b: the engine has failed")));
+
+  health.heads[0].is_ready = false;
+  health.heads[0].failure = "1 of 2 replicas has failed";
+  EXPECT_EQ(
+      StateOf(health),
+      std::pair(ServingState::kNotReady,
+                std::string("head a: 1 of 2 replicas has failed; head b: the engine has failed")));
+}
+
+TEST(ServerHealthTest, LeavesOutTheNameOfTheOnlyHead) {
+  const ServerHealth health = HealthOf(
+      Phase::kServing, {{.name = "a", .is_loaded = true, .failure = "the engine has failed"}});
+
+  EXPECT_EQ(NotReadyReason(health), "the engine has failed");
+}
+
+TEST(ServerHealthTest, AHangIsTheReasonInEveryPhase) {
+  ServerHealth health =
+      HealthOf(Phase::kStopping, {{.name = "a", .is_loaded = true, .is_ready = true}});
+  EXPECT_EQ(NotReadyReason(health), "shutting down");
+
+  health.hang = "thread main has not moved for 120 s";
+
+  EXPECT_EQ(NotReadyReason(health), "thread main has not moved for 120 s");
 }
 
 class StatusBoardTest : public ::testing::Test {

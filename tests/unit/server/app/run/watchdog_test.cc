@@ -22,10 +22,10 @@ using ::testing::IsEmpty;
 constexpr absl::Duration kSecond = absl::Seconds(1);
 
 /// A meter that looks once a second, and two threads.
-class StandstillMeterTest : public ::testing::Test {
+class HangMeterTest : public ::testing::Test {
  protected:
   /// Looks after `passed`.
-  std::vector<Standstill> Look(absl::Duration passed = kSecond) {
+  std::vector<HungThread> Look(absl::Duration passed = kSecond) {
     now_ += passed;
     return meter_.Look(now_, heartbeats_.All());
   }
@@ -33,11 +33,11 @@ class StandstillMeterTest : public ::testing::Test {
   Heartbeats heartbeats_;
   const std::shared_ptr<Heartbeat> first_ = heartbeats_.Add({.thread = "first", .head = ""});
   const std::shared_ptr<Heartbeat> second_ = heartbeats_.Add({.thread = "second", .head = ""});
-  StandstillMeter meter_{kSecond};
+  HangMeter meter_{kSecond};
   absl::Time now_ = absl::UnixEpoch();
 };
 
-TEST_F(StandstillMeterTest, CountsFromTheFirstLookAtTheSameBeat) {
+TEST_F(HangMeterTest, CountsFromTheFirstLookAtTheSameBeat) {
   first_->Begin();
 
   EXPECT_THAT(Look(), IsEmpty());
@@ -45,7 +45,7 @@ TEST_F(StandstillMeterTest, CountsFromTheFirstLookAtTheSameBeat) {
   EXPECT_THAT(Look(), ElementsAre(FieldsAre(first_, 2 * kSecond)));
 }
 
-TEST_F(StandstillMeterTest, AThreadThatMovesNeverStandsStill) {
+TEST_F(HangMeterTest, AThreadThatMovesNeverStandsStill) {
   first_->Begin();
   Look();
 
@@ -55,7 +55,7 @@ TEST_F(StandstillMeterTest, AThreadThatMovesNeverStandsStill) {
   }
 }
 
-TEST_F(StandstillMeterTest, AThreadWithoutWorkNeverStandsStill) {
+TEST_F(HangMeterTest, AThreadWithoutWorkNeverStandsStill) {
   first_->Begin();
   Look();
   first_->End();
@@ -64,7 +64,7 @@ TEST_F(StandstillMeterTest, AThreadWithoutWorkNeverStandsStill) {
   EXPECT_THAT(Look(), IsEmpty());
 }
 
-TEST_F(StandstillMeterTest, StartsAnewWithNewWork) {
+TEST_F(HangMeterTest, StartsAnewWithNewWork) {
   first_->Begin();
   Look();
   Look();
@@ -75,7 +75,7 @@ TEST_F(StandstillMeterTest, StartsAnewWithNewWork) {
   EXPECT_THAT(Look(), ElementsAre(FieldsAre(first_, kSecond)));
 }
 
-TEST_F(StandstillMeterTest, NamesTheLongestStandstillFirst) {
+TEST_F(HangMeterTest, NamesTheLongestHangFirst) {
   first_->Begin();
   Look();
   second_->Begin();
@@ -86,7 +86,7 @@ TEST_F(StandstillMeterTest, NamesTheLongestStandstillFirst) {
   EXPECT_THAT(Look(), ElementsAre(FieldsAre(second_, 2 * kSecond), FieldsAre(first_, kSecond)));
 }
 
-TEST_F(StandstillMeterTest, CountsNoTimeInWhichTheProcessWasStopped) {
+TEST_F(HangMeterTest, CountsNoTimeInWhichTheProcessWasStopped) {
   first_->Begin();
   Look();
 
@@ -94,7 +94,7 @@ TEST_F(StandstillMeterTest, CountsNoTimeInWhichTheProcessWasStopped) {
   EXPECT_THAT(Look(), ElementsAre(FieldsAre(first_, 3 * kSecond)));
 }
 
-TEST_F(StandstillMeterTest, ForgetsAThreadThatHasEnded) {
+TEST_F(HangMeterTest, ForgetsAThreadThatHasEnded) {
   std::shared_ptr<Heartbeat> ended = heartbeats_.Add({.thread = "ended", .head = ""});
   ended->Begin();
   Look();
@@ -104,15 +104,15 @@ TEST_F(StandstillMeterTest, ForgetsAThreadThatHasEnded) {
   EXPECT_THAT(Look(), ElementsAre());
 }
 
-TEST(DescribeStandstillTest, LeavesOutWhatDoesNotApply) {
+TEST(DescribeHangTest, LeavesOutWhatDoesNotApply) {
   const auto engine =
       std::make_shared<Heartbeat>(Heartbeat::Owner{"engine-finish", "chat", /*replica=*/2});
   const auto main = std::make_shared<Heartbeat>(Heartbeat::Owner{"main", ""});
   engine->Begin(3);
 
-  EXPECT_EQ(DescribeStandstill({engine, absl::Milliseconds(6'900)}),
+  EXPECT_EQ(DescribeHang({engine, absl::Milliseconds(6'900)}),
             "thread engine-finish, head chat, replica 2, shard 3 has not moved for 6 s");
-  EXPECT_EQ(DescribeStandstill({main, absl::Minutes(2)}), "thread main has not moved for 120 s");
+  EXPECT_EQ(DescribeHang({main, absl::Minutes(2)}), "thread main has not moved for 120 s");
 }
 
 /// A watchdog on a fake clock, which waits after each look.
@@ -123,7 +123,7 @@ class WatchdogTest : public ::testing::Test {
   void Start(absl::Duration ping_interval = absl::InfiniteDuration()) {
     Watchdog::Options options;
     options.still_max = still_max_;
-    options.on_standstill = [this](absl::Span<const Standstill> still) {
+    options.on_hang = [this](absl::Span<const HungThread> still) {
       const absl::MutexLock lock(&mutex_);
       ++num_calls_;
       still_.assign(still.begin(), still.end());
@@ -147,8 +147,8 @@ class WatchdogTest : public ::testing::Test {
     }
   }
 
-  /// Lets the watchdog look once more and waits until it has found a standstill.
-  std::vector<Standstill> LookAndFind() {
+  /// Lets the watchdog look once more and waits until it has found a hang.
+  std::vector<HungThread> LookAndFind() {
     clock_.Advance(Watchdog::kInterval);
     const absl::MutexLock lock(&mutex_);
     const auto is_called = [this]()
@@ -172,11 +172,11 @@ class WatchdogTest : public ::testing::Test {
   absl::Mutex mutex_;
   int num_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   int num_pings_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<Standstill> still_ ABSL_GUARDED_BY(mutex_);
+  std::vector<HungThread> still_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Watchdog> watchdog_;  // destroyed first
 };
 
-TEST_F(WatchdogTest, ReportsAStandstillBeyondTheLimitAndNotBefore) {
+TEST_F(WatchdogTest, ReportsAHangBeyondTheLimitAndNotBefore) {
   thread_->Begin();
   Start();
 
@@ -193,7 +193,7 @@ TEST_F(WatchdogTest, ReportsOnlyTheThreadsBeyondTheLimit) {
   Look(4);
   later->Begin();
 
-  EXPECT_THAT(LookAndFind(), ElementsAre(Field(&Standstill::heartbeat, thread_)));
+  EXPECT_THAT(LookAndFind(), ElementsAre(Field(&HungThread::heartbeat, thread_)));
 }
 
 TEST_F(WatchdogTest, PingsAtItsIntervalWhileThreadsMoveOrRest) {
