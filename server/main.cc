@@ -13,9 +13,7 @@ int main(int argc, char** argv) {
   // process-wide lock for each check.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   std::vector<std::string> environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    environment.emplace_back(*entry);
-  }
+  for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
   try {
     return logprobd::RunLogprobd(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc),
                                  environment);

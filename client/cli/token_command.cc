@@ -52,9 +52,7 @@ absl::StatusOr<std::string> DigestOf(const std::string& token) {
 std::string CommonLines(const EntryOptions& options) {
   std::string entry =
       absl::StrCat("scopes = [\"", absl::StrJoin(options.scopes, "\", \""), "\"]\n");
-  if (!options.tenant.empty()) {
-    absl::StrAppend(&entry, "tenant = \"", options.tenant, "\"\n");
-  }
+  if (!options.tenant.empty()) absl::StrAppend(&entry, "tenant = \"", options.tenant, "\"\n");
   if (options.days > 0) {
     absl::StrAppend(
         &entry, "not_after = ",
@@ -62,9 +60,7 @@ std::string CommonLines(const EntryOptions& options) {
                          absl::UTCTimeZone()),
         "\n");
   }
-  if (options.share > 0) {
-    absl::StrAppend(&entry, "share = ", options.share, "\n");
-  }
+  if (options.share > 0) absl::StrAppend(&entry, "share = ", options.share, "\n");
   if (!options.priority_max.empty()) {
     absl::StrAppend(&entry, "priority_max = \"", options.priority_max, "\"\n");
   }

@@ -97,7 +97,7 @@ Balance::Balance(Options options, const std::vector<std::string>& addresses)
 }
 
 void Balance::SetAddresses(const std::vector<std::string>& addresses) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   std::vector<Server> servers;
   for (const std::string& address : addresses) {
     Server* const known = Find(address);
@@ -110,7 +110,7 @@ void Balance::SetAddresses(const std::vector<std::string>& addresses) {
 
 absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
                                                             const ServerPreference& preference) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (!conflict_.empty()) return absl::FailedPreconditionError(conflict_);
   const absl::Time now = options_.now();
   std::vector<size_t> choice = Choose(preference, now);
@@ -134,7 +134,7 @@ absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
 }
 
 void Balance::Give(const std::string& address, int64_t bytes) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
   // A server that was removed and added again has no record of the request.
   if (server == nullptr || server->requests == 0) return;
@@ -143,7 +143,7 @@ void Balance::Give(const std::string& address, int64_t bytes) {
 }
 
 void Balance::SawVersion(const std::string& address, const std::string& head, uint64_t version) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
   if (server == nullptr) return;
   server->versions[server->HeadKey(head)] = {version, options_.now()};
@@ -156,13 +156,13 @@ void Balance::SawVersion(const std::string& address, const std::string& head, ui
 }
 
 void Balance::Leave(const std::string& address, const std::string& reason) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
   if (server != nullptr && !server->is_out) PutOut(*server, reason);
 }
 
 void Balance::Busy(const std::string& address, std::optional<absl::Duration> delay) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
   if (server == nullptr) return;
   // A negative hint forbids a retry, and says nothing about the server.
@@ -171,7 +171,7 @@ void Balance::Busy(const std::string& address, std::optional<absl::Duration> del
 }
 
 bool Balance::HasOther(const std::string& address, const ServerPreference& preference) const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   const absl::Time now = options_.now();
   const std::vector<size_t> choice = Choose(preference, now);
   return std::any_of(choice.begin(), choice.end(), [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -180,7 +180,7 @@ bool Balance::HasOther(const std::string& address, const ServerPreference& prefe
 }
 
 bool Balance::HasReadyExcept(const std::set<std::string>& excluded) const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return std::any_of(servers_.begin(), servers_.end(),
                      [&](const Server& server) ABSL_NO_THREAD_SAFETY_ANALYSIS {
                        return IsUsable(server) && excluded.count(server.address) == 0;
@@ -188,7 +188,7 @@ bool Balance::HasReadyExcept(const std::set<std::string>& excluded) const {
 }
 
 std::vector<std::string> Balance::ready() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   std::vector<std::string> addresses;
   for (const Server& server : servers_) {
     if (IsUsable(server)) addresses.push_back(server.address);
@@ -197,7 +197,7 @@ std::vector<std::string> Balance::ready() const {
 }
 
 std::vector<std::string> Balance::TakeDueChecks(Due due) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   const absl::Time now = options_.now();
   std::vector<std::string> addresses;
   for (Server& server : servers_) {
@@ -212,7 +212,7 @@ std::vector<std::string> Balance::TakeDueChecks(Due due) {
 
 void Balance::Checked(const std::string& address, const absl::StatusOr<ServerInfo>& info,
                       absl::Time began) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
   if (server == nullptr) return;
   server->is_checked = false;
@@ -233,13 +233,13 @@ void Balance::Checked(const std::string& address, const absl::StatusOr<ServerInf
 }
 
 int64_t Balance::num_checked() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return std::count_if(servers_.begin(), servers_.end(),
                        [](const Server& server) { return server.is_checked; });
 }
 
 absl::StatusOr<ServerInfo> Balance::Heads(const std::vector<std::string>& notes) const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (!conflict_.empty()) return absl::FailedPreconditionError(conflict_);
   std::vector<ServerInfo> infos;
   std::vector<std::string> reasons = notes;
@@ -254,12 +254,12 @@ absl::StatusOr<ServerInfo> Balance::Heads(const std::vector<std::string>& notes)
 }
 
 absl::Time Balance::last_left() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return last_left_;
 }
 
 std::vector<ServerState> Balance::states() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   const absl::Time now = options_.now();
   std::vector<ServerState> states;
   for (const Server& server : servers_) {
@@ -297,8 +297,9 @@ std::vector<size_t> Balance::Choose(const ServerPreference& preference, absl::Ti
     if (!IsUsable(server) || preference.excluded.count(server.address) != 0) continue;
     possible.push_back(i);
     const uint64_t version = server.Version(preference.head, now);
-    if (preference.version == 0 || version == 0 || version == preference.version)
+    if (preference.version == 0 || version == 0 || version == preference.version) {
       believed.push_back(i);
+    }
   }
   return believed.empty() ? possible : believed;
 }

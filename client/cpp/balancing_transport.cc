@@ -170,13 +170,13 @@ void BalancingTransport::TakeNoteOfFailure(const Request& request, const std::st
 
 bool BalancingTransport::IsGivenUp(const Request& request) {
   if (request.rpc.scope->is_cancelled()) return true;
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return is_shut_down_;
 }
 
 bool BalancingTransport::FailIfShutDown(Request& request) {
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     if (!is_shut_down_) return false;
   }
   Fail(request, absl::CancelledError("the client is shutting down"));
@@ -195,7 +195,7 @@ void BalancingTransport::AnswerForAll(Request& request) {
   reply.is_explained = heads.status().code() == absl::StatusCode::kFailedPrecondition;
   if (heads.ok() && request.rpc.method == kHealthMethod) reply.body = EncodeServing();
   if (heads.ok() && request.rpc.method == kListHeadsMethod) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     reply.body = listed_;
   }
   std::move(request.done)(std::move(reply));
@@ -205,7 +205,7 @@ void BalancingTransport::Refresh(Balance::Due due) {
   bool looks_up = false;
   {
     const absl::Time last_left = balance_.last_left();
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     looks_up = !is_shut_down_ && !is_looking_up_ && book_.TakeDue(Now(), last_left);
     is_looking_up_ = is_looking_up_ || looks_up;
   }
@@ -217,13 +217,13 @@ void BalancingTransport::Gather(absl::Time deadline, const std::shared_ptr<Cance
                                 absl::AnyInvocable<void() &&> then) {
   auto waiter = std::make_shared<Waiter>(Waiter{.began = Now(), .then = std::move(then)});
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     waiters_.push_back(waiter);
   }
   const auto give_up = [this, waiter] {
     absl::AnyInvocable<void() &&> late;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       waiters_.erase(std::remove(waiters_.begin(), waiters_.end(), waiter), waiters_.end());
       late = std::exchange(waiter->then, nullptr);
     }
@@ -239,7 +239,7 @@ void BalancingTransport::Settle() {
   {
     const bool is_ready = !balance_.ready().empty();
     const bool is_checking = balance_.num_checked() > 0;
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const bool has_all = !is_checking && !is_looking_up_;
     const absl::Time begun_by = Now() - policy::kFirstLook;
     for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
@@ -260,7 +260,7 @@ void BalancingTransport::StartCheck(const std::string& address) {
                    [this, address, began](const absl::StatusOr<ServerInfo>& info,
                                           const grpc::ByteBuffer& listed) {
                      if (info.ok()) {
-                       absl::MutexLock lock(&mutex_);
+                       const absl::MutexLock lock(&mutex_);
                        listed_ = listed;
                      }
                      balance_.Checked(address, info, began);
@@ -269,7 +269,7 @@ void BalancingTransport::StartCheck(const std::string& address) {
 }
 
 void BalancingTransport::StartLookUp() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (is_shut_down_) return;
   if (look_up_.joinable()) look_up_.join();  // it has ended, because is_looking_up_ was false
   look_up_ = std::thread([this] { LookUp(); });
@@ -278,14 +278,14 @@ void BalancingTransport::StartLookUp() {
 void BalancingTransport::LookUp() {
   std::map<std::string, DnsName> names;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     names = book_.names();
   }
   std::map<std::string, absl::StatusOr<std::vector<std::string>>> found;
   for (const auto& [address, name] : names) found.emplace(address, options_.resolve(name));
   std::vector<std::string> servers;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     for (auto& [address, records] : found) book_.Update(address, std::move(records));
     servers = book_.servers();
   }
@@ -295,7 +295,7 @@ void BalancingTransport::LookUp() {
     StartCheck(address);
   }
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_looking_up_ = false;
   }
   // Settle runs on another thread, because a waiting request may start the next look-up, which
@@ -304,7 +304,7 @@ void BalancingTransport::LookUp() {
 }
 
 std::vector<std::string> BalancingTransport::LookUpErrors() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   std::vector<std::string> errors;
   for (const auto& [address, error] : book_.errors()) {
     errors.push_back(absl::StrCat(address, ": ", error));
@@ -315,7 +315,7 @@ std::vector<std::string> BalancingTransport::LookUpErrors() const {
 void BalancingTransport::Shutdown() {
   std::thread look_up;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_shut_down_ = true;
     look_up = std::move(look_up_);
   }

@@ -17,22 +17,22 @@ CallVersions::CallVersions(Balance& balance, Options options)
       expected_(options_.pinned) {}
 
 ServerPreference CallVersions::preference() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return {.head = options_.head, .version = options_.mix ? 0 : expected_, .excluded = others_};
 }
 
 void CallVersions::Asked(const Balance::Taken& server) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (expected_ == 0) expected_ = server.version;
 }
 
 int CallVersions::epoch() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return epoch_;
 }
 
 absl::StatusOr<bool> CallVersions::Keeps(const std::string& address, uint64_t version, int epoch) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   const bool fits = options_.mix || !has_kept_ || version == kept_;
   // The request was sent before a restart, so its answer says nothing about the new version.
   if (!fits && epoch != epoch_) return false;
@@ -51,13 +51,13 @@ absl::StatusOr<bool> CallVersions::Keeps(const std::string& address, uint64_t ve
 }
 
 bool CallVersions::Lacks(const std::string& address) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   others_.insert(address);
   return balance_.HasReadyExcept(others_);
 }
 
 absl::StatusOr<bool> CallVersions::Stuck() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (!balance_.HasReadyExcept({}) || balance_.HasReadyExcept(others_)) return false;
   if (absl::Status status = Restart(0); !status.ok()) return status;
   has_kept_ = false;
@@ -65,12 +65,12 @@ absl::StatusOr<bool> CallVersions::Stuck() {
 }
 
 uint64_t CallVersions::kept() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return options_.mix ? 0 : kept_;
 }
 
 absl::Status CallVersions::Mismatch() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return MismatchLocked();
 }
 

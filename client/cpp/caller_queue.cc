@@ -7,7 +7,7 @@
 namespace logprobd::client {
 
 bool CallerQueue::Begin() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (is_over_) return false;
   ++outstanding_;
   return true;
@@ -16,7 +16,7 @@ bool CallerQueue::Begin() {
 void CallerQueue::End() {
   const bool is_waiter = std::this_thread::get_id() == waiter_;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     has_ended_ = true;
     // The waiting thread, which is this one, checks has_ended_ before it sleeps.
     if (is_waiter) return;
@@ -53,7 +53,7 @@ void CallerQueue::Wait() {
 }
 
 bool CallerQueue::IsOver() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   is_over_ = has_ended_ && outstanding_ == 0;
   return is_over_;
 }
@@ -62,7 +62,7 @@ void CallerQueue::Run(void* tag) {
   // The operation is moved out first, because running it may free the memory that holds it.
   Operation operation = std::move(*static_cast<Operation*>(tag));
   std::move(operation)();
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   --outstanding_;
 }
 

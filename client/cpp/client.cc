@@ -178,22 +178,22 @@ struct Client::Impl {
   }
 
   void BeginCall() {
-    absl::MutexLock lock(&mutex);
+    const absl::MutexLock lock(&mutex);
     ++calls;
   }
   void EndCall() {
-    absl::MutexLock lock(&mutex);
+    const absl::MutexLock lock(&mutex);
     --calls;
   }
 
   std::shared_ptr<const ServerInfo> CachedInfo() {
-    absl::MutexLock lock(&mutex);
+    const absl::MutexLock lock(&mutex);
     return info;
   }
 
   void SetInfo(std::shared_ptr<const ServerInfo> new_info) {
     if (new_info != nullptr) local.Offer(new_info->local);
-    absl::MutexLock lock(&mutex);
+    const absl::MutexLock lock(&mutex);
     info = std::move(new_info);
   }
 
@@ -264,7 +264,7 @@ Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::~Client() {
   impl_->transport.Shutdown();
   impl_->local.Close();
-  absl::MutexLock lock(&impl_->mutex);
+  const absl::MutexLock lock(&impl_->mutex);
   impl_->mutex.Await(absl::Condition(
       +[](int64_t* calls) { return *calls == 0; }, &impl_->calls));
 }

@@ -85,13 +85,13 @@ std::optional<absl::Duration> FindPushback(
 class GrpcTransport::Timer {
  public:
   void Arm(absl::Duration delay, std::function<void(bool)> callback) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_armed_ = true;
     alarm_.Set(GprDeadline(is_cancelled_ ? absl::ZeroDuration() : delay), std::move(callback));
   }
 
   void Cancel() {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_cancelled_ = true;
     // Cancelling an alarm that is not set has no effect.
     if (is_armed_) alarm_.Cancel();
@@ -107,37 +107,37 @@ class GrpcTransport::Timer {
 class GrpcTransport::Scope final : public CancelScope {
  public:
   void Cancel() override {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_cancelled_ = true;
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
     for (const std::shared_ptr<Timer>& timer : timers_) timer->Cancel();
   }
 
   bool is_cancelled() override {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     return is_cancelled_;
   }
 
   /// Adds a call. Returns false if the scope is cancelled; then the call must not start.
   bool Add(grpc::ClientContext* context) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     if (!is_cancelled_) contexts_.insert(context);
     return !is_cancelled_;
   }
 
   void Remove(grpc::ClientContext* context) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     contexts_.erase(context);
   }
 
   void Add(const std::shared_ptr<Timer>& timer) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     timers_.insert(timer);
     if (is_cancelled_) timer->Cancel();
   }
 
   void Remove(const std::shared_ptr<Timer>& timer) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     timers_.erase(timer);
   }
 
@@ -167,7 +167,7 @@ GrpcTransport::GrpcTransport(Options options)
 
 GrpcTransport::~GrpcTransport() {
   Shutdown();
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(
       +[](int64_t* live) { return *live == 0; }, &live_));
 }
@@ -175,7 +175,7 @@ GrpcTransport::~GrpcTransport() {
 std::shared_ptr<CancelScope> GrpcTransport::NewScope() { return std::make_shared<Scope>(); }
 
 std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel(const std::string& server) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (shut_down_) return nullptr;
   Server& connections = servers_[server];
   for (int index = static_cast<int>(connections.channels.size()); index < options_.channels;
@@ -188,7 +188,7 @@ std::shared_ptr<grpc::Channel> GrpcTransport::NextChannel(const std::string& ser
 }
 
 void GrpcTransport::FinishOne(const std::string& server) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   --live_;
   if (const auto found = servers_.find(server); found != servers_.end()) --found->second.inflight;
 }
@@ -198,7 +198,7 @@ void GrpcTransport::KeepServers(const std::vector<std::string>& servers) {
   // for itself. So a server keeps its channels until a later call finds none of its calls in
   // flight.
   std::vector<Server> closed;
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   for (auto it = servers_.begin(); it != servers_.end();) {
     if (it->second.inflight > 0 || absl::c_linear_search(servers, it->first)) {
       ++it;
@@ -276,7 +276,7 @@ void GrpcTransport::Call(RpcRequest&& request, RpcDone done) {
 void GrpcTransport::After(absl::Duration delay, const std::shared_ptr<CancelScope>& scope,
                           absl::AnyInvocable<void() &&> callback) {
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     ++live_;
   }
   auto timer = std::make_shared<Timer>();
@@ -304,11 +304,11 @@ absl::Time GrpcTransport::Now() const {
 void GrpcTransport::Shutdown() {
   std::map<std::string, Server> closed;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     shut_down_ = true;
   }
   all_->Cancel();
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(
       +[](int64_t* live) { return *live == 0; }, &live_));
   closed.swap(servers_);

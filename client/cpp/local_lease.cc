@@ -117,7 +117,7 @@ absl::StatusOr<std::shared_ptr<LocalLease>> LocalLease::Connect(const LocalAcces
 LocalLease::~LocalLease() { Close(); }
 
 void LocalLease::Close() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (socket_ >= 0) close(socket_);
   socket_ = -1;
 }
@@ -131,7 +131,7 @@ bool LocalLease::HasEnded() {
 }
 
 bool LocalLease::IsAlive() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return !HasEnded();
 }
 
@@ -169,7 +169,7 @@ absl::Status LocalLease::CloseRegion(const std::string& id) {
 }
 
 absl::Status LocalLease::Ask(const v1::LocalRequest& request, v1::LocalReply* reply, int* fd) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   const std::string sent = request.SerializeAsString();
   std::array<char, kPacketBytesMax> packet;
   iovec piece = {.iov_base = packet.data(), .iov_len = packet.size()};

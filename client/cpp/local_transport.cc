@@ -47,7 +47,7 @@ LocalTransport::LocalTransport(Options options)
 LocalTransport::~LocalTransport() { Close(); }
 
 void LocalTransport::Offer(std::optional<LocalAccess> access) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   access_ = std::move(access);
 }
 
@@ -56,9 +56,7 @@ absl::StatusOr<Placement> LocalTransport::Place(const ScoreArgs& args, const Chu
   if (chunk.rows() * args.hidden_size == 0) return inline_rows;
   const bool is_here = !args.hidden.empty();
   const TransportChoice choice = options_.choice;
-  if (choice == TransportChoice::kTcp) {
-    inline_rows.reason = options_.tcp_reason;
-  }
+  if (choice == TransportChoice::kTcp) inline_rows.reason = options_.tcp_reason;
   if (choice == TransportChoice::kCudaIpc && !args.device_rows.has_value()) {
     return absl::InvalidArgumentError("transport is cuda-ipc, but device_rows is not given");
   }
@@ -102,7 +100,7 @@ absl::StatusOr<Placement> LocalTransport::PlaceOnDevice(const ScoreArgs& args, c
     return absl::FailedPreconditionError("the server does not read GPU memory of other processes");
   }
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const auto off = disabled_devices_.find(UuidOf(rows));
     if (off != disabled_devices_.end() && options_.now() < off->second.until) {
       return absl::FailedPreconditionError(off->second.reason);
@@ -118,7 +116,7 @@ absl::StatusOr<Placement> LocalTransport::PlaceInRegion(const ScoreArgs& args, c
                           static_cast<size_t>(chunk.rows()) * row_bytes);
   std::shared_ptr<RegionPool> pool;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     if (shared_.has_value()) pool = shared_->pool;
   }
   std::optional<SharedSpan> here;
@@ -146,7 +144,7 @@ absl::StatusOr<Placement> LocalTransport::PlaceInRegion(const ScoreArgs& args, c
 
 bool LocalTransport::Refused(const Placement& placement, const absl::Status& status) {
   if (placement.lease == nullptr || !IsPlacementRefusal(status)) return false;
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   // The lease was lost meanwhile; the next placement has another lease.
   if (!shared_.has_value() || shared_->lease != placement.lease) return true;
   if (placement.device.has_value() && !absl::StrContains(status.message(), " lease")) {
@@ -186,8 +184,9 @@ absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
     } else {
       status = shared.status();
     }
-    if (choice == TransportChoice::kSharedMemory)
+    if (choice == TransportChoice::kSharedMemory) {
       return TransportUnavailable(std::string(status.message()));
+    }
   }
   const auto size = static_cast<size_t>(bytes);
   std::shared_ptr<std::byte> memory(new (std::nothrow) std::byte[size],
@@ -200,23 +199,23 @@ absl::StatusOr<RowBuffer> LocalTransport::AllocateRows(int64_t bytes) {
 }
 
 void LocalTransport::Used(Transport transport, std::string reason) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   last_ = transport;
   last_reason_ = std::move(reason);
 }
 
 Transport LocalTransport::last() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return last_;
 }
 
 std::string LocalTransport::last_reason() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return last_reason_;
 }
 
 void LocalTransport::Close() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (pid_ != getpid()) ForgetAfterFork();
   if (shared_.has_value()) shared_->lease->Close();
   shared_.reset();
@@ -224,7 +223,7 @@ void LocalTransport::Close() {
 }
 
 absl::StatusOr<LocalTransport::Shared> LocalTransport::Connected() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (pid_ != getpid()) ForgetAfterFork();
   if (shared_.has_value() && !shared_->lease->IsAlive()) {
     DropLease(absl::UnavailableError("the server ended the lease"));
@@ -247,8 +246,9 @@ absl::StatusOr<LocalTransport::Shared> LocalTransport::WithSharedMemory() {
 
 absl::StatusOr<LocalTransport::Shared> LocalTransport::Connect() {
   if (is_closed_) return absl::CancelledError("the client is shutting down");
-  if (!access_.has_value())
+  if (!access_.has_value()) {
     return absl::FailedPreconditionError("the server has no control socket");
+  }
   if (options_.choice == TransportChoice::kAuto && options_.now() < retry_at_) return failure_;
   absl::StatusOr<std::shared_ptr<LocalLease>> lease =
       LocalLease::Connect(*access_, options_.client_id);
@@ -292,7 +292,7 @@ absl::Status LocalTransport::TransportUnavailable(const std::string& reason) con
 }
 
 CopyPool& LocalTransport::copies() {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (copies_ == nullptr) {
     const auto others = static_cast<int>(std::thread::hardware_concurrency()) - 1;
     copies_ = std::make_unique<CopyPool>(std::clamp(others, 0, options_.copy_threads));

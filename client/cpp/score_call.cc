@@ -94,7 +94,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
       const int64_t window = options_.max_inflight * environment_.transport->CountServers();
       const Chunk* chunk = nullptr;
       {
-        absl::MutexLock lock(&mutex_);
+        const absl::MutexLock lock(&mutex_);
         if (!status_.ok() || waiting_.empty()) return;
         if (inflight_ >= window) break;
         chunk = waiting_.front();
@@ -111,13 +111,13 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   void RecheckServersSoon() {
     if (environment_.balance->is_solo()) return;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       if (is_recheck_scheduled_) return;
       is_recheck_scheduled_ = true;
     }
     environment_.transport->After(policy::kLookAgain, scope_, [self = shared_from_this()] {
       {
-        absl::MutexLock lock(&self->mutex_);
+        const absl::MutexLock lock(&self->mutex_);
         self->is_recheck_scheduled_ = false;
       }
       self->SendMore();
@@ -165,7 +165,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   }
 
   bool IsRunning() {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     return status_.ok();
   }
 
@@ -203,7 +203,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
     bool is_last = false;
     bool has_failed = false;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       --inflight_;
       retries_ += outcome.attempts - 1;
       if (status_.ok()) {
@@ -234,7 +234,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
   void Finish() {
     absl::StatusOr<ScoreResult> result;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       if (status_.ok()) {
         result = merger_.Finish();
         result->retries = retries_;

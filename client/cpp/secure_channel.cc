@@ -106,9 +106,7 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
   if (security.credentials == nullptr || absl::StartsWith(address, "unix:")) {
     return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   }
-  if (!security.server_name.empty()) {
-    arguments.SetSslTargetNameOverride(security.server_name);
-  }
+  if (!security.server_name.empty()) arguments.SetSslTargetNameOverride(security.server_name);
   return grpc::CreateCustomChannel(address, security.credentials, arguments);
 }
 

@@ -61,7 +61,7 @@ class ServerCheck : public std::enable_shared_from_this<ServerCheck> {
   void TakeHealth(const RpcReply& reply) {
     absl::Status status;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       status_.Update(Health(reply));
       if (--left_ > 0) return;
       status = status_;

@@ -28,7 +28,7 @@ RegionPool::RegionPool(std::shared_ptr<LocalLease> lease, int64_t region_bytes)
 }
 
 absl::StatusOr<std::shared_ptr<const SharedSpan>> RegionPool::Allocate(int64_t bytes) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   // This check comes before rounding up, because rounding could overflow.
   if (bytes > lease_->grant().lease_bytes_max) return AboveLimits(bytes);
   const int64_t rounded = RoundUp(bytes);
@@ -80,8 +80,9 @@ absl::StatusOr<RegionPool::RegionSpace*> RegionPool::Grow(int64_t bytes) {
 
 int64_t RegionPool::HeldBytes() const {
   int64_t held = 0;
-  for (const RegionSpace& space : regions_)
+  for (const RegionSpace& space : regions_) {
     held += static_cast<int64_t>(space.region->bytes().size());
+  }
   return held;
 }
 
@@ -96,7 +97,7 @@ absl::Status RegionPool::AboveLimits(int64_t bytes) const {
 void RegionPool::Free(const SharedSpan& span) {
   std::shared_ptr<SharedRegion> unused;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const auto space =
         std::find_if(regions_.begin(), regions_.end(),
                      [&](const RegionSpace& candidate) { return candidate.region == span.region; });
@@ -122,7 +123,7 @@ void RegionPool::Free(const SharedSpan& span) {
 }
 
 std::optional<SharedSpan> RegionPool::Find(absl::Span<const std::byte> bytes) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   for (const RegionSpace& space : regions_) {
     const absl::Span<std::byte> memory = space.region->bytes();
     if (bytes.data() >= memory.data() &&
@@ -136,7 +137,7 @@ std::optional<SharedSpan> RegionPool::Find(absl::Span<const std::byte> bytes) {
 }
 
 int64_t RegionPool::num_regions() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return static_cast<int64_t>(regions_.size());
 }
 
@@ -175,7 +176,7 @@ struct CopyPool::Job {
 CopyPool::~CopyPool() {
   std::vector<std::thread> threads;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_stopping_ = true;
     threads.swap(threads_);
   }
@@ -189,13 +190,13 @@ void CopyPool::Copy(absl::Span<const std::byte> from, absl::Span<std::byte> to) 
   }
   auto job = std::make_shared<Job>(from, to);
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     if (threads_.empty()) StartThreads();
     jobs_.push_back(job);
   }
   job->Help();
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const auto found = std::find(jobs_.begin(), jobs_.end(), job);
     if (found != jobs_.end()) jobs_.erase(found);
   }
@@ -210,7 +211,7 @@ void CopyPool::Work() {
   while (true) {
     std::shared_ptr<Job> job;
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return is_stopping_ || !jobs_.empty();
       };

@@ -55,17 +55,13 @@ std::string AutoAddress() {
   for (const std::string& folder : folders) {
     path = absl::StrCat(folder, "/logprobd-8470.sock.admin");
     struct stat file = {};
-    if (lstat(path.c_str(), &file) == 0 && file.st_uid == geteuid()) {
-      break;
-    }
+    if (lstat(path.c_str(), &file) == 0 && file.st_uid == geteuid()) break;
   }
   return absl::StrCat("unix:", path);
 }
 
 WeightsClient::Options WithAddress(WeightsClient::Options options) {
-  if (options.address == "auto") {
-    options.address = AutoAddress();
-  }
+  if (options.address == "auto") options.address = AutoAddress();
   return options;
 }
 
@@ -156,8 +152,9 @@ absl::StatusOr<WeightsVersion> WeightsClient::Load(
   }
   const grpc::Status status = reader->Finish();
   if (!status.ok()) return impl_->ToStatus(status);
-  if (!done.has_value())
+  if (!done.has_value()) {
     return absl::InternalError("the server ended a load without sending its version");
+  }
   return *std::move(done);
 }
 

@@ -47,9 +47,7 @@ bool HasDetailsForLog(const absl::Status& status) {
 }
 
 absl::Status WithContext(const absl::Status& status, absl::string_view prefix) {
-  if (status.ok()) {
-    return status;
-  }
+  if (status.ok()) return status;
   absl::Status result(status.code(), absl::StrCat(prefix, ": ", status.message()));
   status.ForEachPayload([&result](absl::string_view url, const absl::Cord& payload) {
     result.SetPayload(url, payload);
@@ -68,9 +66,7 @@ Rejection RejectionOf(const absl::Status& status) {
   if (payload.has_value() && absl::SimpleAtoi(std::string(*payload), &reason)) {
     return static_cast<Rejection>(reason);
   }
-  if (absl::IsDeadlineExceeded(status)) {
-    return Rejection::kDeadline;
-  }
+  if (absl::IsDeadlineExceeded(status)) return Rejection::kDeadline;
   return absl::IsUnavailable(status) ? Rejection::kNotReady : Rejection::kInvalid;
 }
 

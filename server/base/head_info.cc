@@ -26,9 +26,7 @@ std::vector<int32_t> GpusOf(absl::Span<const ShardPlace> places) {
   std::vector<int32_t> gpus;
   for (const ShardPlace& place : places) {
     const std::optional<int32_t> gpu = GpuOrdinal(place.device);
-    if (gpu.has_value() && !absl::c_linear_search(gpus, *gpu)) {
-      gpus.push_back(*gpu);
-    }
+    if (gpu.has_value() && !absl::c_linear_search(gpus, *gpu)) gpus.push_back(*gpu);
   }
   return gpus;
 }

@@ -23,9 +23,7 @@ namespace {
 std::optional<int64_t> NumberIn(const std::string& path) {
   std::ifstream file(path);
   int64_t number = 0;
-  if (file >> number) {
-    return number;
-  }
+  if (file >> number) return number;
   return std::nullopt;
 }
 

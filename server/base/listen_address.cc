@@ -49,9 +49,7 @@ void SetOn(int socket, int level, int option) {
 }  // namespace
 
 std::string ListenAddress::ToString() const {
-  if (!unix_path.empty()) {
-    return absl::StrCat("unix:", unix_path);
-  }
+  if (!unix_path.empty()) return absl::StrCat("unix:", unix_path);
   const bool is_ipv6 = absl::StrContains(host, ':');
   return absl::StrCat(is_https ? kHttps : "", is_ipv6 ? "[" : "", host, is_ipv6 ? "]:" : ":", port);
 }
@@ -63,14 +61,10 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
                      "\" must be host:port with a port in [0, 65535], such as 127.0.0.1:8470"));
   };
   const size_t colon = text.rfind(':');
-  if (colon == absl::string_view::npos) {
-    return invalid();
-  }
+  if (colon == absl::string_view::npos) return invalid();
   absl::string_view host = text.substr(0, colon);
   const bool has_brackets = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
-  if (has_brackets) {
-    host = host.substr(1, host.size() - 2);
-  }
+  if (has_brackets) host = host.substr(1, host.size() - 2);
   const absl::string_view port_text = text.substr(colon + 1);
   ListenAddress address;
   if (host.empty() || (!has_brackets && absl::StrContains(host, ':')) || port_text.empty() ||
@@ -85,9 +79,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view flag, absl::s
 
 absl::StatusOr<ListenAddress> ParseListenAddressOrPath(absl::string_view flag,
                                                        absl::string_view text) {
-  if (!absl::ConsumePrefix(&text, "unix:")) {
-    return ParseListenAddress(flag, text);
-  }
+  if (!absl::ConsumePrefix(&text, "unix:")) return ParseListenAddress(flag, text);
   if (!absl::StartsWith(text, "/")) {
     return absl::InvalidArgumentError(
         absl::StrCat(flag, ": \"unix:", text, "\" must name an absolute path"));
@@ -100,9 +92,7 @@ absl::StatusOr<ListenAddress> ParseListenAddressOrPath(absl::string_view flag,
 absl::StatusOr<ListenAddress> ParseHttpAddress(absl::string_view flag, absl::string_view text) {
   const bool is_https = absl::ConsumePrefix(&text, kHttps);
   absl::StatusOr<ListenAddress> address = ParseListenAddress(flag, text);
-  if (address.ok()) {
-    address->is_https = is_https;
-  }
+  if (address.ok()) address->is_https = is_https;
   return address;
 }
 
@@ -158,9 +148,7 @@ absl::StatusOr<ListeningSockets> ListenOn(absl::string_view flag, const ListenAd
       continue;
     }
     SetOn(listener.get(), SOL_SOCKET, SO_REUSEADDR);
-    if (info->ai_family == AF_INET6) {
-      SetOn(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY);
-    }
+    if (info->ai_family == AF_INET6) SetOn(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY);
     SetPort(info->ai_addr, listening.port);
     if (bind(listener.get(), info->ai_addr, info->ai_addrlen) != 0 ||
         listen(listener.get(), SOMAXCONN) != 0) {
@@ -173,9 +161,7 @@ absl::StatusOr<ListeningSockets> ListenOn(absl::string_view flag, const ListenAd
     listening.port = PortOf(listener.get());  // the other addresses use the same port
     listening.sockets.push_back(std::move(listener));
   }
-  if (listening.sockets.empty()) {
-    return cannot_listen(reason);
-  }
+  if (listening.sockets.empty()) return cannot_listen(reason);
   return listening;
 }
 

@@ -123,9 +123,7 @@ void Log(LogLevel level, absl::string_view message, std::initializer_list<LogFie
 void Log(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
   LogState& state = State();
   const spdlog::level::level_enum spdlog_level = ToSpdlog(level);
-  if (!state.logger->should_log(spdlog_level)) {
-    return;
-  }
+  if (!state.logger->should_log(spdlog_level)) return;
   state.logger->log(spdlog_level,
                     spdlog::string_view_t(LineOf(state.format, level, message, fields)));
 }

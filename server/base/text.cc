@@ -18,13 +18,9 @@ bool IsContinuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 }  // namespace
 
 size_t Utf8SequenceLength(absl::string_view text) {
-  if (text.empty()) {
-    return 0;
-  }
+  if (text.empty()) return 0;
   const uint8_t lead = ByteAt(text, 0);
-  if (lead < 0x80) {
-    return 1;
-  }
+  if (lead < 0x80) return 1;
   size_t length = 0;
   // The range of the second byte is narrower after some lead bytes, which excludes overlong forms
   // (E0, F0), surrogates (ED) and values above U+10FFFF (F4).
@@ -43,17 +39,11 @@ size_t Utf8SequenceLength(absl::string_view text) {
   } else {
     return 0;
   }
-  if (length > text.size()) {
-    return 0;
-  }
+  if (length > text.size()) return 0;
   const uint8_t second = ByteAt(text, 1);
-  if (second < second_min || second > second_max) {
-    return 0;
-  }
+  if (second < second_min || second > second_max) return 0;
   for (size_t i = 2; i < length; ++i) {
-    if (!IsContinuation(ByteAt(text, i))) {
-      return 0;
-    }
+    if (!IsContinuation(ByteAt(text, i))) return 0;
   }
   return length;
 }
@@ -61,22 +51,16 @@ size_t Utf8SequenceLength(absl::string_view text) {
 bool IsUtf8(absl::string_view text) {
   while (!text.empty()) {
     const size_t length = Utf8SequenceLength(text);
-    if (length == 0) {
-      return false;
-    }
+    if (length == 0) return false;
     text.remove_prefix(length);
   }
   return true;
 }
 
 absl::string_view CutUtf8(absl::string_view text, size_t bytes_max) {
-  if (text.size() <= bytes_max) {
-    return text;
-  }
+  if (text.size() <= bytes_max) return text;
   size_t length = bytes_max;
-  while (length > 0 && IsContinuation(ByteAt(text, length))) {
-    --length;
-  }
+  while (length > 0 && IsContinuation(ByteAt(text, length))) --length;
   return text.substr(0, length);
 }
 
@@ -99,9 +83,7 @@ std::string ToUtf8(absl::string_view text) {
 bool HasControlCharacters(absl::string_view text) {
   for (size_t index = 0; index < text.size(); ++index) {
     const auto byte = static_cast<uint8_t>(text[index]);
-    if (byte < 0x20 || byte == 0x7F) {
-      return true;
-    }
+    if (byte < 0x20 || byte == 0x7F) return true;
     // C1 controls are C2 80 to C2 9F.
     if (byte == 0xC2 && index + 1 < text.size() && static_cast<uint8_t>(text[index + 1]) < 0xA0) {
       return true;

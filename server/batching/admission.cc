@@ -19,24 +19,16 @@ double Faster(double a, double b) { return a == 0 || b == 0 ? a + b : std::min(a
 
 void DrainRate::AddBatch(int64_t rows, absl::Time started, absl::Time ended, int replica) {
   const auto index = static_cast<size_t>(replica);
-  if (index >= last_ends_.size()) {
-    last_ends_.resize(index + 1, absl::InfinitePast());
-  }
+  if (index >= last_ends_.size()) last_ends_.resize(index + 1, absl::InfinitePast());
   absl::Time& last_end = last_ends_[index];
   const absl::Duration alone = ended - std::max(started, last_end);
   last_end = std::max(last_end, ended);
-  if (rows <= 0 || alone <= absl::ZeroDuration()) {
-    return;
-  }
+  if (rows <= 0 || alone <= absl::ZeroDuration()) return;
   const double measured = absl::ToDoubleSeconds(alone) / static_cast<double>(rows);
   const bool is_representative = rows >= representative_rows_;
-  if (is_representative) {
-    mean_ = mean_ == 0 ? measured : (1 - kNewest) * mean_ + kNewest * measured;
-  }
+  if (is_representative) mean_ = mean_ == 0 ? measured : (1 - kNewest) * mean_ + kNewest * measured;
   // A small batch can show that the rate is faster, but never that it is slower.
-  if (is_representative || measured < Fastest(ended)) {
-    NoteFastest(measured, ended);
-  }
+  if (is_representative || measured < Fastest(ended)) NoteFastest(measured, ended);
 }
 
 void DrainRate::NoteFastest(double seconds_per_row, absl::Time now) {
@@ -50,17 +42,13 @@ void DrainRate::NoteFastest(double seconds_per_row, absl::Time now) {
 }
 
 std::optional<absl::Duration> DrainRate::TimeFor(double rows) const {
-  if (mean_ == 0) {
-    return std::nullopt;
-  }
+  if (mean_ == 0) return std::nullopt;
   return absl::Seconds(rows * mean_ / num_replicas_);
 }
 
 std::optional<absl::Duration> DrainRate::LeastTimeFor(double rows, absl::Time now) const {
   const double fastest = Fastest(now);
-  if (fastest == 0) {
-    return std::nullopt;
-  }
+  if (fastest == 0) return std::nullopt;
   return absl::Seconds(rows * fastest / num_replicas_);
 }
 
@@ -192,9 +180,7 @@ void Admission::Release(const std::string& client_id, Priority priority, const Q
   client -= load;
   LOGPROBD_CHECK(client.rows >= 0 && client.bytes >= 0 && client.requests >= 0, client.rows, " ",
                  client.bytes, " ", client.requests);
-  if (client.rows == 0 && client.bytes == 0 && client.requests == 0) {
-    by_client_.erase(found);
-  }
+  if (client.rows == 0 && client.bytes == 0 && client.requests == 0) by_client_.erase(found);
 }
 
 absl::Duration Admission::RetryAfter(const QueueLoad& excess, const DrainRate& rate) const {

@@ -11,9 +11,7 @@ namespace {
 
 template <typename T>
 absl::Span<T> Range(std::vector<T>& values, int64_t begin, int64_t end) {
-  if (values.empty()) {
-    return {};
-  }
+  if (values.empty()) return {};
   return absl::MakeSpan(values).subspan(static_cast<size_t>(begin),
                                         static_cast<size_t>(end - begin));
 }
@@ -30,9 +28,7 @@ void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool rea
   dtype_ = parts_.front().pending->request.dtype();
   row_bytes_ = hidden_size * DtypeBytes(dtype_);
   runs_.Clear();
-  if (reads_in_place) {
-    runs_.Place(absl::MakeSpan(parts_), row_bytes_, staging_->data());
-  }
+  if (reads_in_place) runs_.Place(absl::MakeSpan(parts_), row_bytes_, staging_->data());
   num_rows_ = 0;
   outputs_ = OutputSet();
   top_k_ = 0;
@@ -52,9 +48,7 @@ void BatchSlot::Fill(std::vector<BatchPart> parts, int64_t hidden_size, bool rea
     AppendCandidates(part);
   }
   if (has_entropy_temperature) {
-    for (const BatchPart& part : parts_) {
-      AppendEntropyTemperatures(part);
-    }
+    for (const BatchPart& part : parts_) AppendEntropyTemperatures(part);
   }
   SizeScores();
   is_halved_ = false;
@@ -83,9 +77,7 @@ void BatchSlot::AppendEntropyTemperatures(const BatchPart& part) {
 void BatchSlot::AppendCandidates(BatchPart& part) {
   part.first_candidate = static_cast<int64_t>(candidate_ids_.size());
   const ScoreRequest& request = part.pending->request;
-  if (request.candidate_ids.empty()) {
-    return;
-  }
+  if (request.candidate_ids.empty()) return;
   part.ForEachRow([&](size_t row, size_t batch_row) {
     for (size_t i = request.candidate_offsets[row]; i < request.candidate_offsets[row + 1]; ++i) {
       candidate_rows_.push_back(static_cast<int32_t>(batch_row));
@@ -157,9 +149,7 @@ void BatchSlot::ReleaseLargeArrays() {
   release(candidate_ids_);
   ForEachOutputColumn([&](const auto& column) {
     // Columns with one element per row are bounded by the largest batch.
-    if (column.shape != ColumnShape::kRow) {
-      release(scores_.*column.values);
-    }
+    if (column.shape != ColumnShape::kRow) release(scores_.*column.values);
   });
   batch_ = ScoreBatch();
 }

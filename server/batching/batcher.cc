@@ -146,9 +146,7 @@ void Batcher::Impl::Stop() {
     is_stopping_ = true;
     WakeLocked();
   }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+  if (thread_.joinable()) thread_.join();
   turns_.SetWake(nullptr);
 }
 
@@ -164,16 +162,10 @@ absl::StatusOr<RequestTicket> Batcher::Impl::Submit(ScoreRequest request, ScoreC
   {
     const absl::MutexLock lock(&mutex_);
     status = CheckServingLocked(pending->request);
-    if (status.ok()) {
-      status = AdmitLocked(pending);
-    }
-    if (status.ok()) {
-      return pending->ticket;
-    }
+    if (status.ok()) status = AdmitLocked(pending);
+    if (status.ok()) return pending->ticket;
   }
-  if (absl::IsDeadlineExceeded(status)) {
-    metrics_.RecordDeadlineExceeded(Metrics::LeftAt::kArrival);
-  }
+  if (absl::IsDeadlineExceeded(status)) metrics_.RecordDeadlineExceeded(Metrics::LeftAt::kArrival);
   return status;
 }
 
@@ -184,9 +176,7 @@ absl::Status Batcher::Impl::EngineFailed() {
 absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) const {
   const VersionReplicas* const live = versions_.live();
   if (live != nullptr) {
-    if (live->NumHealthy() == 0) {
-      return EngineFailed();
-    }
+    if (live->NumHealthy() == 0) return EngineFailed();
     if (request.hidden.place == PayloadPlace::kDevice && !live->reads_in_place) {
       return absl::FailedPreconditionError(
           "cuda_ipc: this head is not scored on a GPU; send the rows as hidden or in shared "
@@ -217,9 +207,7 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   const ScoreRequest& request = pending->request;
   const absl::Time now = clock_.Now();
   VersionReplicas* const live = versions_.live();
-  if (live != nullptr) {
-    rate_.set_num_replicas(live->NumHealthy());
-  }
+  if (live != nullptr) rate_.set_num_replicas(live->NumHealthy());
   LOGPROBD_RETURN_IF_ERROR(CheckDeadlineLocked(*pending, now));
   const QueueLoad load{.rows = pending->rows_to_score,
                        .bytes = pending->payload_bytes + pending->held_bytes,
@@ -242,16 +230,12 @@ absl::Status Batcher::Impl::AdmitLocked(const Pending& pending) {
   if (request.deadline != absl::InfiniteFuture()) {
     deadlines_.emplace(request.deadline, pending->ticket);
   }
-  if (pending->is_small() && live != nullptr) {
-    live->launch_rule.NoteSmallRequest(now);
-  }
+  if (pending->is_small() && live != nullptr) live->launch_rule.NoteSmallRequest(now);
   // Wakes the batch thread only if this request changes what it waits for.
   const bool was_empty = versions_.queue().empty();
   versions_.queue().Push(pending);
   const bool may_launch = !turns_.is_waiting() && versions_.LaunchTime(now) <= now;
-  if (was_empty || may_launch || request.deadline < wake_time_) {
-    WakeLocked();
-  }
+  if (was_empty || may_launch || request.deadline < wake_time_) WakeLocked();
   return absl::OkStatus();
 }
 
@@ -261,9 +245,7 @@ absl::Status Batcher::Impl::CheckDeadlineLocked(const PendingRequest& pending,
   if (request.deadline <= now) {
     return absl::DeadlineExceededError("the deadline had already passed on arrival");
   }
-  if (request.deadline == absl::InfiniteFuture()) {
-    return absl::OkStatus();
-  }
+  if (request.deadline == absl::InfiniteFuture()) return absl::OkStatus();
   if (const Slot* slot = versions_.FindFreeSlot();
       versions_.queue().empty() && slot != nullptr && slot->replica.in_flight == 0) {
     // Scoring the request delays no other request and shows how fast the engine is now.
@@ -286,14 +268,10 @@ void Batcher::Impl::Cancel(RequestTicket ticket) {
   {
     const absl::MutexLock lock(&mutex_);
     const auto found = requests_.find(ticket);
-    if (found == requests_.end()) {
-      return;
-    }
+    if (found == requests_.end()) return;
     const Pending pending = found->second;
     WakeLocked();
-    if (!pending->is_queued) {
-      left_at = Metrics::LeftAt::kEngine;
-    }
+    if (!pending->is_queued) left_at = Metrics::LeftAt::kEngine;
     absl::Status status =
         LateIfDue(absl::CancelledError("the client cancelled the request"),
                   pending->request.deadline, clock_.Now(), DeadlinePassed(*pending).message());
@@ -310,9 +288,7 @@ void Batcher::Impl::SetLimits(const Options& options) {
   const absl::MutexLock lock(&mutex_);
   admission_.SetLimits(AdmissionLimits(options));
   wait_max_ = options.batch_wait_max;
-  if (versions_.live() != nullptr) {
-    versions_.live()->launch_rule.set_wait_max(wait_max_);
-  }
+  if (versions_.live() != nullptr) versions_.live()->launch_rule.set_wait_max(wait_max_);
   WakeLocked();  // A waiting batch may be due with the new limits.
 }
 

@@ -62,9 +62,7 @@ void Batcher::Impl::OnBatchDone(Slot& slot, const absl::Status& engine_status) {
     slot.state = SlotState::kFree;
     slot.replica.NoteEnd(now);
     ++answering_;
-    if (versions_.has_rows()) {
-      WakeLocked();
-    }
+    if (versions_.has_rows()) WakeLocked();
   }
   payloads.clear();
   AnswerAll(std::move(endings));
@@ -98,9 +96,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
     const BatchPart& part = batch.parts()[i];
     PendingRequest& pending = *part.pending;
     --pending.parts_in_flight;
-    if (part.is_in_place) {
-      EndReadLocked(pending, payloads);
-    }
+    if (part.is_in_place) EndReadLocked(pending, payloads);
     absl::Status status = batch.StatusOf(part);
     all_scored = all_scored && status.ok();
     if (pending.is_answered) {
@@ -127,9 +123,7 @@ void Batcher::Impl::EndBatchLocked(Slot& slot, absl::Time now, std::vector<Endin
         std::max(stages.queue, absl::ToDoubleSeconds(batch.cut_time - pending.submitted));
     stages.copy = std::max(stages.copy, batch.copy_seconds);
     stages.engine = std::max(stages.engine, engine_seconds);
-    if (pending.request.trace) {
-      AddBatch(batch, pending.times);
-    }
+    if (pending.request.trace) AddBatch(batch, pending.times);
     if (pending.next_row == pending.request.rows && pending.parts_in_flight == 0) {
       EndLocked(part.pending, absl::OkStatus(), endings);
     }
@@ -182,12 +176,8 @@ void Batcher::Impl::ReleaseHeldLocked(PendingRequest& pending) {
 }
 
 void Batcher::Impl::AnswerAll(std::vector<Ending> endings) {
-  if (endings.empty()) {
-    return;
-  }
-  for (Ending& ending : endings) {
-    ending.payload = HiddenPayload();
-  }
+  if (endings.empty()) return;
+  for (Ending& ending : endings) ending.payload = HiddenPayload();
   {
     // Releases the limits before the callbacks: an answered client may send its next request at
     // once.
@@ -208,17 +198,13 @@ void Batcher::Impl::CallBack(std::vector<Ending>& endings) {
   constexpr size_t kEndingsOfTask = 4;
   const size_t num_tasks = (endings.size() + kEndingsOfTask - 1) / kEndingsOfTask;
   if (num_tasks < 2 || is_answer_pool_taken_.exchange(true, std::memory_order_acquire)) {
-    for (Ending& ending : endings) {
-      Answer(ending);
-    }
+    for (Ending& ending : endings) Answer(ending);
     return;
   }
   answer_pool_.Run(static_cast<int64_t>(num_tasks), [&](int64_t task) {
     const size_t begin = static_cast<size_t>(task) * kEndingsOfTask;
     const size_t end = std::min(begin + kEndingsOfTask, endings.size());
-    for (size_t i = begin; i < end; ++i) {
-      Answer(endings[i]);
-    }
+    for (size_t i = begin; i < end; ++i) Answer(endings[i]);
   });
   is_answer_pool_taken_.store(false, std::memory_order_release);
 }
@@ -255,9 +241,7 @@ bool Batcher::Impl::IsIdleLocked() const {
 
 void Batcher::Impl::UpdateIdleLocked() {
   is_idle_ = IsIdleLocked();
-  if (is_stopping_) {
-    WakeLocked();
-  }
+  if (is_stopping_) WakeLocked();
 }
 
 }  // namespace logprobd

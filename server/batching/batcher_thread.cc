@@ -26,16 +26,10 @@ void Batcher::Impl::Run() {
   while (true) {
     wake_ = false;
     heartbeat_->Begin();
-    if (DoNextLocked()) {
-      continue;
-    }
+    if (DoNextLocked()) continue;
     const bool is_over = is_stopping_ && is_idle_;
-    if (is_over || !wake_) {
-      heartbeat_->End();
-    }
-    if (is_over) {
-      return;
-    }
+    if (is_over || !wake_) heartbeat_->End();
+    if (is_over) return;
     wake_time_ = NextWakeLocked(clock_.Now());
     AwaitWakeLocked();
   }
@@ -71,12 +65,8 @@ bool Batcher::Impl::DoNextLocked() {
 
 bool Batcher::Impl::LaunchNextLocked(absl::Time now) {
   Slot* const slot = versions_.FindLaunch(now);
-  if (slot == nullptr) {
-    return WithdrawLocked();
-  }
-  if (turns_.is_sharing()) {
-    return LaunchInTurnLocked(slot->version);
-  }
+  if (slot == nullptr) return WithdrawLocked();
+  if (turns_.is_sharing()) return LaunchInTurnLocked(slot->version);
   LaunchLocked(*slot, now);
   return true;
 }
@@ -111,9 +101,7 @@ absl::Status Batcher::Impl::DeadlinePassed(const PendingRequest& pending) {
 }
 
 void Batcher::Impl::EndQueuedLocked(RowQueue& queue, const absl::Status& status) {
-  for (const Pending& pending : queue.Queued()) {
-    EndLocked(pending, status, endings_);
-  }
+  for (const Pending& pending : queue.Queued()) EndLocked(pending, status, endings_);
 }
 
 void Batcher::Impl::AnswerEndingsLocked() {
@@ -201,9 +189,7 @@ bool Batcher::Impl::FinishGatherLocked(Slot& slot, std::vector<HiddenPayload>& p
   bool is_needed = false;
   for (const BatchPart& part : slot.batch.parts()) {
     PendingRequest& pending = *part.pending;
-    if (!part.is_in_place) {
-      EndReadLocked(pending, payloads);
-    }
+    if (!part.is_in_place) EndReadLocked(pending, payloads);
     is_needed = is_needed || (!pending.is_answered && pending.request.deadline > now);
   }
   return is_needed;
@@ -216,9 +202,7 @@ void Batcher::Impl::DropBatchLocked(Slot& slot, std::vector<HiddenPayload> paylo
   std::vector<BatchPart> parts = slot.batch.TakeParts();
   for (const BatchPart& part : parts) {
     --part.pending->parts_in_flight;
-    if (part.is_in_place) {
-      EndReadLocked(*part.pending, payloads);
-    }
+    if (part.is_in_place) EndReadLocked(*part.pending, payloads);
     ReleaseHeldLocked(*part.pending);
   }
   slot.state = SlotState::kFree;
@@ -252,9 +236,7 @@ bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
     published_[i] = load;
     any = any || has_changed[i];
   }
-  if (!any) {
-    return false;
-  }
+  if (!any) return false;
   published_time_ = now;
   has_published_age_ = has_age;
   const double age = has_age ? absl::ToDoubleSeconds(now - versions_.OldestSubmitted()) : 0;
@@ -274,12 +256,8 @@ bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
 
 absl::Time Batcher::Impl::NextWakeLocked(absl::Time now) const {
   absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
-  if (versions_.has_rows()) {
-    wake = std::min(wake, published_time_ + kGaugePeriod);
-  }
-  if (!turns_.is_waiting()) {
-    wake = std::min(wake, versions_.LaunchTime(now));
-  }
+  if (versions_.has_rows()) wake = std::min(wake, published_time_ + kGaugePeriod);
+  if (!turns_.is_waiting()) wake = std::min(wake, versions_.LaunchTime(now));
   return wake;
 }
 
@@ -293,9 +271,7 @@ bool Batcher::Impl::LaunchInTurnLocked(VersionReplicas& version) {
   const std::optional<int> replica = turns_.Take(replicas);
   mutex_.Lock();
   versions_.Unhold();
-  if (!replica.has_value()) {
-    return false;
-  }
+  if (!replica.has_value()) return false;
   // Meanwhile a Commit may have given the rows to another version, or they may have ended.
   if (is_stopping_ || !versions_.MayLaunch(version)) {
     mutex_.Unlock();
@@ -308,9 +284,7 @@ bool Batcher::Impl::LaunchInTurnLocked(VersionReplicas& version) {
 }
 
 bool Batcher::Impl::WithdrawLocked() {
-  if (!turns_.is_waiting()) {
-    return false;
-  }
+  if (!turns_.is_waiting()) return false;
   mutex_.Unlock();
   turns_.Withdraw();
   mutex_.Lock();

@@ -45,9 +45,7 @@ DeviceTurns::DeviceTurns(const std::vector<Head>& heads) {
     for (const LaneState& lane : head.lanes) {
       for (const size_t device : lane.devices) {
         const size_t other = std::exchange(group_of_device[device], head.group);
-        if (other == heads_.size() || other == head.group) {
-          continue;
-        }
+        if (other == heads_.size() || other == head.group) continue;
         for (HeadState& joined : heads_) {
           joined.group = joined.group == other ? head.group : joined.group;
         }
@@ -77,9 +75,7 @@ std::optional<int> DeviceTurns::Take(int head, absl::Span<const int> replicas) {
     state.requested.assign(replicas.begin(), replicas.end());
     state.is_woken = false;
     for (const Grant& grant : GrantsLocked()) {
-      if (grant.head == index) {
-        taken = grant.replica;
-      }
+      if (grant.head == index) taken = grant.replica;
     }
     if (taken.has_value()) {
       LaneState& lane = state.lanes[static_cast<size_t>(*taken)];
@@ -113,9 +109,7 @@ void DeviceTurns::GiveBack(int head, int replica) {
     LaneState& lane = state.lanes[static_cast<size_t>(replica)];
     LOGPROBD_CHECK(lane.in_flight > 0, head, " ", replica);
     --state.in_flight;
-    if (--lane.in_flight == 0) {
-      lane.taken_in_hold = 0;
-    }
+    if (--lane.in_flight == 0) lane.taken_in_hold = 0;
     wakeable = WakeableLocked();
   }
   Wake(wakeable);
@@ -142,9 +136,7 @@ bool DeviceTurns::Fits(const LaneState& lane, const Room& room) {
 void DeviceTurns::Occupy(const LaneState& lane, Room& room) {
   for (const size_t device : lane.devices) {
     --room.batches[device];
-    if (lane.waits_for_peers) {
-      room.holders[device] = &lane;
-    }
+    if (lane.waits_for_peers) room.holders[device] = &lane;
   }
 }
 
@@ -153,9 +145,7 @@ DeviceTurns::Room DeviceTurns::RoomLocked() const {
   room.holders.resize(capacity_.size());
   for (const HeadState& head : heads_) {
     for (const LaneState& lane : head.lanes) {
-      for (int batch = 0; batch < lane.in_flight; ++batch) {
-        Occupy(lane, room);
-      }
+      for (int batch = 0; batch < lane.in_flight; ++batch) Occupy(lane, room);
     }
   }
   return room;
@@ -203,9 +193,7 @@ std::vector<DeviceTurns::Grant> DeviceTurns::GrantsLocked() const {
 std::vector<size_t> DeviceTurns::WakeableLocked() {
   std::vector<size_t> wakeable;
   for (const Grant& grant : GrantsLocked()) {
-    if (!std::exchange(heads_[grant.head].is_woken, true)) {
-      wakeable.push_back(grant.head);
-    }
+    if (!std::exchange(heads_[grant.head].is_woken, true)) wakeable.push_back(grant.head);
   }
   return wakeable;
 }
@@ -214,9 +202,7 @@ void DeviceTurns::Wake(const std::vector<size_t>& heads) {
   for (const size_t head : heads) {
     Waker& waker = *wakers_[head];
     const absl::MutexLock lock(&waker.mutex);
-    if (waker.wake) {
-      waker.wake();
-    }
+    if (waker.wake) waker.wake();
   }
 }
 

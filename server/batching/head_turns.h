@@ -28,9 +28,7 @@ class HeadTurns {
 
   /// Sets the function that wakes the waiting head; see DeviceTurns::SetWake.
   void SetWake(std::function<void()> wake) {
-    if (turns_ != nullptr) {
-      turns_->SetWake(head_, std::move(wake));
-    }
+    if (turns_ != nullptr) turns_->SetWake(head_, std::move(wake));
   }
 
   /// Takes a turn for a batch on one of `replicas`, not empty and in order of preference. If none
@@ -44,23 +42,17 @@ class HeadTurns {
   /// Ends the wait of a head that has nothing to launch, because a waiting head keeps devices from
   /// others.
   void Withdraw() {
-    if (is_waiting_.exchange(false)) {
-      turns_->Withdraw(head_);
-    }
+    if (is_waiting_.exchange(false)) turns_->Withdraw(head_);
   }
 
   /// Counts the rows of a batch that has a turn. The caller may hold locks.
   void Charge(int64_t rows) {
-    if (turns_ != nullptr) {
-      turns_->Charge(head_, rows);
-    }
+    if (turns_ != nullptr) turns_->Charge(head_, rows);
   }
 
   /// Ends the turn of a batch on `replica`.
   void GiveBack(int replica) {
-    if (turns_ != nullptr) {
-      turns_->GiveBack(head_, replica);
-    }
+    if (turns_ != nullptr) turns_->GiveBack(head_, replica);
   }
 
  private:

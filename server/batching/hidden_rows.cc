@@ -18,9 +18,7 @@ bool IsReadInPlace(const BatchPart& part, int64_t row_bytes) {
     case PayloadPlace::kSharedMemory:
       break;
   }
-  if (!hidden.is_pinned) {
-    return false;
-  }
+  if (!hidden.is_pinned) return false;
   int64_t num_runs = 0;
   part.ForEachStretch([&num_runs](int64_t, int64_t, int64_t) { ++num_runs; });
   return part.num_rows * row_bytes >= num_runs * HiddenRuns::kRunBytes;
@@ -37,9 +35,7 @@ void HiddenRuns::Place(absl::Span<BatchPart> parts, int64_t row_bytes, const std
     part.is_in_place = IsReadInPlace(part, row_bytes);
     any_in_place = any_in_place || part.is_in_place;
   }
-  if (!any_in_place) {
-    return;
-  }
+  if (!any_in_place) return;
   bool is_after_staged = false;
   for (const BatchPart& part : parts) {
     num_rows_ += part.num_rows;
@@ -66,9 +62,7 @@ void HiddenRuns::Place(absl::Span<BatchPart> parts, int64_t row_bytes, const std
 }
 
 absl::Span<const HiddenRun> HiddenRuns::Of(int64_t row_begin, int64_t row_end) {
-  if (row_begin == 0 && row_end == num_rows_) {
-    return runs_;
-  }
+  if (row_begin == 0 && row_end == num_rows_) return runs_;
   part_of_runs_.clear();
   int64_t run_begin = 0;
   for (const HiddenRun& run : runs_) {
@@ -106,9 +100,7 @@ void CopyPayload(const PendingRequest& pending, int64_t offset, int64_t num_byte
     const absl::Span<const std::byte> bytes = pending.request.hidden.pieces[piece];
     const int64_t begin = offset - offsets[piece];
     const int64_t count = std::min(num_bytes, static_cast<int64_t>(bytes.size()) - begin);
-    if (count > 0) {
-      std::memcpy(destination, bytes.data() + begin, static_cast<size_t>(count));
-    }
+    if (count > 0) std::memcpy(destination, bytes.data() + begin, static_cast<size_t>(count));
     destination += count;
     offset += count;
     num_bytes -= count;
@@ -123,9 +115,7 @@ void PayloadGather::Gather(absl::Span<const BatchPart> parts, int64_t row_bytes,
   task_bytes_ = 0;
   int64_t total_bytes = 0;
   for (const BatchPart& part : parts) {
-    if (part.is_in_place) {
-      continue;
-    }
+    if (part.is_in_place) continue;
     total_bytes += part.num_rows * row_bytes;
     part.ForEachStretch([&](int64_t row, int64_t batch_row, int64_t num_rows) {
       AddRun(*part.pending, row * row_bytes, batch_row * row_bytes, num_rows * row_bytes);

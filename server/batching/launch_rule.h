@@ -83,9 +83,7 @@ class LaunchRule {
   /// replica will probably end the older one.
   absl::Time LaunchTime(const RowQueue& queue, int in_flight, absl::Time idle_time,
                         absl::Time now) const {
-    if (queue.empty()) {
-      return absl::InfiniteFuture();
-    }
+    if (queue.empty()) return absl::InfiniteFuture();
     const BatchBudget budget = Budget(queue, now);
     if (in_flight == 0 || queue.rows() >= budget.rows_max ||
         queue.bulk_rows() >= budget.bulk_rows_max) {

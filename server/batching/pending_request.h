@@ -120,9 +120,7 @@ struct BatchPart {
     int64_t first_in_batch = batch_row;
     int64_t count = 0;
     const auto flush = [&] {
-      if (count > 0) {
-        function(first, first_in_batch, count);
-      }
+      if (count > 0) function(first, first_in_batch, count);
     };
     ForEachRow([&](size_t row, size_t in_batch) {
       if (static_cast<int64_t>(row) != first + count) {

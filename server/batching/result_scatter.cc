@@ -38,9 +38,7 @@ void ScatterCandidates(const BatchPart& part, const std::vector<T>& from, std::v
   const std::vector<uint32_t>& offsets = part.pending->request.candidate_offsets;
   auto candidate = static_cast<size_t>(part.first_candidate);
   part.ForEachRow([&](size_t row, size_t) {
-    for (size_t i = offsets[row]; i < offsets[row + 1]; ++i) {
-      to[i] = from[candidate++];
-    }
+    for (size_t i = offsets[row]; i < offsets[row + 1]; ++i) to[i] = from[candidate++];
   });
 }
 
@@ -89,9 +87,7 @@ ScatteredPart ScatterPart(const BatchSlot& slot, const BatchPart& part) {
   ForEachOutputColumn([&](const auto& column) {
     auto& to = result.*column.values;
     // An empty column is not needed by this request, but other requests of the batch may need it.
-    if (!column.is_from_engine() || to.empty()) {
-      return;
-    }
+    if (!column.is_from_engine() || to.empty()) return;
     switch (column.shape) {
       case ColumnShape::kRow:
         ScatterRows(part, from.*column.values, to);
@@ -141,9 +137,7 @@ absl::StatusOr<ScoreResult> FinishResult(PendingRequest& pending) {
   ScoreResult& result = pending.result;
   SumSegments(pending);
   ForEachOutputColumn([&](const auto& column) {
-    if (!column.IsReturned(request.outputs())) {
-      (result.*column.values).clear();
-    }
+    if (!column.IsReturned(request.outputs())) (result.*column.values).clear();
   });
   result.ignored_rows = request.rows - pending.scored_rows;
   result.nonfinite_rows = pending.nonfinite_rows;

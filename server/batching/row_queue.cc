@@ -80,9 +80,7 @@ void RowQueue::Turns::Erase(std::list<Flow>::iterator flow) {
 }
 
 void RowQueue::Turns::SetStarter(std::list<Flow>::iterator flow, bool is_starter) {
-  if (flow->is_starter == is_starter) {
-    return;
-  }
+  if (flow->is_starter == is_starter) return;
   flow->is_starter = is_starter;
   if (is_starter) {
     flow->starter_position = starters.insert(starters.end(), flow);
@@ -92,14 +90,10 @@ void RowQueue::Turns::SetStarter(std::list<Flow>::iterator flow, bool is_starter
 }
 
 std::list<RowQueue::Flow>::iterator RowQueue::Turns::TakeStarter(int64_t turn_rows) {
-  if (starters.empty()) {
-    return flows.end();
-  }
+  if (starters.empty()) return flows.end();
   const auto flow = starters.front();
   SetStarter(flow, false);
-  if (flow->deficit <= 0) {
-    flow->deficit = turn_rows;
-  }
+  if (flow->deficit <= 0) flow->deficit = turn_rows;
   flow->took_turn_early = true;
   return flow;
 }
@@ -122,9 +116,7 @@ void RowQueue::Push(std::shared_ptr<PendingRequest> pending) {
 std::vector<std::shared_ptr<PendingRequest>> RowQueue::Queued() const {
   std::vector<std::shared_ptr<PendingRequest>> queued;
   queued.reserve(arrivals_.size());
-  for (const PendingRequest* pending : arrivals_) {
-    queued.push_back(*pending->queue_position);
-  }
+  for (const PendingRequest* pending : arrivals_) queued.push_back(*pending->queue_position);
   return queued;
 }
 
@@ -144,13 +136,9 @@ void RowQueue::Remove(PendingRequest& pending) {
     const auto sub_client = sub_clients.Find(pending.request.sub_client_id);
     LOGPROBD_CHECK(sub_client != sub_clients.flows.end());
     remove_from(*sub_client);
-    if (sub_client->empty()) {
-      sub_clients.Erase(sub_client);
-    }
+    if (sub_client->empty()) sub_clients.Erase(sub_client);
   }
-  if (client->empty()) {
-    clients.Erase(client);
-  }
+  if (client->empty()) clients.Erase(client);
 }
 
 std::vector<BatchPart> RowQueue::Cut(const BatchBudget& budget) {
@@ -197,9 +185,7 @@ int64_t RowQueue::RowsBefore(const PendingRequest& pending) const {
     turns = &found->second->sub_clients;
     found = turns->by_id.find(sub_client_id);
   }
-  if (found == turns->by_id.end()) {
-    return 0;
-  }
+  if (found == turns->by_id.end()) return 0;
   return pending.is_small() ? found->second->small_rows : found->second->bulk_rows;
 }
 
@@ -261,9 +247,7 @@ int64_t RowQueue::TakeInTurns(Turns& turns, int64_t rows_max, Cutting& cutting) 
     if (flow->deficit == 0) {
       turns.flows.splice(turns.flows.end(), turns.flows, flow);
     } else if (is_blocked) {
-      if (turns.blocked.empty()) {
-        cutting.with_blocked.push_back(&turns);
-      }
+      if (turns.blocked.empty()) cutting.with_blocked.push_back(&turns);
       turns.blocked.splice(turns.blocked.end(), turns.flows, flow);
     }
   }
@@ -300,9 +284,7 @@ int64_t RowQueue::TakeFromKind(Flow& flow, Requests& requests, int64_t rows_max,
     const int64_t batch_rows_left =
         is_small ? cutting.rows_left : std::min(cutting.rows_left, cutting.bulk_rows_left);
     const int64_t part_rows_max = std::min(rows_max - taken, batch_rows_left);
-    if (part_rows_max <= 0 || !cutting.FitsNextRow(pending)) {
-      break;
-    }
+    if (part_rows_max <= 0 || !cutting.FitsNextRow(pending)) break;
     if (pending.part_in_cut < 0) {
       pending.part_in_cut = static_cast<int64_t>(cutting.parts.size());
       cutting.parts.push_back(BatchPart{
@@ -326,9 +308,7 @@ int64_t RowQueue::TakeFromKind(Flow& flow, Requests& requests, int64_t rows_max,
     taken += part_rows;
     cutting.rows_left -= part_rows;
     cutting.bulk_rows_left -= is_small ? 0 : part_rows;
-    if (pending.next_row == pending.request.rows) {
-      Unlink(requests, pending);
-    }
+    if (pending.next_row == pending.request.rows) Unlink(requests, pending);
   }
   return taken;
 }

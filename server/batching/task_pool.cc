@@ -29,16 +29,12 @@ TaskPool::~TaskPool() {
     stopping_ = true;
     has_work_ = true;
   }
-  for (std::thread& thread : threads_) {
-    thread.join();
-  }
+  for (std::thread& thread : threads_) thread.join();
 }
 
 void TaskPool::Run(int64_t num_tasks, absl::FunctionRef<void(int64_t)> task) {
   if (num_tasks <= 1 || threads_.empty()) {
-    for (int64_t i = 0; i < num_tasks; ++i) {
-      task(i);
-    }
+    for (int64_t i = 0; i < num_tasks; ++i) task(i);
     return;
   }
   const absl::MutexLock lock(&mutex_);

@@ -94,9 +94,7 @@ int VersionReplicas::NumHealthy() const {
 
 int VersionReplicas::NumInFlight() const {
   int in_flight = 0;
-  for (const std::unique_ptr<Replica>& replica : replicas) {
-    in_flight += replica->in_flight;
-  }
+  for (const std::unique_ptr<Replica>& replica : replicas) in_flight += replica->in_flight;
   return in_flight;
 }
 
@@ -143,18 +141,14 @@ VersionReplicas::Slot& VersionReplicas::FreeSlotOf(int replica) const {
 
 VersionReplicas::Slot* VersionReplicas::FindRelaunch() const {
   for (const std::unique_ptr<Slot>& slot : slots) {
-    if (slot->state == SlotState::kRelaunch) {
-      return slot.get();
-    }
+    if (slot->state == SlotState::kRelaunch) return slot.get();
   }
   return nullptr;
 }
 
 int64_t VersionReplicas::staging_bytes() const {
   int64_t bytes = 0;
-  for (const std::unique_ptr<Slot>& slot : slots) {
-    bytes += slot->batch.staging_bytes();
-  }
+  for (const std::unique_ptr<Slot>& slot : slots) bytes += slot->batch.staging_bytes();
   return bytes;
 }
 
@@ -203,9 +197,7 @@ void StagingStore::FreeAllBut(int num_replicas, int64_t size_bytes) {
 int64_t StagingStore::spare_bytes() const {
   const absl::MutexLock lock(&mutex_);
   int64_t bytes = 0;
-  for (const Spare& spare : spares_) {
-    bytes += spare.buffer->size_bytes();
-  }
+  for (const Spare& spare : spares_) bytes += spare.buffer->size_bytes();
   return bytes;
 }
 

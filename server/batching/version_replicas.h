@@ -72,9 +72,7 @@ struct VersionReplicas {
     absl::Duration last_batch = absl::InfiniteDuration();
 
     void NoteBegin(absl::Time now) {
-      if (in_flight++ == 0) {
-        busy_since = now;
-      }
+      if (in_flight++ == 0) busy_since = now;
     }
     void NoteEnd(absl::Time now) {
       last_batch = now - busy_since;
@@ -82,9 +80,7 @@ struct VersionReplicas {
     }
     /// Records that a batch was dropped before the engine received it.
     void NoteDrop() {
-      if (--in_flight == 0) {
-        busy_since = absl::InfiniteFuture();
-      }
+      if (--in_flight == 0) busy_since = absl::InfiniteFuture();
     }
     /// Returns when the oldest batch will end if it takes as long as the last one.
     absl::Time idle_time() const { return busy_since + last_batch; }

@@ -11,12 +11,8 @@ namespace logprobd {
 void VersionSwitch::Commit(VersionReplicas* next) {
   LOGPROBD_CHECK(retiring_ == nullptr, "the previous version has not retired yet");
   retiring_ = std::exchange(live_, next);
-  if (live_ != nullptr) {
-    live_number_ = live_->weights_version;
-  }
-  if (retiring_ == nullptr) {
-    return;
-  }
+  if (live_ != nullptr) live_number_ = live_->weights_version;
+  if (retiring_ == nullptr) return;
   for (const std::shared_ptr<PendingRequest>& pending : queue_.Queued()) {
     if (pending->has_begun() || pending->request.weights_version != 0) {
       queue_.Remove(*pending);
@@ -44,25 +40,19 @@ int VersionSwitch::NumInFlight() const {
 absl::Time VersionSwitch::OldestSubmitted() const {
   absl::Time oldest = absl::InfiniteFuture();
   for (const RowQueue* queue : {&queue_, &retiring_queue_}) {
-    if (!queue->empty()) {
-      oldest = std::min(oldest, queue->OldestSubmitted());
-    }
+    if (!queue->empty()) oldest = std::min(oldest, queue->OldestSubmitted());
   }
   return oldest;
 }
 
 RowQueue* VersionSwitch::FindUnservable() {
-  if (!queue_.empty() && live_ != nullptr && live_->NumHealthy() == 0) {
-    return &queue_;
-  }
+  if (!queue_.empty() && live_ != nullptr && live_->NumHealthy() == 0) return &queue_;
   return !retiring_queue_.empty() && retiring_->NumHealthy() == 0 ? &retiring_queue_ : nullptr;
 }
 
 VersionSwitch::Slot* VersionSwitch::FindLaunch(absl::Time now) const {
   if (!retiring_queue_.empty() && IsTurnOf(*retiring_)) {
-    if (Slot* slot = retiring_->FindFreeSlot(); slot != nullptr) {
-      return slot;
-    }
+    if (Slot* slot = retiring_->FindFreeSlot(); slot != nullptr) return slot;
   }
   Slot* slot = FindFreeSlot();
   return slot != nullptr && LaunchTimeIn(*slot, now) <= now ? slot : nullptr;
@@ -75,9 +65,7 @@ VersionSwitch::Slot* VersionSwitch::FindFreeSlot() const {
 VersionSwitch::Slot* VersionSwitch::FindRelaunch() const {
   for (const VersionReplicas* version : {retiring_, live_}) {
     if (version != nullptr) {
-      if (Slot* slot = version->FindRelaunch(); slot != nullptr) {
-        return slot;
-      }
+      if (Slot* slot = version->FindRelaunch(); slot != nullptr) return slot;
     }
   }
   return nullptr;
@@ -103,12 +91,8 @@ void VersionSwitch::CountBatch(const VersionReplicas& version) {
 
 bool VersionSwitch::IsTurnOf(const VersionReplicas& version) const {
   const VersionReplicas* other = &version == live_ ? retiring_ : live_;
-  if (other == nullptr || !(version.waits_for_peers && other->waits_for_peers)) {
-    return true;
-  }
-  if (other->NumInFlight() > 0) {
-    return false;
-  }
+  if (other == nullptr || !(version.waits_for_peers && other->waits_for_peers)) return true;
+  if (other->NumInFlight() > 0) return false;
   const RowQueue& others_queue = other == live_ ? queue_ : retiring_queue_;
   const auto turn_batches_max = kTurnBatches * static_cast<int64_t>(version.replicas.size());
   return turn_ != &version || turn_batches_ < turn_batches_max || others_queue.empty() ||

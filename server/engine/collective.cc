@@ -28,9 +28,7 @@ void Reduce(const std::vector<Reduction>& ranks, int64_t begin, int64_t end,
     for (size_t rank = 1; rank < ranks.size(); ++rank) {
       value = operation(value, static_cast<const T*>(ranks[rank].values)[i]);
     }
-    for (const Reduction& item : ranks) {
-      static_cast<T*>(item.values)[i] = value;
-    }
+    for (const Reduction& item : ranks) static_cast<T*>(item.values)[i] = value;
   }
 }
 
@@ -63,17 +61,13 @@ absl::Status CollectiveError(absl::string_view name, absl::string_view message) 
 
 std::optional<std::string> CollectiveOf(const absl::Status& status) {
   const absl::optional<absl::Cord> name = status.GetPayload(kNameUrl);
-  if (!name.has_value()) {
-    return std::nullopt;
-  }
+  if (!name.has_value()) return std::nullopt;
   return std::string(*name);
 }
 
 bool Rendezvous::Meet() {
   const uint32_t round = round_.load(std::memory_order_acquire);
-  if (is_broken_.load(std::memory_order_acquire)) {
-    return false;
-  }
+  if (is_broken_.load(std::memory_order_acquire)) return false;
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
     arrived_.store(0, std::memory_order_relaxed);
     round_.fetch_add(1, std::memory_order_acq_rel);
@@ -126,9 +120,7 @@ absl::Status InProcessCollective::Gather(int32_t rank, const uint64_t* mine, int
   arrays_[static_cast<size_t>(rank)].gathered = mine;
   LOGPROBD_RETURN_IF_ERROR(Meet());
   if (rank == 0) {
-    for (const Arrays& arrays : arrays_) {
-      all = std::copy_n(arrays.gathered, count, all);
-    }
+    for (const Arrays& arrays : arrays_) all = std::copy_n(arrays.gathered, count, all);
   }
   return Meet();
 }

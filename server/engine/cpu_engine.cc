@@ -35,18 +35,14 @@ double QuotaCores() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   double quota = 0;
   double period = 0;
-  if (file >> quota >> period && quota > 0 && period > 0) {
-    return quota / period;
-  }
+  if (file >> quota >> period && quota > 0 && period > 0) return quota / period;
   return std::numeric_limits<double>::infinity();
 }
 
 int32_t AffinityCores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    return CPU_COUNT(&set);
-  }
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
   return static_cast<int32_t>(
       std::thread::hardware_concurrency());  // The machine has more than 1024 CPUs.
 }
@@ -98,9 +94,7 @@ kernels::RowScorer::Options ScorerOptions(kernels::CpuIsa isa, const EngineOptio
 MemoryPlan ReplicaMemory(const HeadInfo& head, const kernels::RowScorer::Options& options,
                          absl::Span<const TileRange> tiles) {
   int64_t weight_bytes = 0;
-  for (const TileRange& shard : tiles) {
-    weight_bytes += CpuHead::WeightBytes(head, shard);
-  }
+  for (const TileRange& shard : tiles) weight_bytes += CpuHead::WeightBytes(head, shard);
   const int64_t workspace_bytes =
       kernels::RowScorer::WorkspaceBytes(CpuHead::Describe(head, tiles.front()), options);
   return {{.place = "host", .kind = "weights", .bytes = weight_bytes},
@@ -165,9 +159,7 @@ absl::StatusOr<EnginePlan> PlanCpuEngine(const HeadInfo& head, const EngineOptio
   plan.layout = std::move(layout.places);
   plan.memory = ReplicaMemory(
       head, ScorerOptions(isa, options, layout.num_replicas * layout.num_shards, tiles), tiles);
-  for (MemoryUse& use : plan.memory) {
-    use.bytes *= layout.num_replicas;
-  }
+  for (MemoryUse& use : plan.memory) use.bytes *= layout.num_replicas;
   return plan;
 }
 

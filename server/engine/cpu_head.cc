@@ -51,9 +51,7 @@ absl::StatusOr<HostMemory> HostMemory::Allocate(int64_t size_bytes) {
 }
 
 HostMemory::~HostMemory() {
-  if (data_ != nullptr) {
-    munmap(data_, static_cast<size_t>(size_bytes_));
-  }
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_bytes_));
 }
 
 kernels::CpuHead CpuHead::Describe(const HeadInfo& info, const TileRange& tiles) {
@@ -96,9 +94,7 @@ absl::StatusOr<CpuHead> CpuHead::Load(const HeadWeights& weights, const TileRang
 
   kernels::ThreadPool readers(static_cast<int32_t>(num_readers));
   readers.ForEach(tiles.size(), [&](int64_t tile, int32_t worker) {
-    if (meter.has_failed()) {
-      return;
-    }
+    if (meter.has_failed()) return;
     const int64_t begin = (tiles.begin + tile) * kTileColumns;
     const int64_t end = std::min<int64_t>(begin + kTileColumns, info.vocab_size);
     std::byte* tile_rows = rows.data() + worker * read_bytes;

@@ -29,9 +29,7 @@ kernels::ScoreRowsParams ParamsOf(ScoreBatch& batch) {
   params.candidate_rows = batch.candidate_rows.data();
   params.candidate_ids = batch.candidate_ids.data();
   ForEachRowColumn([&](const auto& column) {
-    if (column.IsScored(batch.outputs)) {
-      SetRowScore(params, column, (batch.*column.span).data());
-    }
+    if (column.IsScored(batch.outputs)) SetRowScore(params, column, (batch.*column.span).data());
   });
   params.top_k_ids = batch.top_k_ids.data();
   params.top_k_logprobs = batch.top_k_logprobs.data();
@@ -115,9 +113,7 @@ absl::Status CpuShard::ScoreInShards(const kernels::ScoreRowsParams& params,
                                                  static_cast<int64_t>(keys.size()),
                                                  scorer_.gathered_top_keys(), /*stream=*/nullptr));
     }
-    if (rank_ == 0) {
-      scorer_.WriteScores();
-    }
+    if (rank_ == 0) scorer_.WriteScores();
   }
   return absl::OkStatus();
 }

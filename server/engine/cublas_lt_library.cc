@@ -23,9 +23,7 @@ const absl::StatusOr<void*>& Library() {
 template <typename Result, typename... Parameters, typename... Arguments>
 Result CallOr(Result missing, const char* name, Result (* /*function*/)(Parameters...),
               Arguments... arguments) {
-  if (!Library().ok()) {
-    return missing;
-  }
+  if (!Library().ok()) return missing;
   const auto found = reinterpret_cast<Result (*)(Parameters...)>(dlsym(*Library(), name));
   return found == nullptr ? missing : found(arguments...);
 }

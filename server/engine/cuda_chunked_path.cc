@@ -181,9 +181,7 @@ absl::StatusOr<const std::byte*> ChunkedPathImpl::EnqueueWeight(kernels::Dtype h
                                                                 std::byte* converted,
                                                                 cudaStream_t stream) {
   const size_t row_bytes = weight_row_bytes();
-  if (!plan_.ConvertsWeight(hidden_dtype)) {
-    return weight;
-  }
+  if (!plan_.ConvertsWeight(hidden_dtype)) return weight;
   if (plan_.ProductFormOf(hidden_dtype) == ProductForm::kWidened) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         kernels::LaunchWiden(weight, plan_.head_dtype, columns * plan_.padded_hidden,

@@ -33,9 +33,7 @@ class CudaHostPinning final : public HostPinning {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu_));
     const cudaError_t error =
         cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
-    if (error == cudaSuccess) {
-      return absl::OkStatus();
-    }
+    if (error == cudaSuccess) return absl::OkStatus();
     (void)cudaGetLastError();
     return absl::ResourceExhaustedError(
         absl::StrCat(memory.size(),
@@ -45,9 +43,7 @@ class CudaHostPinning final : public HostPinning {
   void Unpin(absl::Span<std::byte> memory) override {
     (void)cudaSetDevice(gpu_);
     const cudaError_t error = cudaHostUnregister(memory.data());
-    if (error == cudaSuccess) {
-      return;
-    }
+    if (error == cudaSuccess) return;
     (void)cudaGetLastError();
     LogWarning("client memory could not be unpinned", {{"error", cudaGetErrorString(error)}});
   }
@@ -97,9 +93,7 @@ absl::StatusOr<std::vector<Gpu>> ReachableGpus(const std::vector<int32_t>& scori
       }
       is_reached = is_reached && can_access != 0;
     }
-    if (!is_reached) {
-      continue;
-    }
+    if (!is_reached) continue;
     cudaDeviceProp properties{};
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&properties, ordinal));
     Gpu gpu{.ordinal = ordinal};
@@ -161,9 +155,7 @@ class Mappings {
       is_stopping_ = true;
       wake_ = true;
     }
-    if (thread_.joinable()) {
-      thread_.join();
-    }
+    if (thread_.joinable()) thread_.join();
   }
 
   /// Returns the mapping of the slice's allocation and counts one use, which Release ends.
@@ -201,9 +193,7 @@ class Mappings {
 
 absl::StatusOr<int32_t> Mappings::OrdinalOf(const Uuid& uuid) const {
   for (const Gpu& gpu : gpus_) {
-    if (gpu.uuid == uuid) {
-      return gpu.ordinal;
-    }
+    if (gpu.uuid == uuid) return gpu.ordinal;
   }
   return absl::FailedPreconditionError(
       absl::StrCat("cuda_ipc.device_uuid: ",
@@ -251,16 +241,12 @@ absl::StatusOr<Mapping*> Mappings::Use(const DeviceSlice& slice) {
 
 absl::Status Mappings::Map(const Handle& handle, Mapping& mapping) const {
   cudaError_t error = cudaSetDevice(mapping.gpu);
-  if (error != cudaSuccess) {
-    return OpenStatus(error);
-  }
+  if (error != cudaSuccess) return OpenStatus(error);
   cudaIpcMemHandle_t cuda_handle{};
   std::memcpy(&cuda_handle, handle.data(), handle.size());
   void* data = nullptr;
   error = cudaIpcOpenMemHandle(&data, cuda_handle, cudaIpcMemLazyEnablePeerAccess);
-  if (error != cudaSuccess) {
-    return OpenStatus(error);
-  }
+  if (error != cudaSuccess) return OpenStatus(error);
   mapping.data = static_cast<std::byte*>(data);
   CUdeviceptr base = 0;
   size_t size = 0;
@@ -278,9 +264,7 @@ absl::Status Mappings::Map(const Handle& handle, Mapping& mapping) const {
 
 void Mappings::Unmap(const Mapping& mapping) {
   cudaError_t error = cudaSetDevice(mapping.gpu);
-  if (error == cudaSuccess) {
-    error = cudaIpcCloseMemHandle(mapping.data);
-  }
+  if (error == cudaSuccess) error = cudaIpcCloseMemHandle(mapping.data);
   (void)cudaGetLastError();
   if (error != cudaSuccess) {
     LogWarning("a mapping of client GPU memory could not be closed",
@@ -290,9 +274,7 @@ void Mappings::Unmap(const Mapping& mapping) {
 
 void Mappings::Release(Mapping& mapping) {
   const absl::MutexLock lock(&mutex_);
-  if (--mapping.uses > 0) {
-    return;
-  }
+  if (--mapping.uses > 0) return;
   mapping.idle_since = Clock::Steady().Now();
   wake_ = wake_ || mapping.idle_since + options_.idle_time_max < next_check_ || is_stopping_;
 }

@@ -89,9 +89,7 @@ struct FoundGpus {
 FoundGpus FindGpus() {
   int num_gpus = 0;
   cudaError_t error = cudaGetDeviceCount(&num_gpus);
-  if (error == cudaSuccess && num_gpus == 0) {
-    error = cudaErrorNoDevice;
-  }
+  if (error == cudaSuccess && num_gpus == 0) error = cudaErrorNoDevice;
   FoundGpus found;
   for (int gpu = 0; error == cudaSuccess && gpu < num_gpus; ++gpu) {
     cudaDeviceProp properties{};
@@ -109,18 +107,14 @@ FoundGpus FindGpus() {
     info.free_bytes = info.major < kComputeCapabilityMin ? 0 : info.total_bytes;
     found.gpus.push_back(std::move(info));
   }
-  if (error != cudaSuccess) {
-    return {.gpus = {}, .obstacle = NoGpu(error)};
-  }
+  if (error != cudaSuccess) return {.gpus = {}, .obstacle = NoGpu(error)};
   return found;
 }
 
 /// Returns the reason why no GPU of this machine can be used; empty if one can be used.
 Obstacle FindObstacle() {
   const FoundGpus found = FindGpus();
-  if (found.gpus.empty()) {
-    return found.obstacle;
-  }
+  if (found.gpus.empty()) return found.obstacle;
   if (absl::c_any_of(found.gpus,
                      [](const GpuInfo& gpu) { return gpu.major >= kComputeCapabilityMin; })) {
     return {};
@@ -137,22 +131,16 @@ absl::Status MeasureGpus(const EngineOptions& options, std::vector<GpuInfo>& gpu
   for (GpuInfo& gpu : gpus) {
     const bool is_named =
         std::find(options.gpus.begin(), options.gpus.end(), gpu.ordinal) != options.gpus.end();
-    if ((!options.gpus.empty() && !is_named) || gpu.major < kComputeCapabilityMin) {
-      continue;
-    }
+    if ((!options.gpus.empty() && !is_named) || gpu.major < kComputeCapabilityMin) continue;
     cudaError_t error = cudaSetDevice(gpu.ordinal);
-    if (error == cudaSuccess) {
-      error = kernels::ProbeTileStats();
-    }
+    if (error == cudaSuccess) error = kernels::ProbeTileStats();
     if (error == cudaErrorNoKernelImageForDevice) {
       (void)cudaGetLastError();
       return absl::FailedPreconditionError(
           absl::StrCat("this build has no code for GPU ", gpu.ordinal, " (", Describe(gpu),
                        "): build with -DCMAKE_CUDA_ARCHITECTURES=", gpu.major, gpu.minor));
     }
-    if (error != cudaSuccess) {
-      return NoGpu(error).ToStatus();
-    }
+    if (error != cudaSuccess) return NoGpu(error).ToStatus();
     size_t free_bytes = 0;
     size_t total_bytes = 0;
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -172,9 +160,7 @@ int64_t WorkspaceBytes(const WorkspacePlan& plan, Exchange exchange) {
 std::vector<int32_t> GpusOf(const EnginePlan& plan, int32_t replica) {
   std::vector<int32_t> gpus;
   for (const ShardPlace& place : plan.layout) {
-    if (place.replica != replica) {
-      continue;
-    }
+    if (place.replica != replica) continue;
     const std::optional<int32_t> gpu = GpuOrdinal(place.device);
     LOGPROBD_CHECK(gpu.has_value(), place.device);
     gpus.push_back(*gpu);
@@ -196,12 +182,8 @@ absl::StatusOr<ExchangeChoice> ChooseExchange(const EngineOptions& options,
   for (int32_t replica = 0; replica < plan.num_replicas(); ++replica) {
     peers.Update(CheckPeerAccess(GpusOf(plan, replica)));
   }
-  if (options.exchange != Exchange::kNccl && peers.ok()) {
-    return ExchangeChoice();
-  }
-  if (options.exchange == Exchange::kPeer) {
-    return peers;
-  }
+  if (options.exchange != Exchange::kNccl && peers.ok()) return ExchangeChoice();
+  if (options.exchange == Exchange::kPeer) return peers;
   const absl::Status nccl = CheckNcclUsable();
   if (!nccl.ok()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -212,12 +194,8 @@ absl::StatusOr<ExchangeChoice> ChooseExchange(const EngineOptions& options,
 
 /// Returns the reason why the fused kernel cannot be used, as a clause; empty if it can be used.
 std::string WhyNoFused(const HeadInfo& head, const EngineOptions& options, int32_t gpu) {
-  if (options.kernel == GpuKernel::kChunked) {
-    return "the chunked path was requested";
-  }
-  if (head.dtype == Dtype::kF32) {
-    return "the fused kernel does not support fp32 heads";
-  }
+  if (options.kernel == GpuKernel::kChunked) return "the chunked path was requested";
+  if (head.dtype == Dtype::kF32) return "the fused kernel does not support fp32 heads";
   return kernels::FusedArchOf(gpu) != kernels::FusedArch::kNone
              ? ""
              : "the fused kernel needs compute capability 8.0";
@@ -271,9 +249,7 @@ struct Replica {
 absl::StatusOr<std::unique_ptr<Collective>> Connect(absl::Span<const int32_t> gpus,
                                                     const EnginePlan& plan,
                                                     const EngineOptions& options) {
-  if (gpus.size() == 1) {
-    return nullptr;
-  }
+  if (gpus.size() == 1) return nullptr;
   LOGPROBD_RETURN_IF_ERROR(EnablePeerAccess(gpus));  // Copies of hidden rows need it too.
   std::unique_ptr<Collective> collective;
   if (plan.exchange == Exchange::kNccl) {
@@ -291,9 +267,7 @@ absl::Status WarmUp(std::vector<Replica>& replicas, const HeadInfo& info) {
   threads.ForEach(static_cast<int64_t>(replicas.size()), [&](int64_t index, int32_t /*thread*/) {
     const auto i = static_cast<size_t>(index);
     for (const std::unique_ptr<CudaShard>& shard : replicas[i].shards) {
-      if (statuses[i].ok()) {
-        statuses[i] = shard->WarmUp(info);
-      }
+      if (statuses[i].ok()) statuses[i] = shard->WarmUp(info);
     }
   });
   for (const absl::Status& status : statuses) {
@@ -312,12 +286,8 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
                             Connect(replica.gpus, plan, options));
   if (replica.shards.size() > 1) {
     std::vector<const CudaShard*> peers;
-    for (const std::unique_ptr<CudaShard>& shard : replica.shards) {
-      peers.push_back(shard.get());
-    }
-    for (const std::unique_ptr<CudaShard>& shard : replica.shards) {
-      shard->SetPeers(peers);
-    }
+    for (const std::unique_ptr<CudaShard>& shard : replica.shards) peers.push_back(shard.get());
+    for (const std::unique_ptr<CudaShard>& shard : replica.shards) shard->SetPeers(peers);
   }
   const CudaShard& first = *replica.shards.front();
   LogInfo("CUDA engine ready to score",
@@ -336,9 +306,7 @@ absl::StatusOr<std::unique_ptr<ScoringEngine>> CreateEngine(const HeadInfo& info
   engine.tiles = std::move(tiles);
   engine.gpus = replica.gpus;
   std::vector<std::unique_ptr<EngineShard>> shards;
-  for (std::unique_ptr<CudaShard>& shard : replica.shards) {
-    shards.push_back(std::move(shard));
-  }
+  for (std::unique_ptr<CudaShard>& shard : replica.shards) shards.push_back(std::move(shard));
   return CreateShardedEngine(std::move(engine), std::move(shards), std::move(collective));
 }
 
@@ -351,9 +319,7 @@ absl::Status CheckCudaUsable() { return FindObstacle().ToStatus(); }
 absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOptions& options,
                                           absl::string_view why_cuda) {
   FoundGpus found = FindGpus();
-  if (found.gpus.empty()) {
-    return found.obstacle.ToStatus();
-  }
+  if (found.gpus.empty()) return found.obstacle.ToStatus();
   std::vector<GpuInfo> gpus = std::move(found.gpus);
   if (head.vocab_size > kVocabSizeMax) {
     return absl::FailedPreconditionError(
@@ -366,9 +332,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   const auto needs_of = [&](int32_t num_shards) -> GpuNeeds {
     const absl::StatusOr<std::vector<TileRange>> tiles =
         PartitionTiles(head.vocab_size, num_shards);
-    if (!tiles.ok()) {
-      return {};
-    }
+    if (!tiles.ok()) return {};
     const WorkspacePlan plan =
         WorkspacePlanOf(head, options, first_gpu, num_shards, tiles->front());
     return {.weight_bytes = CudaHeadBytes(plan, head.has_bias),
@@ -379,9 +343,7 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
                             PartitionTiles(head.vocab_size, layout.num_shards));
   EnginePlan plan;
   plan.device = Device::kCuda;
-  for (const GpuInfo& gpu : gpus) {
-    plan.gpu_pci_bus_ids[gpu.ordinal] = gpu.pci_bus_id;
-  }
+  for (const GpuInfo& gpu : gpus) plan.gpu_pci_bus_ids[gpu.ordinal] = gpu.pci_bus_id;
   plan.layout = std::move(layout.places);
   const std::vector<int32_t> used = GpusOf(plan, 0);
   const std::string why_no_fused = WhyNoFused(head, options, used.front());
@@ -406,12 +368,8 @@ absl::StatusOr<EnginePlan> PlanCudaEngine(const HeadInfo& head, const EngineOpti
   plan.engine = workspace.with_fused ? "cuda/fused" : "cuda/chunked";
   plan.reason = absl::StrCat(why_cuda, why_cuda.empty() ? "" : "; ",
                              Describe(gpus[static_cast<size_t>(used.front())]));
-  if (!why_no_fused.empty()) {
-    absl::StrAppend(&plan.reason, "; ", why_no_fused);
-  }
-  if (!layout.reason.empty()) {
-    absl::StrAppend(&plan.reason, "; ", layout.reason);
-  }
+  if (!why_no_fused.empty()) absl::StrAppend(&plan.reason, "; ", why_no_fused);
+  if (!layout.reason.empty()) absl::StrAppend(&plan.reason, "; ", layout.reason);
   if (layout.num_shards > 1) {
     absl::StrAppend(&plan.reason, "; exchange through ",
                     plan.exchange == Exchange::kNccl ? "NCCL" : "peer memory",
@@ -476,9 +434,7 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateCudaEngines(
     shard.host_slots = replica.host_slots;
     shard.resources = options.resources;
     auto created = CudaShard::Create(weights, std::move(shard), meter);
-    if (created.ok()) {
-      replica.shards[rank] = *std::move(created);
-    }
+    if (created.ok()) replica.shards[rank] = *std::move(created);
   });
   LOGPROBD_RETURN_IF_ERROR(meter.status());
   LOGPROBD_RETURN_IF_ERROR(WarmUp(replicas, info));

@@ -496,9 +496,7 @@ absl::Status CheckEqualSums(const HeadInfo& head, const EngineOptions& options, 
          {"reason", difference.status().message()}});
     return absl::OkStatus();
   }
-  if (difference->empty()) {
-    return absl::OkStatus();
-  }
+  if (difference->empty()) return absl::OkStatus();
   LogWarning(
       "bit-identical scores are not guaranteed on this GPU; scores are as accurate as before",
       {{"gpu", gpu},
@@ -507,9 +505,7 @@ absl::Status CheckEqualSums(const HeadInfo& head, const EngineOptions& options, 
        {"advice",
         "use a driver and a cuBLAS with which this check passes, or do not compare bits; please "
         "report this line"}});
-  if (options.metrics != nullptr) {
-    options.metrics->SetUnequalSums(gpu);
-  }
+  if (options.metrics != nullptr) options.metrics->SetUnequalSums(gpu);
   return absl::OkStatus();
 }
 

@@ -78,9 +78,7 @@ class FusedPath final : public ScorePath {
 
  private:
   float* TileMax(const CudaBlock& block) const {
-    if (block.top_k == 0) {
-      return nullptr;
-    }
+    if (block.top_k == 0) return nullptr;
     const int64_t num_sums = block.entropy_log2_scales == nullptr ? 1 : 2;
     return reinterpret_cast<float*>(Sums(block) + num_sums * plan_.num_tiles * block.num_rows);
   }

@@ -135,9 +135,7 @@ absl::Status CudaGemm::Choose(const Options& options) {
   const auto first_failure = [&](const cublasLtMatmulAlgo_t& algorithm) -> std::string {
     for (const Shape& shape : options.shapes) {
       auto layouts = MakeLayouts(shape, depth_, type_);
-      if (!layouts.ok()) {
-        return std::string(layouts.status().message());
-      }
+      if (!layouts.ok()) return std::string(layouts.status().message());
       cublasLtMatmulHeuristicResult_t result{};
       const cublasStatus_t status =
           cublasLtMatmulAlgoCheck(handle_.get(), &operation_, &layouts->weight, &layouts->hidden,
@@ -160,9 +158,7 @@ absl::Status CudaGemm::Choose(const Options& options) {
       description_ = Describe(algorithm_);
       return absl::OkStatus();
     }
-    if (!failure.empty()) {
-      absl::StrAppend(&reasons, "; ", Describe(candidate.algo), ": ", failure);
-    }
+    if (!failure.empty()) absl::StrAppend(&reasons, "; ", Describe(candidate.algo), ": ", failure);
   }
   return absl::InternalError(absl::StrCat(
       "cuBLASLt has no algorithm that computes every shape at depth ", depth_, reasons));

@@ -87,13 +87,9 @@ absl::StatusOr<CudaHead> LoadCudaHead(const HeadWeights& weights, const Workspac
   kernels::ThreadPool threads(kReaders);
   threads.ForEach((row_end - row_begin + buffer_rows - 1) / buffer_rows,
                   [&](int64_t piece, int32_t thread) {
-                    if (meter.has_failed()) {
-                      return;
-                    }
+                    if (meter.has_failed()) return;
                     const absl::Status own = read(piece, readers[static_cast<size_t>(thread)]);
-                    if (!own.ok()) {
-                      meter.Fail(own);
-                    }
+                    if (!own.ok()) meter.Fail(own);
                   });
   for (const Reader& reader : readers) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(reader.stream.get()));

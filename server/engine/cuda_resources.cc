@@ -17,9 +17,7 @@ constexpr int kNodesMax = 64;
 std::string Message(absl::string_view error, absl::string_view call, absl::string_view file,
                     int line) {
   const size_t folder = file.rfind('/');
-  if (folder != absl::string_view::npos) {
-    file.remove_prefix(folder + 1);
-  }
+  if (folder != absl::string_view::npos) file.remove_prefix(folder + 1);
   return absl::StrCat(error, " (", call, ", ", file, ":", line, ")");
 }
 
@@ -63,31 +61,23 @@ void DeviceFree::operator()(std::byte* memory) const {
     return;  // a fault has ended the context
   }
   // Setting a device creates a context there, so it is avoided where it is not needed.
-  if (current != attributes.device) {
-    (void)cudaSetDevice(attributes.device);
-  }
+  if (current != attributes.device) (void)cudaSetDevice(attributes.device);
   if (cudaFreeAsync(memory, cudaStreamLegacy) == cudaSuccess) {
     (void)cudaStreamSynchronize(cudaStreamLegacy);
   } else {
     (void)cudaGetLastError();
     (void)cudaFree(memory);  // the driver has no memory pools
   }
-  if (current != attributes.device) {
-    (void)cudaSetDevice(current);
-  }
+  if (current != attributes.device) (void)cudaSetDevice(current);
 }
 
 }  // namespace internal
 
 absl::StatusOr<DeviceBuffer> AllocateDevice(int64_t bytes, absl::string_view what) {
-  if (bytes == 0) {
-    return DeviceBuffer();
-  }
+  if (bytes == 0) return DeviceBuffer();
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, static_cast<size_t>(bytes));
-  if (error == cudaErrorMemoryAllocation) {
-    return OutOfMemory(bytes, "GPU", what);
-  }
+  if (error == cudaErrorMemoryAllocation) return OutOfMemory(bytes, "GPU", what);
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
   DeviceBuffer buffer(static_cast<std::byte*>(memory));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaMemset(memory, 0, static_cast<size_t>(bytes)));
@@ -96,15 +86,11 @@ absl::StatusOr<DeviceBuffer> AllocateDevice(int64_t bytes, absl::string_view wha
 }
 
 absl::StatusOr<PinnedBuffer> AllocatePinned(int64_t bytes, absl::string_view what) {
-  if (bytes == 0) {
-    return PinnedBuffer();
-  }
+  if (bytes == 0) return PinnedBuffer();
   void* memory = nullptr;
   const cudaError_t error =
       cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocPortable);
-  if (error == cudaErrorMemoryAllocation) {
-    return OutOfMemory(bytes, "page-locked host", what);
-  }
+  if (error == cudaErrorMemoryAllocation) return OutOfMemory(bytes, "page-locked host", what);
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
   PinnedBuffer buffer(static_cast<std::byte*>(memory));
   std::memset(memory, 0, static_cast<size_t>(bytes));
@@ -129,9 +115,7 @@ PreferNodeOfGpu::PreferNodeOfGpu(int32_t gpu) {
     (void)cudaGetLastError();
     return;
   }
-  if (node < 0 || node >= kNodesMax) {
-    return;
-  }
+  if (node < 0 || node >= kNodesMax) return;
   int policy = MPOL_DEFAULT;
   // A policy that the operator has chosen, for example with numactl, stays in force.
   if (syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0) != 0 || policy != MPOL_DEFAULT) {
@@ -143,9 +127,7 @@ PreferNodeOfGpu::PreferNodeOfGpu(int32_t gpu) {
 }
 
 PreferNodeOfGpu::~PreferNodeOfGpu() {
-  if (is_set_) {
-    (void)syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0);
-  }
+  if (is_set_) (void)syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0);
 }
 
 }  // namespace logprobd

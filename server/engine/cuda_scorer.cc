@@ -17,9 +17,7 @@ absl::StatusOr<std::unique_ptr<CudaScorer>> CudaScorer::Create(const WorkspacePl
   std::unique_ptr<CudaScorer> scorer(new CudaScorer(std::move(workspace)));
   LOGPROBD_ASSIGN_OR_RETURN(scorer->chunked_,
                             CreateChunkedPath(*scorer->workspace_, algorithm_index));
-  if (plan.with_fused) {
-    scorer->fused_ = CreateFusedPath(*scorer->workspace_);
-  }
+  if (plan.with_fused) scorer->fused_ = CreateFusedPath(*scorer->workspace_);
   return scorer;
 }
 
@@ -65,9 +63,7 @@ absl::Status CudaScorer::EnqueueClear(const CudaBlock& block, cudaStream_t strea
     LOGPROBD_RETURN_IF_CUDA_ERROR(
         cudaMemsetAsync(rank_counts, 0, num_rows * sizeof(int32_t), stream));
   }
-  if (plan().num_shards == 1) {
-    return absl::OkStatus();
-  }
+  if (plan().num_shards == 1) return absl::OkStatus();
   // A shard contributes zero for the targets and candidates of other shards.
   LOGPROBD_RETURN_IF_CUDA_ERROR(
       cudaMemsetAsync(workspace_->target_logits, 0, num_rows * sizeof(float), stream));
@@ -81,9 +77,7 @@ absl::Status CudaScorer::EnqueueClear(const CudaBlock& block, cudaStream_t strea
 
 absl::Status CudaScorer::EnqueueConversion(const CudaBlock& block, cudaStream_t stream) {
   const int64_t offset = plan().HiddenOffset(block.hidden_dtype);
-  if (offset == 0) {
-    return absl::OkStatus();
-  }
+  if (offset == 0) return absl::OkStatus();
   const std::byte* const source = block.hidden + offset;
   if (plan().ProductFormOf(block.hidden_dtype) == ProductForm::kBf16Split) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchBf16Split({.dtype = block.hidden_dtype,
@@ -208,9 +202,7 @@ absl::Status CudaScorer::EnqueueShardTopK(const CudaBlock& block, int32_t rank,
   uint64_t* const keys = path.TopKKeys(block);
   LOGPROBD_RETURN_IF_ERROR(
       collective.Gather(rank, keys, block.num_rows * block.top_k, gathered, stream));
-  if (rank != 0) {
-    return absl::OkStatus();
-  }
+  if (rank != 0) return absl::OkStatus();
   LOGPROBD_RETURN_IF_CUDA_ERROR(kernels::LaunchMergeTopK({.num_rows = block.num_rows,
                                                           .top_k = block.top_k,
                                                           .num_shards = plan().num_shards,

@@ -40,13 +40,9 @@ std::vector<int64_t> RowsOfEveryTile(kernels::FusedArch arch, const WorkspacePla
   for (int64_t rows = 1; rows <= rows_max; ++rows) {
     const kernels::FusedShape shape = {
         .num_rows = rows, .num_tiles = plan.num_tiles, .depth = depth};
-    if (tiles.insert(kernels::ChooseFor(arch, shape).tile).second) {
-      row_counts.push_back(rows);
-    }
+    if (tiles.insert(kernels::ChooseFor(arch, shape).tile).second) row_counts.push_back(rows);
   }
-  if (row_counts.back() != rows_max) {
-    row_counts.push_back(rows_max);
-  }
+  if (row_counts.back() != rows_max) row_counts.push_back(rows_max);
   return row_counts;
 }
 
@@ -100,9 +96,7 @@ absl::Status ClientCopyStatus(cudaError_t error) {
 /// may already be waiting for this rank, so the team is aborted. The code of the status becomes
 /// INTERNAL, whatever it was.
 absl::Status AllReduceStatus(const absl::Status& status, RankTeam& team) {
-  if (status.ok() || team.size() == 1) {
-    return status;
-  }
+  if (status.ok() || team.size() == 1) return status;
   absl::Status why = absl::InternalError(status.message());
   status.ForEachPayload(
       [&](absl::string_view url, const absl::Cord& payload) { why.SetPayload(url, payload); });
@@ -171,9 +165,7 @@ absl::Status CudaShard::WarmUp(const HeadInfo& head) {
       if (dtype == head.dtype && options_.plan.top_k_max > 0) {
         LOGPROBD_RETURN_IF_ERROR(WarmUpRows(head, dtype, num_rows, options_.plan.top_k_max));
       }
-      if (!is_fused) {
-        break;
-      }
+      if (!is_fused) break;
     }
   }
   // Shards of different sizes use different tiles, but must agree on the buffer of each block.
@@ -233,16 +225,12 @@ absl::Status CudaShard::EnqueuePasses(ScoreBatch& batch, Job& job, RankTeam& tea
   const int64_t num_passes = job.slot.NumPasses(batch);
   for (int64_t pass = 0; pass < num_passes; ++pass) {
     job.slot.Prepare(batch, pass);
-    if (options_.rank == 0) {
-      job.slot.FillHost(batch, scorer_->Correction(KernelDtype(batch.dtype)));
-    }
+    if (options_.rank == 0) job.slot.FillHost(batch, scorer_->Correction(KernelDtype(batch.dtype)));
     LOGPROBD_RETURN_IF_ERROR(EnqueuePass(batch, job, team));
     if (pass + 1 < num_passes) {  // the next pass reuses the slots of all shards
       LOGPROBD_RETURN_IF_ERROR(AllReduceStatus(AwaitPass(job.slot, team), team));
       LOGPROBD_RETURN_IF_ERROR(team.Agree(options_.rank, absl::OkStatus()));
-      if (options_.rank == 0) {
-        job.slot.CopyOut(batch);
-      }
+      if (options_.rank == 0) job.slot.CopyOut(batch);
       AddTimes(job);
     }
   }
@@ -322,9 +310,7 @@ absl::Status CudaShard::EnqueueOwnRows(const ScoreBatch& batch, const RowBlock& 
         cudaStreamWaitEvent(copy_in_.get(), peer->hidden_[block.buffer].filled.get()));
   }
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(block.events->copy_begin.get(), copy_in_.get()));
-  if (!block.is_spread) {
-    return EnqueueHidden(batch, block, 0, block.count);
-  }
+  if (!block.is_spread) return EnqueueHidden(batch, block, 0, block.count);
   LOGPROBD_RETURN_IF_ERROR(EnqueueHidden(batch, block, PartBegin(block.count, options_.rank),
                                          PartBegin(block.count, options_.rank + 1)));
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.own.get(), copy_in_.get()));
@@ -360,9 +346,7 @@ absl::Status CudaShard::EnqueueHidden(const ScoreBatch& batch, const RowBlock& b
           EnqueueRun(part, row_bytes, out + static_cast<size_t>(from - first) * pitch, pitch));
     }
     run_begin += run.num_rows;
-    if (run_begin >= last) {
-      break;
-    }
+    if (run_begin >= last) break;
   }
   return absl::OkStatus();
 }
@@ -400,9 +384,7 @@ absl::Status CudaShard::EnqueueRun(const HiddenRun& run, size_t row_bytes, std::
 }
 
 absl::Status CudaShard::EnqueuePeerRows(const ScoreBatch& batch, const RowBlock& block) {
-  if (!block.is_spread) {
-    return absl::OkStatus();
-  }
+  if (!block.is_spread) return absl::OkStatus();
   const HiddenBuffer& buffer = hidden_[block.buffer];
   const int64_t pitch = options_.plan.padded_hidden * DtypeBytes(batch.dtype);
   const int64_t offset = options_.plan.HiddenOffset(KernelDtype(batch.dtype));
@@ -460,9 +442,7 @@ absl::Status CudaShard::EnqueueEnd(CudaSlot& slot) {
 absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   const cudaError_t error = cudaEventQuery(jobs_[static_cast<size_t>(slot)].slot.output_end());
-  if (error == cudaErrorNotReady) {
-    return false;
-  }
+  if (error == cudaErrorNotReady) return false;
   LOGPROBD_RETURN_IF_CUDA_ERROR(error);
   return true;
 }
@@ -470,9 +450,7 @@ absl::StatusOr<bool> CudaShard::IsDone(int32_t slot) {
 absl::StatusOr<ShardTimes> CudaShard::Collect(ScoreBatch& batch, int32_t slot) {
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(options_.gpu));
   Job& job = jobs_[static_cast<size_t>(slot)];
-  if (options_.rank == 0) {
-    job.slot.CopyOut(batch);
-  }
+  if (options_.rank == 0) job.slot.CopyOut(batch);
   AddTimes(job);
   return job.times;
 }
@@ -493,9 +471,7 @@ void CudaShard::AddTimes(Job& job) const {
 bool CudaShard::IsIdle() {
   (void)cudaSetDevice(options_.gpu);  // a device that cannot be set runs nothing any more
   for (cudaStream_t stream : {copy_in_.get(), compute_.get(), copy_out_.get()}) {
-    if (cudaStreamQuery(stream) == cudaErrorNotReady) {
-      return false;
-    }
+    if (cudaStreamQuery(stream) == cudaErrorNotReady) return false;
   }
   return true;
 }

@@ -14,9 +14,7 @@ namespace {
 template <typename T>
 void CopyTo(absl::Span<T> out, const T* in, int64_t count) {
   LOGPROBD_CHECK(static_cast<int64_t>(out.size()) >= count, out.size(), " < ", count);
-  if (count > 0) {
-    std::memcpy(out.data(), in, static_cast<size_t>(count) * sizeof(T));
-  }
+  if (count > 0) std::memcpy(out.data(), in, static_cast<size_t>(count) * sizeof(T));
 }
 
 /// Returns true if some row has an entropy temperature that differs from its temperature.
@@ -126,9 +124,7 @@ template <typename Visit>
 void CudaSlot::ForEachScoredColumn(const Visit& visit) const {
   int64_t offset = outputs_;
   ForEachRowColumn([&](const auto& column) {
-    if (column.IsScored(pass_outputs_)) {
-      visit(column, offset);
-    }
+    if (column.IsScored(pass_outputs_)) visit(column, offset);
     offset += column.kElementBytes * num_rows_;
   });
 }

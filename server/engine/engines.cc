@@ -35,9 +35,7 @@ absl::StatusOr<std::vector<std::unique_ptr<ScoringEngine>>> CreateEngines(
 }
 
 std::unique_ptr<HostPinning> CreateHostPinning(const EnginePlan& plan) {
-  if (plan.device != Device::kCuda) {
-    return std::make_unique<NoPinning>();
-  }
+  if (plan.device != Device::kCuda) return std::make_unique<NoPinning>();
   return CreateCudaHostPinning(GpusOf(plan.layout).front());
 }
 

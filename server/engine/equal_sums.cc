@@ -39,9 +39,7 @@ class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
   ~Descriptor() {
-    if (number_ >= 0) {
-      (void)close(number_);
-    }
+    if (number_ >= 0) (void)close(number_);
   }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
@@ -61,22 +59,14 @@ absl::Status ErrorOf(absl::string_view call, const std::string& path) {
 /// Returns the content of a file, or its first kFileBytesMax + 1 bytes. Never waits on a FIFO.
 absl::StatusOr<std::string> ReadStart(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.number() < 0) {
-    return ErrorOf("open", path);
-  }
+  if (file.number() < 0) return ErrorOf("open", path);
   std::string content(kFileBytesMax + 1, '\0');
   size_t size = 0;
   while (size < content.size()) {
     const ssize_t count = read(file.number(), content.data() + size, content.size() - size);
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count < 0) {
-      return ErrorOf("read", path);
-    }
-    if (count == 0) {
-      break;
-    }
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return ErrorOf("read", path);
+    if (count == 0) break;
     size += static_cast<size_t>(count);
   }
   content.resize(size);
@@ -92,9 +82,7 @@ absl::StatusOr<std::vector<std::string>> Parse(absl::string_view content) {
   if (lines.front() != kTitle) {
     return absl::InvalidArgumentError(absl::StrCat("its first line is not \"", kTitle, "\""));
   }
-  if (!lines.back().empty()) {
-    return absl::InvalidArgumentError("its last line is incomplete");
-  }
+  if (!lines.back().empty()) return absl::InvalidArgumentError("its last line is incomplete");
   lines.erase(lines.begin());
   lines.pop_back();
   for (const std::string& line : lines) {
@@ -109,14 +97,10 @@ absl::StatusOr<std::vector<std::string>> Parse(absl::string_view content) {
 /// exist.
 std::vector<std::string> ReadEnvironments(const std::string& path) {
   const absl::StatusOr<std::string> content = ReadStart(path);
-  if (absl::IsNotFound(content.status())) {
-    return {};
-  }
+  if (absl::IsNotFound(content.status())) return {};
   const absl::StatusOr<std::vector<std::string>> environments =
       content.ok() ? Parse(*content) : content.status();
-  if (environments.ok()) {
-    return *environments;
-  }
+  if (environments.ok()) return *environments;
   LogWarning("the file that remembers checks of sums is ignored",
              {{"file", path}, {"reason", environments.status().message()}});
   return {};
@@ -129,16 +113,12 @@ absl::Status WriteEnvironments(const std::string& path,
   const std::string content = absl::StrCat(kTitle, "\n", absl::StrJoin(environments, "\n"), "\n");
   std::string temporary = absl::StrCat(path, ".XXXXXX");
   const Descriptor file(mkostemp(temporary.data(), O_CLOEXEC));
-  if (file.number() < 0) {
-    return ErrorOf("create", temporary);
-  }
+  if (file.number() < 0) return ErrorOf("create", temporary);
   ssize_t written = 0;
   do {
     written = write(file.number(), content.data(), content.size());
   } while (written < 0 && errno == EINTR);
-  if (written >= 0 && written < static_cast<ssize_t>(content.size())) {
-    errno = ENOSPC;
-  }
+  if (written >= 0 && written < static_cast<ssize_t>(content.size())) errno = ENOSPC;
   if (written != static_cast<ssize_t>(content.size()) ||
       std::rename(temporary.c_str(), path.c_str()) != 0) {
     absl::Status error = ErrorOf("write", path);
@@ -166,18 +146,12 @@ std::string DescribeUnequalSums(absl::Span<const SumResults> results) {
 absl::StatusOr<std::string> CheckUnlessKnown(
     const std::string& state_dir, const std::string& environment,
     absl::FunctionRef<absl::StatusOr<std::string>()> check) {
-  if (state_dir.empty()) {
-    return check();
-  }
+  if (state_dir.empty()) return check();
   const std::string path = absl::StrCat(state_dir, "/", kFileName);
   std::vector<std::string> environments = ReadEnvironments(path);
-  if (absl::c_linear_search(environments, environment)) {
-    return "";
-  }
+  if (absl::c_linear_search(environments, environment)) return "";
   LOGPROBD_ASSIGN_OR_RETURN(std::string difference, check());
-  if (!difference.empty()) {
-    return difference;
-  }
+  if (!difference.empty()) return difference;
   environments.push_back(environment);
   if (const absl::Status written = WriteEnvironments(path, environments); !written.ok()) {
     LogWarning("the check of sums cannot be remembered, so the next start repeats it",

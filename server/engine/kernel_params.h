@@ -29,9 +29,7 @@ constexpr kernels::Dtype KernelDtype(Dtype dtype) {
 template <typename Visit>
 constexpr void ForEachRowColumn(const Visit& visit) {
   ForEachOutputColumn([&visit](const auto& column) {
-    if (column.is_from_engine() && column.shape == ColumnShape::kRow) {
-      visit(column);
-    }
+    if (column.is_from_engine() && column.shape == ColumnShape::kRow) visit(column);
   });
 }
 
@@ -65,9 +63,7 @@ void SetRowScore(Params& params, const OutputColumn<T>& column, T* scores) {
                 "kRowScorePointers has a line for every output of an engine");
   const auto set_if_same = [&](const auto& line) {
     if constexpr (std::is_same_v<decltype(line.second), T * Params::*>) {
-      if (line.first == column.span) {
-        params.*line.second = scores;
-      }
+      if (line.first == column.span) params.*line.second = scores;
     }
   };
   std::apply([&](const auto&... lines) { (set_if_same(lines), ...); }, kRowScorePointers<Params>);

@@ -60,12 +60,8 @@ int64_t BytesTwice(const GpuNeeds& needs) { return Add(needs.weight_bytes, Bytes
 
 /// Returns the GPUs that `options` allows, in the order in which they are used.
 absl::StatusOr<std::vector<GpuInfo>> AllowedGpus(const EngineOptions& options, GpuSpan gpus) {
-  if (gpus.empty()) {
-    return absl::FailedPreconditionError("there is no GPU; use --device cpu");
-  }
-  if (options.gpus.empty()) {
-    return std::vector<GpuInfo>(gpus.begin(), gpus.end());
-  }
+  if (gpus.empty()) return absl::FailedPreconditionError("there is no GPU; use --device cpu");
+  if (options.gpus.empty()) return std::vector<GpuInfo>(gpus.begin(), gpus.end());
   std::vector<GpuInfo> allowed;
   for (const int32_t ordinal : options.gpus) {
     const auto is_it = [ordinal](const GpuInfo& gpu) { return gpu.ordinal == ordinal; };
@@ -150,9 +146,7 @@ class GpuPlanner {
         vocab_size_(vocab_size),
         gpus_(std::move(gpus)),
         needs_of_(needs_of) {
-    if (are_named_) {
-      return;
-    }
+    if (are_named_) return;
     // GPUs that other processes use come last.
     absl::c_stable_sort(gpus_, [](const GpuInfo& a, const GpuInfo& b) {
       return a.free_bytes / kFreeStepBytes > b.free_bytes / kFreeStepBytes;
@@ -161,26 +155,18 @@ class GpuPlanner {
 
   absl::StatusOr<Layout> Plan() const {
     const std::vector<Numbers> possible = Possible(requested_);
-    if (possible.empty()) {
-      return NothingPossible();
-    }
+    if (possible.empty()) return NothingPossible();
     const bool is_fixed = requested_.replicas > 0 && requested_.shards > 0;
     LOGPROBD_RETURN_IF_ERROR(CheckModels(is_fixed ? Used(requested_) : GpuSpan(gpus_)));
     const Numbers* chosen = FirstThatFits(possible, BytesTwice);
     const bool fits_twice = chosen != nullptr;
-    if (!fits_twice) {
-      chosen = FirstThatFits(possible, BytesOnce);
-    }
-    if (chosen == nullptr) {
-      return NoRoom(possible.back());
-    }
+    if (!fits_twice) chosen = FirstThatFits(possible, BytesOnce);
+    if (chosen == nullptr) return NoRoom(possible.back());
     const bool is_forced =
         requested_.shards > 0 || (requested_.replicas > 0 && possible.size() == 1);
     std::string reason = absl::StrCat(is_forced ? RequestedText() : FitText(*chosen, fits_twice),
                                       ": ", Text(*chosen));
-    if (!is_fixed) {
-      absl::StrAppend(&reason, UnusedText(*chosen));
-    }
+    if (!is_fixed) absl::StrAppend(&reason, UnusedText(*chosen));
     const std::vector<int32_t> ordinals = Ordinals(Used(*chosen));
     return LayoutOf(*chosen, std::move(reason), vocab_size_,
                     [&](size_t index) { return GpuName(ordinals[index]); });
@@ -195,16 +181,10 @@ class GpuPlanner {
         std::min({num_gpus, kernels::NumTiles(vocab_size_), int64_t{kernels::kExchangeRanksMax}});
     std::vector<Numbers> possible;
     for (int64_t shards = 1; shards <= shards_max; ++shards) {
-      if (requested.shards > 0 && requested.shards != shards) {
-        continue;
-      }
+      if (requested.shards > 0 && requested.shards != shards) continue;
       for (int64_t replicas = num_gpus / shards; replicas >= 1; --replicas) {
-        if (requested.replicas > 0 && requested.replicas != replicas) {
-          continue;
-        }
-        if (are_named_ && replicas * shards != num_gpus) {
-          continue;
-        }
+        if (requested.replicas > 0 && requested.replicas != replicas) continue;
+        if (are_named_ && replicas * shards != num_gpus) continue;
         possible.push_back({static_cast<int32_t>(replicas), static_cast<int32_t>(shards)});
       }
     }
@@ -238,12 +218,8 @@ class GpuPlanner {
   /// user named them, otherwise ascending.
   std::vector<int32_t> Ordinals(GpuSpan gpus) const {
     std::vector<int32_t> ordinals;
-    for (const GpuInfo& gpu : gpus) {
-      ordinals.push_back(gpu.ordinal);
-    }
-    if (!are_named_) {
-      absl::c_sort(ordinals);
-    }
+    for (const GpuInfo& gpu : gpus) ordinals.push_back(gpu.ordinal);
+    if (!are_named_) absl::c_sort(ordinals);
     return ordinals;
   }
 
@@ -293,9 +269,7 @@ class GpuPlanner {
   }
 
   std::string RequestedText() const {
-    if (requested_.replicas == 0) {
-      return "shards as requested";
-    }
+    if (requested_.replicas == 0) return "shards as requested";
     return requested_.shards == 0 ? "replicas as requested" : "replicas and shards as requested";
   }
 
@@ -310,9 +284,7 @@ class GpuPlanner {
 
   std::string UnusedText(const Numbers& chosen) const {
     const GpuSpan unused = GpuSpan(gpus_).subspan(Used(chosen).size());
-    if (unused.empty()) {
-      return "";
-    }
+    if (unused.empty()) return "";
     return absl::StrCat("; not used: gpu", absl::StrJoin(Ordinals(unused), ", gpu"));
   }
 
@@ -346,9 +318,7 @@ absl::StatusOr<std::vector<TileRange>> PartitionTiles(int64_t vocab_size, int32_
 void Reserve(const MemoryPlan& reserved, std::vector<GpuInfo>& gpus) {
   for (GpuInfo& gpu : gpus) {
     for (const MemoryUse& use : reserved) {
-      if (use.place == GpuName(gpu.ordinal)) {
-        gpu.reserved_bytes += use.bytes;
-      }
+      if (use.place == GpuName(gpu.ordinal)) gpu.reserved_bytes += use.bytes;
     }
     gpu.free_bytes = std::max<int64_t>(gpu.free_bytes - gpu.reserved_bytes, 0);
   }

@@ -38,9 +38,7 @@ class LoadMeter {
   void Add(int64_t bytes) {
     const absl::MutexLock lock(&mutex_);
     done_bytes_ += bytes;
-    if (progress_) {
-      progress_(done_bytes_, total_bytes_);
-    }
+    if (progress_) progress_(done_bytes_, total_bytes_);
   }
 
  private:

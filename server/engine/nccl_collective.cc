@@ -60,9 +60,7 @@ class NcclCollective final : public Collective {
   explicit NcclCollective(const NcclLibrary& nccl) : nccl_(nccl) {}
   ~NcclCollective() override {
     Abort();
-    if (abort_thread_.joinable()) {
-      abort_thread_.join();
-    }
+    if (abort_thread_.joinable()) abort_thread_.join();
   }
 
   absl::Status Connect(absl::Span<const int32_t> gpus);
@@ -81,9 +79,7 @@ class NcclCollective final : public Collective {
 
  private:
   absl::Status StatusOf(ncclResult_t result, absl::string_view call) const {
-    if (result == ncclSuccess) {
-      return absl::OkStatus();
-    }
+    if (result == ncclSuccess) return absl::OkStatus();
     return CollectiveError(name(), absl::StrCat("NCCL error ", static_cast<int>(result), ": ",
                                                 nccl_.get_error_string(result), " (", call, ")"));
   }
@@ -116,9 +112,7 @@ absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
   config.blocking = 0;
   config.minCTAs = 1;
   config.maxCTAs = kBlocksMax;
-  for (size_t rank = 0; rank < gpus.size(); ++rank) {
-    ranks_.push_back(std::make_unique<Rank>());
-  }
+  for (size_t rank = 0; rank < gpus.size(); ++rank) ranks_.push_back(std::make_unique<Rank>());
   LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.group_start(), "ncclGroupStart"));
   absl::Status status;
   for (size_t rank = 0; rank < gpus.size() && status.ok(); ++rank) {
@@ -130,14 +124,10 @@ absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
     const absl::MutexLock lock(&ranks_[rank]->mutex);
     const ncclResult_t result = nccl_.comm_init_rank_config(
         &ranks_[rank]->comm, static_cast<int>(gpus.size()), id, static_cast<int>(rank), &config);
-    if (result != ncclInProgress) {
-      status = StatusOf(result, "ncclCommInitRankConfig");
-    }
+    if (result != ncclInProgress) status = StatusOf(result, "ncclCommInitRankConfig");
   }
   const ncclResult_t ended = nccl_.group_end();
-  if (status.ok() && ended != ncclInProgress) {
-    status = StatusOf(ended, "ncclGroupEnd");
-  }
+  if (status.ok() && ended != ncclInProgress) status = StatusOf(ended, "ncclGroupEnd");
   LOGPROBD_RETURN_IF_ERROR(status);
   const absl::Time until = absl::Now() + kConnectTime;
   for (const std::unique_ptr<Rank>& rank : ranks_) {
@@ -147,9 +137,7 @@ absl::Status NcclCollective::Connect(absl::Span<const int32_t> gpus) {
       if (state == ncclInProgress && absl::Now() > until) {
         return CollectiveError(name(), "NCCL did not connect the GPUs within a minute");
       }
-      if (state == ncclInProgress) {
-        absl::SleepFor(kConnectPause);
-      }
+      if (state == ncclInProgress) absl::SleepFor(kConnectPause);
     }
     LOGPROBD_RETURN_IF_ERROR(StatusOf(state, "connecting the GPUs"));
   }
@@ -162,9 +150,7 @@ absl::Status NcclCollective::Group(int32_t rank, const Calls& calls) {
   ncclResult_t state = ncclSuccess;
   {
     const absl::MutexLock lock(&own.mutex);
-    if (own.comm == nullptr) {
-      return Aborted();
-    }
+    if (own.comm == nullptr) return Aborted();
     LOGPROBD_RETURN_IF_ERROR(StatusOf(nccl_.group_start(), "ncclGroupStart"));
     const absl::Status called = calls(own.comm);
     state = nccl_.group_end();
@@ -178,9 +164,7 @@ absl::Status NcclCollective::Group(int32_t rank, const Calls& calls) {
 
 absl::StatusOr<ncclResult_t> NcclCollective::StateOf(Rank& rank) const {
   const absl::MutexLock lock(&rank.mutex);
-  if (rank.comm == nullptr) {
-    return Aborted();
-  }
+  if (rank.comm == nullptr) return Aborted();
   ncclResult_t state = ncclSuccess;
   LOGPROBD_RETURN_IF_ERROR(
       StatusOf(nccl_.comm_get_async_error(rank.comm, &state), "ncclCommGetAsyncError"));
@@ -191,9 +175,7 @@ absl::Status NcclCollective::AllReduce(int32_t rank, absl::Span<const Reduction>
                                        ShardStream stream) {
   return Group(rank, [&](ncclComm_t comm) -> absl::Status {
     for (const Reduction& item : items) {
-      if (item.count == 0) {
-        continue;
-      }
+      if (item.count == 0) continue;
       const TypeAndOperation how = ToNccl(item.type);
       const ncclResult_t result =
           nccl_.all_reduce(item.values, item.values, static_cast<size_t>(item.count), how.type,
@@ -235,9 +217,7 @@ absl::Status NcclCollective::Check() {
       return absl::OkStatus();  // The team knows the reason.
     }
     const absl::StatusOr<ncclResult_t> found = StateOf(*rank);
-    if (is_aborted_) {
-      return absl::OkStatus();
-    }
+    if (is_aborted_) return absl::OkStatus();
     LOGPROBD_RETURN_IF_ERROR(found.status());
     const ncclResult_t state = *found;
     if (state != ncclInProgress) {
@@ -248,9 +228,7 @@ absl::Status NcclCollective::Check() {
 }
 
 void NcclCollective::Abort() {
-  if (is_aborted_.exchange(true)) {
-    return;
-  }
+  if (is_aborted_.exchange(true)) return;
   const auto abort_all = [this] {
     for (const std::unique_ptr<Rank>& rank : ranks_) {
       ncclComm_t comm = nullptr;
@@ -258,9 +236,7 @@ void NcclCollective::Abort() {
         const absl::MutexLock lock(&rank->mutex);
         comm = std::exchange(rank->comm, nullptr);
       }
-      if (comm != nullptr) {
-        (void)nccl_.comm_abort(comm);
-      }
+      if (comm != nullptr) (void)nccl_.comm_abort(comm);
     }
   };
   // Aborting waits for the kernels that it ends, so it runs on a separate thread.
@@ -296,23 +272,17 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
       const absl::Time until = absl::Now() + kConnectTime;
       cudaError_t state = cudaErrorNotReady;
       while (state == cudaErrorNotReady) {
-        if (is_aborted_) {
-          return Aborted();
-        }
+        if (is_aborted_) return Aborted();
         if (absl::Now() > until) {
           return CollectiveError(name(), "the first NCCL calls did not end within a minute");
         }
         state = cudaStreamQuery(stream.get());
-        if (state == cudaErrorNotReady) {
-          absl::SleepFor(kConnectPause);
-        }
+        if (state == cudaErrorNotReady) absl::SleepFor(kConnectPause);
       }
       LOGPROBD_RETURN_IF_CUDA_ERROR(state);
       return absl::OkStatus();
     }();
-    if (statuses[i].ok()) {
-      return;
-    }
+    if (statuses[i].ok()) return;
     Abort();  // Otherwise the other ranks would wait for this one.
     // The kernels of this rank use the memory until they end, which is soon after the abort.
     const absl::Time until = absl::Now() + kConnectTime;
@@ -323,9 +293,7 @@ absl::Status NcclCollective::WarmUp(absl::Span<const int32_t> gpus) {
   });
   absl::Status first;
   for (const absl::Status& status : statuses) {
-    if (first.ok() || absl::IsAborted(first)) {
-      first = status.ok() ? first : status;
-    }
+    if (first.ok() || absl::IsAborted(first)) first = status.ok() ? first : status;
   }
   return first;
 }

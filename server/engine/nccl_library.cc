@@ -38,9 +38,7 @@ absl::StatusOr<NcclLibrary> Load() {
 
 absl::StatusOr<const NcclLibrary*> LoadNccl() {
   static const auto* const library = new absl::StatusOr<NcclLibrary>(Load());
-  if (!library->ok()) {
-    return library->status();
-  }
+  if (!library->ok()) return library->status();
   return &**library;
 }
 

@@ -144,9 +144,7 @@ absl::Status PeerCollective::Gather(int32_t rank, const uint64_t* mine, int64_t 
 
 /// Returns true if kernels of `gpu` can access the memory of `peer`, which may be the same GPU.
 absl::StatusOr<bool> Reaches(int32_t gpu, int32_t peer) {
-  if (gpu == peer) {
-    return true;
-  }
+  if (gpu == peer) return true;
   int can_access = 0;
   LOGPROBD_RETURN_IF_CUDA_ERROR(cudaDeviceCanAccessPeer(&can_access, gpu, peer));
   return can_access != 0;
@@ -172,9 +170,7 @@ absl::Status EnablePeerAccess(absl::Span<const int32_t> gpus) {
     LOGPROBD_RETURN_IF_CUDA_ERROR(cudaSetDevice(gpu));
     for (const int32_t peer : gpus) {
       LOGPROBD_ASSIGN_OR_RETURN(const bool reaches, Reaches(gpu, peer));
-      if (gpu == peer || !reaches) {
-        continue;
-      }
+      if (gpu == peer || !reaches) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {
         (void)cudaGetLastError();  // Otherwise the next check of a launch would return it.

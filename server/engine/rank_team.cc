@@ -7,28 +7,20 @@ RankTeam::RankTeam(int32_t size, std::unique_ptr<Collective> collective)
       collective_(std::move(collective)),
       barrier_(size),
       next_round_(static_cast<size_t>(size), 0) {
-  for (std::vector<absl::Status>& round : rounds_) {
-    round.resize(static_cast<size_t>(size));
-  }
+  for (std::vector<absl::Status>& round : rounds_) round.resize(static_cast<size_t>(size));
 }
 
 absl::Status RankTeam::Agree(int32_t rank, absl::Status status) {
-  if (size_ == 1) {
-    return status;
-  }
+  if (size_ == 1) return status;
   const auto own = static_cast<size_t>(rank);
   // Two rounds alternate. A rank writes to a round again only after all ranks have met in the other
   // round, which means that they have read this one.
   std::vector<absl::Status>& statuses = rounds_[next_round_[own]];
   next_round_[own] ^= 1;
   statuses[own] = std::move(status);
-  if (!barrier_.Meet()) {
-    return aborted();
-  }
+  if (!barrier_.Meet()) return aborted();
   for (const absl::Status& reported : statuses) {
-    if (!reported.ok()) {
-      return reported;
-    }
+    if (!reported.ok()) return reported;
   }
   return absl::OkStatus();
 }
@@ -39,9 +31,7 @@ void RankTeam::Abort(const absl::Status& why) {
     aborted_.Update(why);
   }
   barrier_.Break();
-  if (collective_ != nullptr) {
-    collective_->Abort();
-  }
+  if (collective_ != nullptr) collective_->Abort();
 }
 
 absl::Status RankTeam::aborted() const {

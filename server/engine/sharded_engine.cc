@@ -72,12 +72,8 @@ class ShardedEngine final : public ScoringEngine {
       const absl::MutexLock lock(&mutex_);
       is_stopping_ = true;
     }
-    if (submit_thread_.joinable()) {
-      submit_thread_.join();
-    }
-    if (finish_thread_.joinable()) {
-      finish_thread_.join();
-    }
+    if (submit_thread_.joinable()) submit_thread_.join();
+    if (finish_thread_.joinable()) finish_thread_.join();
     AwaitRest();
   }
 
@@ -182,9 +178,7 @@ void ShardedEngine::RunSubmitThread() {
     absl::Status status =
         healthy() ? CheckBatchFits(*job->batch, options_.batch_rows_max, options_.top_k_max)
                   : absl::UnavailableError("this replica of the head has failed");
-    if (status.ok()) {
-      status = Enqueue(*job);
-    }
+    if (status.ok()) status = Enqueue(*job);
     const absl::MutexLock lock(&mutex_);
     job->status = std::move(status);
     job->is_enqueued = true;
@@ -249,9 +243,7 @@ ShardedEngine::JobPointer ShardedEngine::NextToFinish() {
     }
     if (jobs_.empty()) {
       finish_heartbeat_->End();
-      if (is_stopping_) {
-        return nullptr;
-      }
+      if (is_stopping_) return nullptr;
     } else if (jobs_.front()->is_taken) {
       finish_heartbeat_
           ->Begin();  // whether the batch moves is shown by the heartbeats of the ranks
@@ -266,31 +258,19 @@ absl::Status ShardedEngine::Finish(Job& job) {
   {
     const absl::MutexLock lock(&mutex_);
     status = job.is_enqueued ? job.status : team_.aborted();
-    if (!job.is_enqueued) {
-      status.Update(TimedOut());
-    }
+    if (!job.is_enqueued) status.Update(TimedOut());
   }
-  if (status.ok()) {
-    status = AwaitShards(job);
-  }
-  if (status.ok()) {
-    status = Collect(job);
-  }
-  if (status.ok()) {
-    return status;
-  }
+  if (status.ok()) status = AwaitShards(job);
+  if (status.ok()) status = Collect(job);
+  if (status.ok()) return status;
   RecordFailure(status);
   if (FailsOnlyTheBatch(status)) {
     // Work that was enqueued before the failure still reads the caller's memory.
     const absl::Status rest = AwaitShards(job);
-    if (rest.ok()) {
-      return status;
-    }
+    if (rest.ok()) return status;
     status = rest;
   }
-  if (healthy()) {
-    Fail(status);
-  }
+  if (healthy()) Fail(status);
   return status;
 }
 
@@ -308,12 +288,8 @@ absl::Status ShardedEngine::AwaitShards(const Job& job) {
     if (team_.size() > 1) {
       LOGPROBD_RETURN_IF_ERROR(team_.collective().Check());
     }
-    if (is_done) {
-      return absl::OkStatus();
-    }
-    if (clock_.Now() >= job.deadline) {
-      return TimedOut();
-    }
+    if (is_done) return absl::OkStatus();
+    if (clock_.Now() >= job.deadline) return TimedOut();
     if (RealNow() < sleep_from) {
       std::this_thread::yield();
     } else {
@@ -366,9 +342,7 @@ void ShardedEngine::Fail(const absl::Status& status) {
       const auto is_enqueuing = [](const JobPointer& job) {
         return job->is_taken && !job->is_enqueued;
       };
-      if (std::any_of(jobs_.begin(), jobs_.end(), is_enqueuing)) {
-        return false;
-      }
+      if (std::any_of(jobs_.begin(), jobs_.end(), is_enqueuing)) return false;
     }
     return AreShardsIdle();
   };
@@ -378,14 +352,10 @@ void ShardedEngine::Fail(const absl::Status& status) {
   }
   // Batches that are stuck in a call that never returns are answered as well. The engine gets no
   // further work, so that a rank that is still stuck then holds up nobody.
-  for (const std::shared_ptr<Heartbeat>& rank : rank_heartbeats_) {
-    rank->End();
-  }
+  for (const std::shared_ptr<Heartbeat>& rank : rank_heartbeats_) rank->End();
   const absl::MutexLock lock(&mutex_);
   for (const JobPointer& job : jobs_) {
-    if (job->is_enqueued) {
-      continue;
-    }
+    if (job->is_enqueued) continue;
     job->is_taken = true;
     job->deadline = clock_.Now();
   }
@@ -395,9 +365,7 @@ void ShardedEngine::Fail(const absl::Status& status) {
 bool ShardedEngine::AreShardsIdle() const {
   for (size_t rank = 0; rank < shards_.size(); ++rank) {
     finish_heartbeat_->Begin(static_cast<int32_t>(rank));
-    if (!shards_[rank]->IsIdle()) {
-      return false;
-    }
+    if (!shards_[rank]->IsIdle()) return false;
   }
   return true;
 }
@@ -408,18 +376,14 @@ void ShardedEngine::AwaitRest() const {
   if (!AreShardsIdle()) {
     LogWarning("the failed replica is released when its devices have ended their work",
                {{"head", options_.info.name}, {"replica", options_.replica}});
-    while (!AreShardsIdle()) {
-      absl::SleepFor(kPause);
-    }
+    while (!AreShardsIdle()) absl::SleepFor(kPause);
   }
   finish_heartbeat_->End();  // also where the finish thread has waited for the shards
 }
 
 /// Counts the failure for every GPU, since not all shards know which one failed.
 void ShardedEngine::RecordFailure(const absl::Status& status) {
-  if (options_.metrics == nullptr || absl::IsInvalidArgument(status) || !healthy()) {
-    return;
-  }
+  if (options_.metrics == nullptr || absl::IsInvalidArgument(status) || !healthy()) return;
   const std::optional<std::string> collective = CollectiveOf(status);
   for (const int32_t gpu : options_.gpus) {
     if (collective.has_value()) {

@@ -71,9 +71,7 @@ constexpr int64_t kSharedRowBytes = 2 * 4 + kSharedSumFields * 8;
 /// Returns the bytes for the keys of the longest top-k lists of `rows` rows, plus the larger of the
 /// fused path's scratch for a search of `rows_at_once` rows and the lists of all shards.
 int64_t ListBytes(const WorkspacePlan& plan, int64_t rows, int64_t rows_at_once) {
-  if (plan.top_k_max == 0) {
-    return 0;
-  }
+  if (plan.top_k_max == 0) return 0;
   return WorkspacePlan::TopKKeyBytes(rows, plan.top_k_max) +
          std::max(
              kernels::TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
@@ -142,9 +140,7 @@ int64_t WorkspacePlan::weight_bytes() const {
 }
 
 ProductForm WorkspacePlan::ProductFormOf(kernels::Dtype hidden_dtype) const {
-  if (hidden_dtype == head_dtype) {
-    return ProductForm::kNative;
-  }
+  if (hidden_dtype == head_dtype) return ProductForm::kNative;
   return head_dtype == kernels::Dtype::kBf16 ? ProductForm::kBf16Split : ProductForm::kWidened;
 }
 
@@ -283,9 +279,7 @@ WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options) {
   SizeBuffers(plan, sized);
   while (!Fits(plan, options) && plan.block_rows > kRowGranularity) {
     plan.block_rows = RoundDownRows(plan.block_rows / 2);
-    if (!plan.with_fused) {
-      plan.row_state_rows = plan.block_rows;
-    }
+    if (!plan.with_fused) plan.row_state_rows = plan.block_rows;
     SizeBuffers(plan, sized);
   }
   while (!Fits(plan, options) && sized.logits_bytes > 1) {

@@ -27,9 +27,7 @@ bool SendReply(MHD_Connection* connection, const HttpReply& reply) {
   // The library does not change the buffer: it copies it.
   MHD_Response* const response = MHD_create_response_from_buffer(
       reply.body.size(), const_cast<char*>(reply.body.data()), MHD_RESPMEM_MUST_COPY);
-  if (response == nullptr) {
-    return false;
-  }
+  if (response == nullptr) return false;
   MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
   MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, reply.content_type);
   for (const auto& [name, value] : reply.more_headers) {

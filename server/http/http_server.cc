@@ -70,9 +70,7 @@ struct Exchange {
 /// An instance of the library. Each certificate needs one of its own.
 struct Daemon {
   ~Daemon() {
-    if (handle != nullptr) {
-      MHD_stop_daemon(handle);
-    }
+    if (handle != nullptr) MHD_stop_daemon(handle);
   }
   MHD_Daemon* handle = nullptr;
 };
@@ -82,9 +80,7 @@ struct Daemon {
 ssize_t ReceiveTls(gnutls_transport_ptr_t exchange_pointer, void* data, size_t size) {
   Exchange& exchange = *static_cast<Exchange*>(exchange_pointer);
   const size_t left = HttpServer::kTlsBytesMax - exchange.tls_bytes;
-  if (left == 0) {
-    return 0;
-  }
+  if (left == 0) return 0;
   const ssize_t got = recv(exchange.socket, data, std::min(size, left), 0);
   exchange.tls_bytes += static_cast<size_t>(std::max<ssize_t>(got, 0));
   return got;
@@ -202,9 +198,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> HttpServer::Impl::StartDaemon(
       MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned int>(kConnectionsMax),
       MHD_OPTION_NOTIFY_CONNECTION, notify, this, MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes,
       nullptr, MHD_OPTION_ARRAY, tls.data(), MHD_OPTION_END);
-  if (daemon->handle != nullptr) {
-    return daemon;
-  }
+  if (daemon->handle != nullptr) return daemon;
   if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || !is_https) {
     return absl::ResourceExhaustedError(
         absl::StrCat("--http: cannot start the server: ", std::strerror(errno)));
@@ -213,9 +207,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> HttpServer::Impl::StartDaemon(
 }
 
 absl::Status HttpServer::Impl::SetCertificate(const Certificate& certificate) {
-  if (!is_https) {
-    return absl::OkStatus();
-  }
+  if (!is_https) return absl::OkStatus();
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<Daemon> daemon, StartDaemon(certificate));
   const absl::MutexLock lock(&mutex);
   std::swap(next_daemon, daemon);  // one that has no connections yet is replaced
@@ -228,38 +220,28 @@ HttpServer::Impl::~Impl() {
     is_stopping = true;
   }
   Wake();
-  if (thread.joinable()) {
-    thread.join();
-  }
+  if (thread.joinable()) thread.join();
   for (Exchange& exchange : exchanges) {
     Drop(exchange);  // the library must not be stopped while connections are suspended
   }
   daemons.clear();
-  for (std::thread& page_thread : page_threads) {
-    page_thread.join();
-  }
+  for (std::thread& page_thread : page_threads) page_thread.join();
 }
 
 void HttpServer::Impl::Run() {
   bool is_out_of_files = false;
   while (true) {
     Poll(is_out_of_files);
-    if (const absl::MutexLock lock(&mutex); is_stopping) {
-      return;
-    }
+    if (const absl::MutexLock lock(&mutex); is_stopping) return;
     is_out_of_files = false;
     for (const FileDescriptor& listener : listening.sockets) {
       is_out_of_files = !Accept(listener.get()) || is_out_of_files;
     }
     const absl::Time now = clock.Now();
     for (Exchange& exchange : exchanges) {
-      if (exchange.deadline <= now) {
-        Drop(exchange);
-      }
+      if (exchange.deadline <= now) Drop(exchange);
     }
-    for (const std::unique_ptr<Daemon>& daemon : daemons) {
-      MHD_run(daemon->handle);
-    }
+    for (const std::unique_ptr<Daemon>& daemon : daemons) MHD_run(daemon->handle);
     std::erase_if(daemons, [this, newest = daemons.back().get()](const auto& daemon) {
       return daemon.get() != newest && absl::c_none_of(exchanges, [&](const Exchange& each) {
                return each.daemon == daemon->handle;
@@ -277,9 +259,7 @@ void HttpServer::Impl::Poll(bool is_out_of_files) {
   }
   // While no file descriptor is left, the listeners stay readable, so they are not polled.
   for (const FileDescriptor& listener : listening.sockets) {
-    if (!is_out_of_files) {
-      polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
-    }
+    if (!is_out_of_files) polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
   }
   poll(polled.data(), polled.size(), PollMilliseconds(is_out_of_files));
   uint64_t unused = 0;
@@ -296,9 +276,7 @@ int HttpServer::Impl::PollMilliseconds(bool is_out_of_files) {
   // The oldest connection has the first deadline.
   const absl::Duration left =
       exchanges.empty() ? absl::InfiniteDuration() : exchanges.front().deadline - clock.Now();
-  if (left == absl::InfiniteDuration()) {
-    return is_out_of_files ? kOutOfFilesPauseMs : -1;
-  }
+  if (left == absl::InfiniteDuration()) return is_out_of_files ? kOutOfFilesPauseMs : -1;
   const int left_ms = static_cast<int>(absl::ToInt64Milliseconds(
       absl::Ceil(std::max(left, absl::ZeroDuration()), absl::Milliseconds(1))));
   return is_out_of_files ? std::min(left_ms, kOutOfFilesPauseMs) : left_ms;
@@ -309,9 +287,7 @@ bool HttpServer::Impl::Accept(int listener) {
   socklen_t length = sizeof(address);
   const int socket = accept4(listener, reinterpret_cast<sockaddr*>(&address), &length,
                              SOCK_NONBLOCK | SOCK_CLOEXEC);
-  if (socket < 0) {
-    return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
-  }
+  if (socket < 0) return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
   if (const absl::MutexLock lock(&mutex); next_daemon != nullptr) {
     daemons.push_back(std::move(next_daemon));
   }
@@ -385,9 +361,7 @@ MHD_Result HttpServer::Impl::Answer(MHD_Connection* connection, absl::string_vie
                              .body = "Only GET and HEAD are served here.\n",
                              .more_headers = {{MHD_HTTP_HEADER_ALLOW, "GET, HEAD"}}});
   }
-  if (path == "/healthz") {
-    return Send(connection, {.body = "ok\n"});
-  }
+  if (path == "/healthz") return Send(connection, {.body = "ok\n"});
   if (path == "/readyz") {
     const std::string reason = options.not_ready_reason ? options.not_ready_reason() : "";
     const std::string ready = options.ready_text ? options.ready_text() : "ready";
@@ -434,9 +408,7 @@ void HttpServer::Impl::ComputePages() {
     {
       const absl::MutexLock lock(&mutex);
       mutex.Await(absl::Condition(this, &Impl::HasWork));
-      if (is_stopping) {
-        return;
-      }
+      if (is_stopping) return;
       page = std::move(pages.front());
       pages.pop_front();
     }

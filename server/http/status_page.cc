@@ -41,35 +41,19 @@ std::string EscapeHtml(absl::string_view text) {
 }
 
 std::string HumanSeconds(double seconds) {
-  if (seconds == 0) {
-    return "0";
-  }
-  if (seconds < 0.9995e-3) {
-    return absl::StrFormat("%.3g µs", seconds * 1e6);
-  }
-  if (seconds < 0.9995) {
-    return absl::StrFormat("%.3g ms", seconds * 1e3);
-  }
-  if (seconds < kMinute) {
-    return absl::StrFormat("%.3g s", seconds);
-  }
+  if (seconds == 0) return "0";
+  if (seconds < 0.9995e-3) return absl::StrFormat("%.3g µs", seconds * 1e6);
+  if (seconds < 0.9995) return absl::StrFormat("%.3g ms", seconds * 1e3);
+  if (seconds < kMinute) return absl::StrFormat("%.3g s", seconds);
   const auto whole = static_cast<int64_t>(seconds);
-  if (whole < kHour) {
-    return absl::StrCat(whole / kMinute, " min ", whole % kMinute, " s");
-  }
-  if (whole < kDay) {
-    return absl::StrCat(whole / kHour, " h ", whole % kHour / kMinute, " min");
-  }
+  if (whole < kHour) return absl::StrCat(whole / kMinute, " min ", whole % kMinute, " s");
+  if (whole < kDay) return absl::StrCat(whole / kHour, " h ", whole % kHour / kMinute, " min");
   return absl::StrCat(whole / kDay, " d ", whole % kDay / kHour, " h");
 }
 
 std::string HumanNumber(double number) {
-  if (number < 10) {
-    return absl::StrFormat("%.2g", number);
-  }
-  if (number < 1e6) {
-    return WithThousands(std::llround(number));
-  }
+  if (number < 10) return absl::StrFormat("%.2g", number);
+  if (number < 1e6) return WithThousands(std::llround(number));
   return number < 1e9 ? absl::StrFormat("%.2f M", number / 1e6)
                       : absl::StrFormat("%.2f G", number / 1e9);
 }
@@ -141,9 +125,7 @@ double Share(double part, double whole) { return whole > 0 ? std::min(part / who
 void PutLatencies(std::string& html, const std::vector<LatencySummary>& rows,
                   absl::string_view what) {
   double longest = 0;
-  for (const LatencySummary& row : rows) {
-    longest = std::max(longest, row.p99_seconds);
-  }
+  for (const LatencySummary& row : rows) longest = std::max(longest, row.p99_seconds);
   Put(html, "<table><tr><th>", what,
       "</th><th class=\"number wide\">count</th><th class=\"number\">p50</th>"
       "<th class=\"number\">p90</th><th class=\"number\">p99</th><th class=\"draw\"></th></tr>\n");
@@ -170,9 +152,7 @@ void PutLatencies(std::string& html, const std::vector<LatencySummary>& rows,
 }
 
 void PutLayout(std::string& html, const HeadStatus& head) {
-  if (head.info.layout.empty()) {
-    return;
-  }
+  if (head.info.layout.empty()) return;
   Put(html,
       "<h3>Layout</h3>\n<table><tr><th>replica</th><th>shard</th><th>device</th>"
       "<th class=\"number\">ids</th><th></th></tr>\n");
@@ -295,16 +275,12 @@ void PutMemoryPlace(std::string& html, const MemoryPlace& place) {
 
 void PutMemory(std::string& html, const std::vector<MemoryPlace>& memory) {
   Put(html, "<section><h2>Memory</h2>\n");
-  for (const MemoryPlace& place : memory) {
-    PutMemoryPlace(html, place);
-  }
+  for (const MemoryPlace& place : memory) PutMemoryPlace(html, place);
   Put(html, "</section>\n");
 }
 
 void PutGpus(std::string& html, const std::vector<GpuStatus>& gpus) {
-  if (gpus.empty()) {
-    return;
-  }
+  if (gpus.empty()) return;
   Put(html,
       "<section><h2>GPUs</h2>\n<table><tr><th>GPU</th><th class=\"number\">TFLOP/s</th>"
       "<th class=\"number\">busy</th><th class=\"number wide\">driver's use</th>"
@@ -343,9 +319,7 @@ void PutServer(std::string& html, const StatusPage& page) {
                "c2"),
           "inflight"),
       "\n<h3>Process</h3>\n<dl>");
-  for (const auto& [name, value] : page.process) {
-    PutTerm(html, name, value);
-  }
+  for (const auto& [name, value] : page.process) PutTerm(html, name, value);
   Put(html, "</dl></section>\n");
 }
 
@@ -369,9 +343,7 @@ std::string RenderLatencyText(const StatusPage& page) {
   for (const HeadStatus& head : page.heads) {
     put(absl::StrCat("calls of ", head.info.name), head.latency);
   }
-  for (const LatencySummary& stage : page.stages) {
-    put(absl::StrCat("stage ", stage.name), stage);
-  }
+  for (const LatencySummary& stage : page.stages) put(absl::StrCat("stage ", stage.name), stage);
   return text;
 }
 
@@ -396,9 +368,7 @@ std::string RenderStatusPage(const StatusPage& page, int refresh_seconds) {
   for (const std::string& warning : page.warnings) {
     Put(html, "<p><b>Warning:</b> ", EscapeHtml(warning), "</p>\n");
   }
-  for (const HeadStatus& head : page.heads) {
-    PutHead(html, head);
-  }
+  for (const HeadStatus& head : page.heads) PutHead(html, head);
   Put(html, "<div class=\"pair\">\n<div><section><h2>Latency by stage</h2>\n");
   PutLatencies(html, page.stages, "stage");
   Put(html, "</section>\n");

@@ -64,9 +64,7 @@ std::string LabelValue(absl::string_view text) {
     const size_t length = Utf8SequenceLength(text);
     const bool keep = length > 0 && first >= 0x20 && first != 0x7F;
     const size_t width = keep ? length : 1;
-    if (value.size() + width > kLabelBytesMax) {
-      break;
-    }
+    if (value.size() + width > kLabelBytesMax) break;
     if (keep) {
       value.append(text.data(), length);
     } else {

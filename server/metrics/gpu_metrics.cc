@@ -84,9 +84,7 @@ GpuMetrics::GpuMetrics(prometheus::Registry& registry, const std::vector<int>& g
     }
   }
   AddDriverFamilies(registry);
-  if (gpus_.size() > 1) {
-    AddCollectiveErrors(registry);
-  }
+  if (gpus_.size() > 1) AddCollectiveErrors(registry);
   auto& pinned = AddGauges(registry, "logprobd_host_pinned_bytes",
                            "Page-locked host memory from which GPUs copy, in bytes.");
   pinned_used_ = &pinned.Add({{"state", "used"}});
@@ -162,9 +160,7 @@ void GpuMetrics::RecordCollectiveError(int gpu, absl::string_view kind) {
 }
 
 void GpuMetrics::SetUnequalSums(int gpu) {
-  if (const auto found = gpus_.find(gpu); found != gpus_.end()) {
-    found->second.unequal_sums->Set(1);
-  }
+  if (const auto found = gpus_.find(gpu); found != gpus_.end()) found->second.unequal_sums->Set(1);
 }
 
 void GpuMetrics::Series::SetKind(size_t kind, double bytes) {
@@ -229,9 +225,7 @@ void GpuMetrics::Refresh() {
       // Only one thread waits for a driver that hangs, so that the others can answer health checks.
       const auto is_done = +[](bool* is_reading) { return !*is_reading; };
       if (!mutex_.AwaitWithTimeout(absl::Condition(is_done, &is_reading_), kReadTimeMax)) {
-        for (auto& [gpu, series] : gpus_) {
-          series.SetReadings(GpuReadings());
-        }
+        for (auto& [gpu, series] : gpus_) series.SetReadings(GpuReadings());
       }
       return;
     }

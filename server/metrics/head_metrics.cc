@@ -68,9 +68,7 @@ HeadMetrics::HeadMetrics(prometheus::Registry& registry, const std::vector<std::
                       "weights.")),
       info_(AddGauges(registry, "logprobd_head_info", "Always 1; the labels describe the head.")) {
   for (const std::string& head : heads) {
-    if (heads_.try_emplace(head).second) {
-      CreateSeries(head, true);
-    }
+    if (heads_.try_emplace(head).second) CreateSeries(head, true);
   }
   CreateSeries(kUnknownHead, false);
 }
@@ -87,9 +85,7 @@ void HeadMetrics::CreateSeries(const std::string& head, bool configured) {
     }
     series.durations[method][kTcp] = &AddDuration(method, label, kTcp);
   }
-  if (!configured) {
-    return;
-  }
+  if (!configured) return;
   series.rows_scored = &rows_.Add({{"head", label}, {"kind", "scored"}});
   series.rows_ignored = &rows_.Add({{"head", label}, {"kind", "ignored"}});
   series.rows_nonfinite = &rows_.Add({{"head", label}, {"kind", "nonfinite"}});
@@ -149,18 +145,14 @@ void HeadMetrics::ObserveRequest(Metrics::Method method, absl::string_view head,
 double HeadMetrics::QueuedBytes() const {
   double bytes = 0;
   for (const auto& [name, series] : heads_) {
-    for (const prometheus::Gauge* const gauge : series.queue_bytes) {
-      bytes += gauge->Value();
-    }
+    for (const prometheus::Gauge* const gauge : series.queue_bytes) bytes += gauge->Value();
   }
   return bytes;
 }
 
 void HeadMetrics::SetInfo(const HeadInfo& info) {
   HeadSeries* const series = Configured(info.name);
-  if (series == nullptr) {
-    return;
-  }
+  if (series == nullptr) return;
   series->weights_version->Set(static_cast<double>(info.weights_version));
   const ShardPlace last = info.layout.empty() ? ShardPlace() : info.layout.back();
   // The lock is taken before Add, so that no other thread removes the series that Add finds.
@@ -181,9 +173,7 @@ void HeadMetrics::SetInfo(const HeadInfo& info) {
                                               {"shards", absl::StrCat(last.shard + 1)}});
   info_series.Set(1);
   prometheus::Gauge*& current = info_series_[info.name];
-  if (current != nullptr && current != &info_series) {
-    info_.Remove(current);
-  }
+  if (current != nullptr && current != &info_series) info_.Remove(current);
   current = &info_series;
 }
 

@@ -53,9 +53,7 @@ class CounterSet {
   CounterSet(prometheus::Registry& registry, const char* name, const char* help, const char* label,
              const std::array<const char*, kCount>& values) {
     auto& family = AddCounters(registry, name, help);
-    for (size_t i = 0; i < kCount; ++i) {
-      counters_[i] = &family.Add({{label, values[i]}});
-    }
+    for (size_t i = 0; i < kCount; ++i) counters_[i] = &family.Add({{label, values[i]}});
   }
 
   template <typename Enum>
@@ -82,9 +80,7 @@ double BootTime() {
   const std::string stat = ReadFile("/proc/stat");
   for (const absl::string_view line : absl::StrSplit(stat, '\n')) {
     const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
-    if (words.size() == 2 && words[0] == "btime") {
-      return Number(words[1]);
-    }
+    if (words.size() == 2 && words[0] == "btime") return Number(words[1]);
   }
   return 0;
 }
@@ -92,13 +88,9 @@ double BootTime() {
 double CountOpenFds() {
   std::error_code error;
   const std::filesystem::directory_iterator open("/proc/self/fd", error);
-  if (error) {
-    return 0;
-  }
+  if (error) return 0;
   int64_t count = -1;  // The directory itself is open while it is read.
-  for (auto entry = begin(open); entry != end(open); entry.increment(error)) {
-    ++count;
-  }
+  for (auto entry = begin(open); entry != end(open); entry.increment(error)) ++count;
   return static_cast<double>(count);
 }
 
@@ -132,9 +124,7 @@ ProcessStats ReadProcessStats() {
   }
   stats.open_fds = CountOpenFds();
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    stats.max_fds = static_cast<double>(limit.rlim_cur);
-  }
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) stats.max_fds = static_cast<double>(limit.rlim_cur);
   return stats;
 }
 
@@ -177,9 +167,7 @@ std::string WithShortBounds(absl::string_view text) {
   constexpr absl::string_view kLabel = "le=\"";
   while (true) {
     const size_t label = text.find(kLabel);
-    if (label == absl::string_view::npos) {
-      return absl::StrCat(result, text);
-    }
+    if (label == absl::string_view::npos) return absl::StrCat(result, text);
     const size_t begin = label + kLabel.size();
     const size_t end = text.find('"', begin);
     const bool is_whole_name = label > 0 && (text[label - 1] == '{' || text[label - 1] == ',');
@@ -345,27 +333,19 @@ void Metrics::RecordSent(Transport transport, int64_t bytes) {
 }
 
 void Metrics::RecordFlops(int gpu, double flops, double busy_seconds) {
-  if (impl_->gpus != nullptr) {
-    impl_->gpus->RecordFlops(gpu, flops, busy_seconds);
-  }
+  if (impl_->gpus != nullptr) impl_->gpus->RecordFlops(gpu, flops, busy_seconds);
 }
 
 void Metrics::RecordGpuError(int gpu, absl::string_view kind) {
-  if (impl_->gpus != nullptr) {
-    impl_->gpus->RecordError(gpu, kind);
-  }
+  if (impl_->gpus != nullptr) impl_->gpus->RecordError(gpu, kind);
 }
 
 void Metrics::RecordCollectiveError(int gpu, absl::string_view kind) {
-  if (impl_->gpus != nullptr) {
-    impl_->gpus->RecordCollectiveError(gpu, kind);
-  }
+  if (impl_->gpus != nullptr) impl_->gpus->RecordCollectiveError(gpu, kind);
 }
 
 void Metrics::SetUnequalSums(int gpu) {
-  if (impl_->gpus != nullptr) {
-    impl_->gpus->SetUnequalSums(gpu);
-  }
+  if (impl_->gpus != nullptr) impl_->gpus->SetUnequalSums(gpu);
 }
 
 void Metrics::SetQueue(absl::string_view head, Priority priority, const QueueState& state) {
@@ -438,30 +418,22 @@ void Metrics::SetInsecureListener(absl::string_view flag) {
 void Metrics::SetMemory(const MemoryPlan& plan) {
   std::map<std::string, int64_t> host;
   for (const MemoryUse& use : plan) {
-    if (use.place == "host") {
-      host[use.kind] += use.bytes;
-    }
+    if (use.place == "host") host[use.kind] += use.bytes;
   }
   for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
     impl_->host_memory[i]->Set(static_cast<double>(host[kMemoryKinds[i]]));
   }
-  if (impl_->gpus != nullptr) {
-    impl_->gpus->SetMemory(plan);
-  }
+  if (impl_->gpus != nullptr) impl_->gpus->SetMemory(plan);
 }
 
 void Metrics::ReadGpus() {
-  if (impl_->gpus != nullptr) {
-    impl_->gpus->Refresh();
-  }
+  if (impl_->gpus != nullptr) impl_->gpus->Refresh();
 }
 
 MetricsSnapshot Metrics::Snapshot() const { return MetricsSnapshot(impl_->Collect()); }
 
 std::string Metrics::Serialize() const {
-  if (impl_->gpus != nullptr) {
-    impl_->gpus->Refresh();
-  }
+  if (impl_->gpus != nullptr) impl_->gpus->Refresh();
   std::vector<prometheus::MetricFamily> families = impl_->Collect();
   // Sorts families and series, so that two scrapes can be compared.
   std::sort(families.begin(), families.end(),

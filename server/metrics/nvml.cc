@@ -44,9 +44,7 @@ struct NvmlMemory {
 /// none. NVML knows neither this variable nor CUDA's ordinals.
 std::string VisibleDevice(int gpu) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr || *visible == '\0') {
-    return "";
-  }
+  if (visible == nullptr || *visible == '\0') return "";
   const std::vector<std::string> entries = absl::StrSplit(visible, ',');
   return static_cast<size_t>(gpu) < entries.size() ? entries[static_cast<size_t>(gpu)] : "";
 }
@@ -87,17 +85,13 @@ struct Nvml::Impl {
     if (absl::StartsWith(entry, "GPU-") || absl::StartsWith(entry, "MIG-")) {
       return by_uuid(entry.c_str(), &device) == kNvmlSuccess ? device : nullptr;
     }
-    if (!entry.empty() && !absl::SimpleAtoi(entry, &index)) {
-      return nullptr;
-    }
+    if (!entry.empty() && !absl::SimpleAtoi(entry, &index)) return nullptr;
     return by_index(static_cast<unsigned int>(index), &device) == kNvmlSuccess ? device : nullptr;
   }
 
   GpuThrottle Throttle(NvmlDevice device) const {
     unsigned long long reasons = 0;
-    if (throttle == nullptr || throttle(device, &reasons) != kNvmlSuccess) {
-      return {};
-    }
+    if (throttle == nullptr || throttle(device, &reasons) != kNvmlSuccess) return {};
     return {.power_cap = (reasons & kNvmlPowerCap) != 0,
             .thermal = (reasons & kNvmlThermal) != 0,
             .power_brake = (reasons & kNvmlPowerBrake) != 0,
@@ -115,9 +109,7 @@ struct Nvml::Impl {
 Nvml::Nvml() : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
   impl.library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (impl.library == nullptr) {
-    return;
-  }
+  if (impl.library == nullptr) return;
   const bool complete = impl.Load("nvmlInit_v2", impl.init) &&
                         impl.Load("nvmlShutdown", impl.shutdown) &&
                         impl.Load("nvmlDeviceGetHandleByIndex_v2", impl.by_index) &&
@@ -137,31 +129,21 @@ Nvml::Nvml() : impl_(std::make_unique<Impl>()) {
 }
 
 Nvml::~Nvml() {
-  if (impl_->started) {
-    impl_->shutdown();
-  }
-  if (impl_->library != nullptr) {
-    dlclose(impl_->library);
-  }
+  if (impl_->started) impl_->shutdown();
+  if (impl_->library != nullptr) dlclose(impl_->library);
 }
 
 GpuReadings Nvml::Read(int gpu, const std::string& pci_bus_id) const {
   GpuReadings readings;
-  if (!impl_->started) {
-    return readings;
-  }
+  if (!impl_->started) return readings;
   const NvmlDevice device = impl_->Device(gpu, pci_bus_id);
-  if (device == nullptr) {
-    return readings;
-  }
+  if (device == nullptr) return readings;
   NvmlUtilization utilization{};
   if (impl_->utilization(device, &utilization) == kNvmlSuccess) {
     readings.utilization_ratio = utilization.gpu / 100.0;
   }
   unsigned int milliwatts = 0;
-  if (impl_->power(device, &milliwatts) == kNvmlSuccess) {
-    readings.power_watts = milliwatts / 1e3;
-  }
+  if (impl_->power(device, &milliwatts) == kNvmlSuccess) readings.power_watts = milliwatts / 1e3;
   unsigned int megahertz = 0;
   if (impl_->clock(device, kNvmlClockSm, &megahertz) == kNvmlSuccess) {
     readings.sm_clock_hertz = megahertz * 1e6;

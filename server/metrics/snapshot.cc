@@ -28,9 +28,7 @@ bool HasLabels(const MetricsSnapshot::Labels& have, const MetricsSnapshot::Label
 }  // namespace
 
 double HistogramCounts::Quantile(double q) const {
-  if (count() == 0) {
-    return 0;
-  }
+  if (count() == 0) return 0;
   const double rank = q * static_cast<double>(count());
   const auto found = absl::c_find_if(
       cumulative, [rank](uint64_t below) { return static_cast<double>(below) >= rank; });
@@ -70,9 +68,7 @@ MetricsSnapshot::MetricsSnapshot(const std::vector<prometheus::MetricFamily>& fa
     std::vector<Series>& all = families_[family.name];
     for (const prometheus::ClientMetric& metric : family.metric) {
       Series series;
-      for (const auto& label : metric.label) {
-        series.labels.emplace_back(label.name, label.value);
-      }
+      for (const auto& label : metric.label) series.labels.emplace_back(label.name, label.value);
       switch (family.type) {
         case prometheus::MetricType::Counter:
           series.value = metric.counter.value;
@@ -102,9 +98,7 @@ HistogramCounts MetricsSnapshot::Histogram(absl::string_view name, const Labels&
   HistogramCounts counts;
   if (const auto found = families_.find(name); found != families_.end()) {
     for (const Series& series : found->second) {
-      if (HasLabels(series.labels, labels)) {
-        counts.Add(series.histogram);
-      }
+      if (HasLabels(series.labels, labels)) counts.Add(series.histogram);
     }
   }
   return counts;
@@ -116,9 +110,7 @@ std::vector<std::string> MetricsSnapshot::LabelValues(absl::string_view name,
   if (const auto found = families_.find(name); found != families_.end()) {
     for (const Series& series : found->second) {
       for (const auto& [label_name, value] : series.labels) {
-        if (label_name == label && !absl::c_linear_search(values, value)) {
-          values.push_back(value);
-        }
+        if (label_name == label && !absl::c_linear_search(values, value)) values.push_back(value);
       }
     }
   }

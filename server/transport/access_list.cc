@@ -67,9 +67,7 @@ void AccessRefusals::Record(absl::string_view what, absl::FunctionRef<Caller()> 
     const Caller caller = caller_of();
     std::vector<LogField> fields = {
         {"method", what}, {"token", caller.token}, {"certificate", caller.certificate}};
-    if (!caller.peer.empty()) {
-      fields.emplace_back("peer", caller.peer);
-    }
+    if (!caller.peer.empty()) fields.emplace_back("peer", caller.peer);
     fields.emplace_back("reason", reason.message());
     fields.emplace_back("lines_suppressed", *suppressed);
     LogAlways(LogLevel::kWarning, "a call was refused", fields);
@@ -84,9 +82,7 @@ Caller CallerOf(const Credentials& credentials, const AccessList* access, std::s
   }
   if (access != nullptr) {
     const absl::StatusOr<std::shared_ptr<const AccessEntry>> entry = access->Identify(credentials);
-    if (entry.ok()) {
-      ((*entry)->is_token() ? caller.token : caller.certificate) = (*entry)->id;
-    }
+    if (entry.ok()) ((*entry)->is_token() ? caller.token : caller.certificate) = (*entry)->id;
   }
   return caller;
 }
@@ -124,12 +120,8 @@ absl::StatusOr<std::shared_ptr<const AccessEntry>> AccessList::Identify(
   const auto named = absl::c_find_if(lists->certificates, [&](const auto& entry) {
     return absl::c_linear_search(caller.certificate_names, entry->id);
   });
-  if (named != lists->certificates.end()) {
-    return *named;
-  }
-  if (caller.certificate_names.empty()) {
-    return absl::UnauthenticatedError(kNeedsToken);
-  }
+  if (named != lists->certificates.end()) return *named;
+  if (caller.certificate_names.empty()) return absl::UnauthenticatedError(kNeedsToken);
   const std::string name =
       absl::CHexEscape(caller.certificate_names.front().substr(0, kNameBytesMax));
   return absl::UnauthenticatedError(

@@ -17,9 +17,7 @@ absl::string_view ViewOf(const grpc::string_ref& text) { return {text.data(), te
 std::optional<absl::string_view> ValueOf(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {
   const auto found = metadata.find(key);
-  if (found == metadata.end()) {
-    return std::nullopt;
-  }
+  if (found == metadata.end()) return std::nullopt;
   return ViewOf(found->second);
 }
 
@@ -32,15 +30,9 @@ void AppendValues(const grpc::AuthContext& context, const char* property,
 
 /// Returns the scope that a method needs, or nothing if everyone may call it.
 std::optional<Scope> ScopeOf(absl::string_view path) {
-  if (absl::StartsWith(path, "/grpc.health.v1.Health/")) {
-    return std::nullopt;
-  }
-  if (path == "/logprobd.v1.Scoring/Verify") {
-    return Scope::kVerify;
-  }
-  if (absl::StartsWith(path, "/logprobd.v1.Scoring/")) {
-    return Scope::kScore;
-  }
+  if (absl::StartsWith(path, "/grpc.health.v1.Health/")) return std::nullopt;
+  if (path == "/logprobd.v1.Scoring/Verify") return Scope::kVerify;
+  if (absl::StartsWith(path, "/logprobd.v1.Scoring/")) return Scope::kScore;
   return absl::StartsWith(path, "/logprobd.v1.Weights/") ? Scope::kAdmin : Scope::kAny;
 }
 
@@ -53,14 +45,10 @@ grpc::Status AccessProcessor::Process(const InputMetadata& metadata, grpc::AuthC
                                       OutputMetadata* /*consumed*/, OutputMetadata* /*response*/) {
   const absl::string_view path = ValueOf(metadata, ":path").value_or("");
   const std::optional<Scope> scope = ScopeOf(path);
-  if (!scope.has_value()) {
-    return grpc::Status::OK;
-  }
+  if (!scope.has_value()) return grpc::Status::OK;
   const Credentials caller = CredentialsOf(metadata, context);
   const absl::Status status = access_->Check(caller, *scope).status();
-  if (status.ok()) {
-    return grpc::Status::OK;
-  }
+  if (status.ok()) return grpc::Status::OK;
   refusals_.Record(
       path, [&] { return CallerOf(caller, access_.get(), /*peer=*/""); }, status);
   return ToGrpcStatus(status);

@@ -51,9 +51,7 @@ absl::StatusOr<AnswerBudget::Hold> AnswerBudget::Take(const std::string& client_
   }
   Hold hold;
   if (bytes > 0) {
-    if (held_ + bytes > bytes_max_) {
-      return TooMuch("all clients'", held_, bytes, bytes_max_);
-    }
+    if (held_ + bytes > bytes_max_) return TooMuch("all clients'", held_, bytes, bytes_max_);
     const auto found = by_client_.find(client_id);
     const int64_t client = found == by_client_.end() ? 0 : found->second;
     if (client + bytes > client_bytes_max) {
@@ -79,15 +77,11 @@ void AnswerBudget::Give(const std::string& client_id, int64_t bytes) {
   LOGPROBD_CHECK(found != by_client_.end() && found->second >= bytes);
   held_ -= bytes;
   found->second -= bytes;
-  if (found->second == 0) {
-    by_client_.erase(found);
-  }
+  if (found->second == 0) by_client_.erase(found);
 }
 
 void AnswerBudget::Hold::Release() {
-  if (budget_ != nullptr) {
-    std::exchange(budget_, nullptr)->Give(client_id_, bytes_);
-  }
+  if (budget_ != nullptr) std::exchange(budget_, nullptr)->Give(client_id_, bytes_);
 }
 
 }  // namespace logprobd

@@ -23,9 +23,7 @@ void AuditConnection(absl::string_view flag, const SocketPeer& process) {
 void AuditRefusedConnection(absl::string_view flag, const std::optional<SocketPeer>& process,
                             LogLimiter& limiter) {
   const std::optional<int64_t> lines_suppressed = limiter.Admit();
-  if (!lines_suppressed.has_value()) {
-    return;
-  }
+  if (!lines_suppressed.has_value()) return;
   LogAlways(LogLevel::kWarning, "audit",
             {{"connection", flag},
              {"user", process.has_value() ? static_cast<int64_t>(process->user) : -1},
@@ -40,9 +38,7 @@ void Audit(const Caller& caller, const AuditedChange& change, const absl::Status
                                   {"certificate", caller.certificate},
                                   {"peer", caller.peer}};
   const auto add_known = [&fields](absl::string_view name, absl::string_view value) {
-    if (!value.empty()) {
-      fields.emplace_back(name, value);
-    }
+    if (!value.empty()) fields.emplace_back(name, value);
   };
   add_known("head", change.head);
   add_known("version", change.version == 0 ? "" : absl::StrCat(change.version));

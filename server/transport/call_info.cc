@@ -19,9 +19,7 @@ absl::Time DeadlineOn(const Clock& clock, absl::Time deadline,
 std::string ClientId(absl::string_view claimed, absl::string_view peer) {
   if (claimed.empty()) {
     // "ipv4:127.0.0.1:50312", "ipv6:%5B::1%5D:50312", "unix:"
-    if (peer.substr(0, 4) == "unix") {
-      return "unix";
-    }
+    if (peer.substr(0, 4) == "unix") return "unix";
     return std::string(peer.substr(0, peer.rfind(':')));
   }
   std::string id(claimed.substr(0, kClientIdBytesMax));

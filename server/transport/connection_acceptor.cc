@@ -81,9 +81,7 @@ absl::Status ConnectionAcceptor::Start(Handler handler) {
 void ConnectionAcceptor::Stop() {
   const uint64_t one = 1;
   (void)!write(wake_.get(), &one, sizeof(one));
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+  if (thread_.joinable()) thread_.join();
   tcp_listeners_.clear();
   unix_listener_ = nullptr;
   path_lock_ = nullptr;
@@ -106,9 +104,7 @@ void ConnectionAcceptor::Run() {
     const int count =
         poll(first, is_out_of_files ? 1 : polled.size(),
              is_out_of_files ? static_cast<int>(absl::ToInt64Milliseconds(kOutOfFilesPause)) : -1);
-    if (count > 0 && polled.back().revents != 0) {
-      return;
-    }
+    if (count > 0 && polled.back().revents != 0) return;
     is_out_of_files = false;
     for (size_t i = 0; i + 1 < polled.size(); ++i) {
       is_out_of_files = !Accept(polled[i].fd) || is_out_of_files;
@@ -124,9 +120,7 @@ bool ConnectionAcceptor::Accept(int listener) {
         accept4(listener, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0) {
       // These errors mean that the client has already closed the connection.
-      if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) {
-        continue;
-      }
+      if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
       return errno == EAGAIN || errno == EWOULDBLOCK;
     }
     if (const absl::string_view reason = ReasonToRefuse(socket, peer); !reason.empty()) {
@@ -142,9 +136,7 @@ bool ConnectionAcceptor::Accept(int listener) {
 absl::string_view ConnectionAcceptor::ReasonToRefuse(int socket, const sockaddr_storage& peer) {
   const int usable = OpenFilesMax() - options_.files_reserved;
   // The kernel returns the lowest free number, so a high number means that few are left.
-  if (socket >= usable) {
-    return "few file descriptors are left";
-  }
+  if (socket >= usable) return "few file descriptors are left";
   if (unix_listener_ == nullptr) {
     const int on = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));

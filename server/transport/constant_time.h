@@ -15,9 +15,7 @@ template <typename Element, size_t kSize>
 bool AreEqualInConstantTime(const std::array<Element, kSize>& a,
                             const std::array<Element, kSize>& b) {
   volatile uint8_t difference = 0;  // volatile, since a compiler could end the loop early as well
-  for (size_t i = 0; i < kSize; ++i) {
-    difference = static_cast<uint8_t>(difference | (a[i] ^ b[i]));
-  }
+  for (size_t i = 0; i < kSize; ++i) difference = static_cast<uint8_t>(difference | (a[i] ^ b[i]));
   return difference == 0;
 }
 
@@ -27,9 +25,7 @@ template <typename Digest>
 size_t FindInConstantTime(const std::vector<Digest>& digests, const Digest& wanted) {
   size_t found = digests.size();
   for (size_t i = 0; i < digests.size(); ++i) {
-    if (AreEqualInConstantTime(digests[i], wanted)) {
-      found = i;
-    }
+    if (AreEqualInConstantTime(digests[i], wanted)) found = i;
   }
   return found;
 }

@@ -21,13 +21,9 @@ PacketRead ReadPacket(int connection, int64_t bytes_max, std::string& packet) {
   if (size < 0) {
     return errno == EAGAIN || errno == EWOULDBLOCK ? PacketRead::kNone : PacketRead::kEnd;
   }
-  if (size > bytes_max) {
-    return PacketRead::kTooLong;
-  }
+  if (size > bytes_max) return PacketRead::kTooLong;
   packet.resize(static_cast<size_t>(size));
-  if (size > 0) {
-    return PacketRead::kPacket;
-  }
+  if (size > 0) return PacketRead::kPacket;
   // An empty packet and the end of the connection look alike, except that the end persists.
   char next = 0;
   const ssize_t peeked = recv(connection, &next, 1, MSG_DONTWAIT | MSG_PEEK);

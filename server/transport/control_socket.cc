@@ -121,14 +121,10 @@ void ControlSocket::Impl::Stop() {
   }
   Wake();
   for (std::thread* thread : {&run_thread, &create_thread}) {
-    if (thread->joinable()) {
-      thread->join();
-    }
+    if (thread->joinable()) thread->join();
   }
   for (Connection& connection : connections) {
-    if (connection.lease.has_value()) {
-      regions.CloseLease(*connection.lease);
-    }
+    if (connection.lease.has_value()) regions.CloseLease(*connection.lease);
   }
 }
 
@@ -140,9 +136,7 @@ void ControlSocket::Impl::CreateRegions() {
     Creation creation;
     {
       const absl::MutexLock lock(&mutex, absl::Condition(&has_work));
-      if (is_stopping) {
-        return;
-      }
+      if (is_stopping) return;
       creation = std::move(to_create.front());
       to_create.pop_front();
     }
@@ -170,18 +164,14 @@ void ControlSocket::Impl::Run() {
     (void)poll(polled.data(), polled.size(), PollMilliseconds(now));
     {
       const absl::MutexLock lock(&mutex);
-      if (is_stopping) {
-        return;
-      }
+      if (is_stopping) return;
     }
     if (polled[0].revents != 0) {
       uint64_t count = 0;
       (void)!read(wake.get(), &count, sizeof(count));
     }
     for (size_t i = 0; i < connections.size(); ++i) {
-      if (polled[i + 2].revents == 0) {
-        continue;
-      }
+      if (polled[i + 2].revents == 0) continue;
       if (connections[i].is_waiting) {
         connections[i].is_over = true;
       } else {
@@ -190,9 +180,7 @@ void ControlSocket::Impl::Run() {
     }
     AnswerCreated();
     EndConnections(Now());
-    if (polled[1].revents != 0) {
-      Accept();
-    }
+    if (polled[1].revents != 0) Accept();
   }
 }
 
@@ -250,21 +238,15 @@ void ControlSocket::Impl::Take(Connection& connection, const std::string& packet
   v1::LocalRequest request;
   absl::StatusOr<v1::LocalReply> reply =
       absl::InvalidArgumentError("LocalRequest: the packet is not a well-formed message");
-  if (request.ParseFromString(packet)) {
-    reply = Handle(connection, request);
-  }
-  if (!connection.is_waiting) {
-    Reply(connection, reply.ok() ? *reply : ReplyOf(reply.status()));
-  }
+  if (request.ParseFromString(packet)) reply = Handle(connection, request);
+  if (!connection.is_waiting) Reply(connection, reply.ok() ? *reply : ReplyOf(reply.status()));
 }
 
 /// Returns the reply. If a region must be created, the reply is empty and connection.is_waiting is
 /// true.
 absl::StatusOr<v1::LocalReply> ControlSocket::Impl::Handle(Connection& connection,
                                                            const v1::LocalRequest& request) {
-  if (request.has_hello()) {
-    return Welcome(connection, request.hello());
-  }
+  if (request.has_hello()) return Welcome(connection, request.hello());
   if (request.kind_case() == v1::LocalRequest::KIND_NOT_SET) {
     return absl::InvalidArgumentError(
         "LocalRequest: empty, must have hello, create_region or close_region");
@@ -348,9 +330,7 @@ void ControlSocket::Impl::EndConnections(absl::Time now) {
            (!connection.lease.has_value() && connection.connected + options.hello_time_max <= now);
   };
   for (const Connection& connection : connections) {
-    if (is_over(connection) && connection.lease.has_value()) {
-      regions.CloseLease(*connection.lease);
-    }
+    if (is_over(connection) && connection.lease.has_value()) regions.CloseLease(*connection.lease);
   }
   connections.erase(std::remove_if(connections.begin(), connections.end(), is_over),
                     connections.end());
@@ -363,9 +343,7 @@ int ControlSocket::Impl::PollMilliseconds(absl::Time now) const {
       until = std::min(until, connection.connected + options.hello_time_max);
     }
   }
-  if (until == absl::InfiniteFuture()) {
-    return -1;
-  }
+  if (until == absl::InfiniteFuture()) return -1;
   return static_cast<int>(
       std::clamp<int64_t>(absl::ToInt64Milliseconds(until - now) + 1, 0, 60'000));
 }

@@ -12,9 +12,7 @@ PayloadSlices SlicesOf(const grpc::ByteBuffer& message) {
   // vector has its final size.
   auto slices = std::make_shared<std::vector<grpc::Slice>>();
   PayloadSlices result;
-  if (!message.Valid() || !message.Dump(slices.get()).ok()) {
-    return result;
-  }
+  if (!message.Valid() || !message.Dump(slices.get()).ok()) return result;
   result.pieces.reserve(slices->size());
   for (const grpc::Slice& slice : *slices) {
     result.pieces.emplace_back(reinterpret_cast<const std::byte*>(slice.begin()), slice.size());

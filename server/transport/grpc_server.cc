@@ -169,9 +169,7 @@ std::shared_ptr<grpc::ServerCredentials> PlainCredentialsOf(
 std::shared_ptr<grpc::ServerCredentials> WithAccess(
     std::shared_ptr<grpc::ServerCredentials> credentials,
     const std::shared_ptr<AccessProcessor>& processor) {
-  if (processor != nullptr) {
-    credentials->SetAuthMetadataProcessor(processor);
-  }
+  if (processor != nullptr) credentials->SetAuthMetadataProcessor(processor);
   return credentials;
 }
 
@@ -213,9 +211,7 @@ struct Listener {
     handler = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
     server = builder.BuildAndStart();
-    if (server == nullptr) {
-      return absl::UnavailableError("gRPC could not start the server");
-    }
+    if (server == nullptr) return absl::UnavailableError("gRPC could not start the server");
     return acceptor->Start([this](int socket) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
       connection.fd = socket;
@@ -224,12 +220,8 @@ struct Listener {
   }
 
   void Shutdown(std::chrono::system_clock::time_point deadline) {
-    if (acceptor != nullptr) {
-      acceptor->Stop();
-    }
-    if (server != nullptr) {
-      server->Shutdown(deadline);
-    }
+    if (acceptor != nullptr) acceptor->Stop();
+    if (server != nullptr) server->Shutdown(deadline);
   }
 };
 
@@ -237,9 +229,7 @@ struct Listener {
 /// optional socket cannot be opened.
 absl::StatusOr<std::unique_ptr<SameHostAccess>> OpenSameHostAccess(
     const GrpcServer::Options& options, Metrics& metrics) {
-  if (options.unix_socket.empty()) {
-    return nullptr;
-  }
+  if (options.unix_socket.empty()) return nullptr;
   std::error_code error;
   const std::string path = std::filesystem::absolute(options.unix_socket, error).string();
   absl::StatusOr<std::unique_ptr<SameHostAccess>> local =
@@ -248,9 +238,7 @@ absl::StatusOr<std::unique_ptr<SameHostAccess>> OpenSameHostAccess(
                               .pinning = options.pinning,
                               .devices = options.devices},
                              metrics);
-  if (local.ok() || !options.unix_socket_is_optional) {
-    return local;
-  }
+  if (local.ok() || !options.unix_socket_is_optional) return local;
   LogInfo("the server has no Unix socket", {{"reason", local.status().message()}});
   return nullptr;
 }
@@ -260,12 +248,8 @@ ServerInfo ServerInfoOf(const GrpcServer::Options& options, const SameHostAccess
   if (local != nullptr) {
     info.same_host = local->info();
     info.transports.emplace_back("unix");
-    if (info.same_host->shared_memory) {
-      info.transports.emplace_back("shm");
-    }
-    if (info.same_host->cuda_ipc) {
-      info.transports.emplace_back("cuda_ipc");
-    }
+    if (info.same_host->shared_memory) info.transports.emplace_back("shm");
+    if (info.same_host->cuda_ipc) info.transports.emplace_back("cuda_ipc");
   }
   return info;
 }
@@ -307,9 +291,7 @@ GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GrpcServer::~GrpcServer() {
   Shutdown(absl::ZeroDuration());
   impl_->admin.Shutdown(std::chrono::system_clock::now());  // cancels loads that still run
-  if (impl_->weights != nullptr) {
-    impl_->weights->AwaitNone(impl_->clock, absl::InfiniteFuture());
-  }
+  if (impl_->weights != nullptr) impl_->weights->AwaitNone(impl_->clock, absl::InfiniteFuture());
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& options,
@@ -420,9 +402,7 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     if (!is_loading) {  // gRPC would wait for the load, which may hang in a read.
       impl_->admin.Shutdown(now);
     }
-    if (impl_->same_host != nullptr) {
-      impl_->same_host->Stop();
-    }
+    if (impl_->same_host != nullptr) impl_->same_host->Stop();
   });
 }
 

@@ -37,26 +37,20 @@ std::string ClientMessage(const absl::Status& status, absl::string_view log_id) 
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status, absl::string_view log_id) {
-  if (status.ok()) {
-    return grpc::Status::OK;
-  }
+  if (status.ok()) return grpc::Status::OK;
   // Both enums have the same values.
   return {static_cast<grpc::StatusCode>(status.code()), ClientMessage(status, log_id)};
 }
 
 grpc::Status ToAdminStatus(const absl::Status& status) {
-  if (status.ok()) {
-    return grpc::Status::OK;
-  }
+  if (status.ok()) return grpc::Status::OK;
   return {static_cast<grpc::StatusCode>(status.code()),
           std::string(CutUtf8(ToUtf8(status.message()), kStatusMessageBytesMax))};
 }
 
 uint32_t RetryAfterMs(const absl::Status& status) {
   const std::optional<absl::Duration> hint = RetryAfter(status);
-  if (!hint.has_value()) {
-    return 0;
-  }
+  if (!hint.has_value()) return 0;
   const int64_t milliseconds = absl::ToInt64Milliseconds(*hint);
   return static_cast<uint32_t>(
       std::clamp<int64_t>(milliseconds, 1, std::numeric_limits<int32_t>::max()));

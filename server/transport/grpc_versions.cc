@@ -27,16 +27,12 @@ Options OptionsOf(const std::shared_ptr<grpc::experimental::CertificateProviderI
                   bool needs_client) {
   if constexpr (requires { Options::Create(provider); }) {
     Options options = Options::Create(provider).value();  // It fails only without a provider.
-    if (needs_client) {
-      options.set_root_certificate_provider(provider);
-    }
+    if (needs_client) options.set_root_certificate_provider(provider);
     return options;
   } else {
     Options options(provider);
     options.watch_identity_key_cert_pairs();
-    if (needs_client) {
-      options.watch_root_certs();
-    }
+    if (needs_client) options.watch_root_certs();
     return options;
   }
 }

@@ -47,12 +47,8 @@ void Fill(const ServedHead& head, const ServerInfo& server, v1::Head& out) {
   out.set_engine(info.engine);
   out.set_weight_bytes(static_cast<uint64_t>(info.weight_bytes));
   Fill(info.limits, *out.mutable_limits());
-  for (const std::string& transport : server.transports) {
-    out.add_transports(transport);
-  }
-  for (const std::string& warning : info.warnings) {
-    out.add_warnings(warning);
-  }
+  for (const std::string& transport : server.transports) out.add_transports(transport);
+  for (const std::string& warning : info.warnings) out.add_warnings(warning);
   for (const ShardPlace& place : info.layout) {
     v1::Shard& shard = *out.add_layout();
     shard.set_replica(static_cast<uint32_t>(place.replica));
@@ -108,9 +104,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
   }
 
   void Start(const grpc::ByteBuffer& request) {
-    if (const absl::Status status = Run(request); !status.ok()) {
-      Reply(status);
-    }
+    if (const absl::Status status = Run(request); !status.ok()) Reply(status);
   }
 
   /// Is called when the client left, the deadline passed, or the server's grace period ended.
@@ -129,9 +123,7 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
       return absl::InvalidArgumentError(
           absl::StrCat("rows: ", message.rows(), ", must be in [0, ", kProbeRowsMax, "]"));
     }
-    if (handler_.refuses_new()) {
-      return absl::UnavailableError("the server is shutting down");
-    }
+    if (handler_.refuses_new()) return absl::UnavailableError("the server is shutting down");
     LOGPROBD_ASSIGN_OR_RETURN(head_, handler_.heads().Find(message.head()));
     if (!head_->ready()) {
       return absl::UnavailableError(
@@ -140,16 +132,10 @@ class VerifyCall final : public grpc::ServerUnaryReactor {
     VerifyOptions options;
     options.stop = stop_;
     options.deadline = deadline_;
-    if (message.rows() != 0) {
-      options.rows = static_cast<int32_t>(message.rows());
-    }
-    if (message.seed() != 0) {
-      options.seed = message.seed();
-    }
+    if (message.rows() != 0) options.rows = static_cast<int32_t>(message.rows());
+    if (message.seed() != 0) options.seed = message.seed();
     head_->Verify(options, [this](absl::StatusOr<VerifyReport> report) {
-      if (report.ok()) {
-        response_ = SerializeMessage(ToProto(*report, *head_->info()));
-      }
+      if (report.ok()) response_ = SerializeMessage(ToProto(*report, *head_->info()));
       Reply(report.status());
     });
     return absl::OkStatus();
@@ -200,9 +186,7 @@ grpc::ServerUnaryReactor* StartListHeads(const HeadRegistry& heads, const Server
     for (const std::shared_ptr<ServedHead>& head : heads.List()) {
       Fill(*head, server, *answer.add_heads());
     }
-    if (server.same_host.has_value()) {
-      Fill(*server.same_host, *answer.mutable_local());
-    }
+    if (server.same_host.has_value()) Fill(*server.same_host, *answer.mutable_local());
     response = SerializeMessage(answer);
   }
   metrics.RecordRequest(Metrics::Method::kListHeads, "", status.code(),

@@ -10,9 +10,7 @@ namespace logprobd {
 
 bool PeerConnections::Add(int socket, const sockaddr_storage& peer, int count_max) {
   const auto index = static_cast<size_t>(socket);
-  if (index >= by_fd_.size()) {
-    by_fd_.resize(index + 1);
-  }
+  if (index >= by_fd_.size()) by_fd_.resize(index + 1);
   Forget(by_fd_[index]);
   const std::string network = PeerNetworkOf(peer);
   const auto has_too_many = [&] {
@@ -21,9 +19,7 @@ bool PeerConnections::Add(int socket, const sockaddr_storage& peer, int count_ma
   };
   if (has_too_many()) {
     ForgetClosed(network);
-    if (has_too_many()) {
-      return false;
-    }
+    if (has_too_many()) return false;
   }
   by_fd_[index] = {.network = network, .cookie = CookieOf(socket)};
   ++counts_[network];
@@ -37,13 +33,9 @@ uint64_t PeerConnections::CookieOf(int fd) {
 }
 
 void PeerConnections::Forget(Connection& connection) {
-  if (connection.cookie == 0) {
-    return;
-  }
+  if (connection.cookie == 0) return;
   const auto found = counts_.find(connection.network);
-  if (--found->second == 0) {
-    counts_.erase(found);
-  }
+  if (--found->second == 0) counts_.erase(found);
   connection = {};
 }
 

@@ -73,9 +73,7 @@ void PushCall::Run() {
   if (result.ok()) {
     v1::PushWeightsResponse response;
     Fill(result->pushed, *response.mutable_pushed());
-    if (result->staged.has_value()) {
-      Fill(*result->staged, *response.mutable_staged());
-    }
+    if (result->staged.has_value()) Fill(*result->staged, *response.mutable_staged());
     context_.response = SerializeMessage(response);
   }
   placed_.reset();
@@ -127,18 +125,14 @@ absl::StatusOr<bool> PushCall::Read() {
     };
     const absl::Condition condition(&has_news);
     while (!context_.clock.AwaitUntil(mutex_, condition, context_.clock.Now() + kPollPeriod)) {
-      if (context_.ends_soon) {
-        return absl::UnavailableError("the server is shutting down");
-      }
+      if (context_.ends_soon) return absl::UnavailableError("the server is shutting down");
       if (context_.clock.Now() >= idle_end) {
         return absl::DeadlineExceededError(
             absl::StrCat("no message arrived for ", absl::FormatDuration(kIdleMax)));
       }
     }
     LOGPROBD_RETURN_IF_ERROR(CheckNotCancelled());
-    if (!has_message_) {
-      return false;
-    }
+    if (!has_message_) return false;
     is_read_ = false;
   }
   constexpr auto kMessageBytesMax = static_cast<size_t>(kDataBytesMax) + kSmallMessageBytesMax;
@@ -161,9 +155,7 @@ absl::StatusOr<std::optional<PushedRows>> PushCall::Next() {
   }
   placed_.reset();
   LOGPROBD_ASSIGN_OR_RETURN(const bool has_message, Read());
-  if (!has_message) {
-    return std::nullopt;
-  }
+  if (!has_message) return std::nullopt;
   if (!message_.has_rows()) {
     return absl::InvalidArgumentError("rows: missing, must be in every message but the first");
   }

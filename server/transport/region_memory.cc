@@ -29,9 +29,7 @@ absl::Status Refused(int64_t bytes, absl::string_view call) {
 /// process gets a SIGBUS later.
 bool TakePages(int file, int64_t bytes) {
   while (fallocate(file, 0, 0, bytes) != 0) {
-    if (errno != EINTR) {
-      return false;
-    }
+    if (errno != EINTR) return false;
   }
   return true;
 }
@@ -57,20 +55,12 @@ absl::StatusOr<RegionMemory> RegionMemory::Create(int64_t bytes, HostPinning& pi
   RegionMemory memory(pinning);
   memory.file_ = FileDescriptor(memfd_create("logprobd-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const int file = memory.file_.get();
-  if (file < 0) {
-    return Refused(bytes, "memfd_create");
-  }
-  if (ftruncate(file, bytes) != 0) {
-    return Refused(bytes, "ftruncate");
-  }
-  if (!TakePages(file, bytes)) {
-    return Refused(bytes, "fallocate");
-  }
+  if (file < 0) return Refused(bytes, "memfd_create");
+  if (ftruncate(file, bytes) != 0) return Refused(bytes, "ftruncate");
+  if (!TakePages(file, bytes)) return Refused(bytes, "fallocate");
   const auto size = static_cast<size_t>(bytes);
   void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
-  if (mapped == MAP_FAILED) {
-    return Refused(bytes, "mmap");
-  }
+  if (mapped == MAP_FAILED) return Refused(bytes, "mmap");
   memory.mapped_ = absl::MakeSpan(static_cast<std::byte*>(mapped), size);
   if (fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Refused(bytes, "fcntl(F_ADD_SEALS)");
@@ -87,12 +77,8 @@ RegionMemory::RegionMemory(RegionMemory&& other) noexcept
       is_pinned_(std::exchange(other.is_pinned_, false)) {}
 
 RegionMemory::~RegionMemory() {
-  if (mapped_.empty()) {
-    return;
-  }
-  if (is_pinned_) {
-    pinning_->Unpin(mapped_);
-  }
+  if (mapped_.empty()) return;
+  if (is_pinned_) pinning_->Unpin(mapped_);
   munmap(mapped_.data(), mapped_.size());
 }
 
@@ -168,14 +154,10 @@ void RegionReaper::Run() {
   const absl::MutexLock lock(&mutex_);
   while (true) {
     mutex_.Await(absl::Condition(&has_work));
-    if (waiting_ == nullptr) {
-      return;
-    }
+    if (waiting_ == nullptr) return;
     Region* region = std::exchange(waiting_, nullptr);
     mutex_.Unlock();
-    while (region != nullptr) {
-      Unmap(std::exchange(region, region->next));
-    }
+    while (region != nullptr) Unmap(std::exchange(region, region->next));
     mutex_.Lock();
   }
 }
@@ -185,9 +167,7 @@ void RegionReaper::Stop() {
     const absl::MutexLock lock(&mutex_);
     is_stopping_ = true;
   }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace logprobd

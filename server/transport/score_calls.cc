@@ -34,9 +34,7 @@ class ScoreUnary final : public grpc::ServerUnaryReactor {
 
   void OnCancel() override {
     is_cancelled_ = true;
-    if (submission_.has_value()) {
-      submission_->Cancel();
-    }
+    if (submission_.has_value()) submission_->Cancel();
   }
 
   void OnDone() override {
@@ -124,9 +122,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       const absl::MutexLock lock(&mutex_);
       is_broken_ = true;
       for (auto& [slot, submission] : open_) {
-        if (submission.has_value()) {
-          submissions.push_back(*submission);
-        }
+        if (submission.has_value()) submissions.push_back(*submission);
       }
     }
     for (const Submission& submission : submissions) {
@@ -159,9 +155,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       const absl::MutexLock lock(&mutex_);
       is_reading_ = false;
       message.Swap(&incoming_);
-      if (is_broken_) {
-        return AdvanceLocked();
-      }
+      if (is_broken_) return AdvanceLocked();
       slot = next_slot_++;
       open_[slot] = std::nullopt;
       ++held_;
@@ -223,9 +217,7 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       next.write = is_writing_ = true;
     }
     const bool is_ending = reads_ended_ || is_broken_;
-    if (!is_reading_ && !is_ending && held_ < window_) {
-      next.read = is_reading_ = true;
-    }
+    if (!is_reading_ && !is_ending && held_ < window_) next.read = is_reading_ = true;
     if (is_ending && !is_reading_ && !is_writing_ && held_ == 0 && !is_finished_) {
       next.finish = is_finished_ = true;
     }
@@ -239,12 +231,8 @@ class ScoreStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
       unread_ = handler_.unread().Begin(writing_bytes_, [this] { context_.TryCancel(); });
       StartWrite(&outgoing_);
     }
-    if (next.read) {
-      StartRead(&incoming_);
-    }
-    if (next.finish) {
-      Finish(grpc::Status::OK);
-    }
+    if (next.read) StartRead(&incoming_);
+    if (next.finish) Finish(grpc::Status::OK);
   }
 
   void ReleaseSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -72,9 +72,7 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
   request.deadline = call.deadline;
   request.received = received;
   request.message_bytes = slices.bytes;
-  if (request.trace_context.empty()) {
-    request.trace_context = call.trace_context;
-  }
+  if (request.trace_context.empty()) request.trace_context = call.trace_context;
   auto pending = std::make_shared<Pending>();
   pending->request_id = request.request_id;
   pending->client_id = call.client_id;
@@ -111,9 +109,7 @@ std::optional<Submission> ScoreHandler::Start(const grpc::ByteBuffer& message, c
 }
 
 absl::Status ScoreHandler::FindPayload(ScoreRequest& request) const {
-  if (!request.shared_memory.has_value() && !request.cuda_ipc.has_value()) {
-    return absl::OkStatus();
-  }
+  if (!request.shared_memory.has_value() && !request.cuda_ipc.has_value()) return absl::OkStatus();
   if (same_host_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         request.shared_memory.has_value() ? "shared_memory" : "cuda_ipc",
@@ -183,9 +179,7 @@ void ScoreHandler::LogFailure(const Pending& pending, const ScoreReply& reply) {
   int64_t suppressed = 0;
   if (HasDetailsForLog(reply.status)) {  // the fault is the server's, not the client's
     const std::optional<int64_t> admitted = error_lines_.Admit();
-    if (!admitted.has_value()) {
-      return;
-    }
+    if (!admitted.has_value()) return;
     level = LogLevel::kError;
     suppressed = *admitted;
   }

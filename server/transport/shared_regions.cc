@@ -80,9 +80,7 @@ bool SharedRegions::HasLease(const RandomId& lease) const {
 absl::Status SharedRegions::TakeFromLease(const RandomId& lease, int64_t bytes) {
   const absl::MutexLock lock(&mutex_);
   const auto found = leases_.find(lease);
-  if (found == leases_.end()) {
-    return LeaseEnded();
-  }
+  if (found == leases_.end()) return LeaseEnded();
   Lease& taken = found->second;
   if (taken.num_regions >= options_.lease_regions_max) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -149,9 +147,7 @@ absl::Status SharedRegions::CloseRegion(const RandomId& lease, const RandomId& r
   Entry closed;  // released outside the lock
   const absl::MutexLock lock(&mutex_);
   const auto found = regions_.find(region);
-  if (found == regions_.end() || found->second.lease != lease) {
-    return NoSuchRegion();
-  }
+  if (found == regions_.end() || found->second.lease != lease) return NoSuchRegion();
   closed = std::move(found->second);
   regions_.erase(found);
   GiveBackToLeaseLocked(lease, static_cast<int64_t>(closed.region->memory.bytes().size()));
@@ -163,9 +159,7 @@ absl::StatusOr<HiddenPayload> SharedRegions::Find(const SharedMemorySlice& slice
   {
     const absl::ReaderMutexLock lock(&mutex_);
     const auto found = regions_.find(slice.region);
-    if (found == regions_.end()) {
-      return NoSuchRegion();
-    }
+    if (found == regions_.end()) return NoSuchRegion();
     region = found->second.region;
   }
   const absl::Span<const std::byte> bytes = region->memory.bytes();

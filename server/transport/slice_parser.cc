@@ -58,12 +58,8 @@ class SliceReader {
     auto* const field =
         std::find_if(fields_.begin(), fields_.end(),
                      [tag](const SliceField& known) { return known.number == tag >> 3; });
-    if (field == fields_.end()) {
-      return SkipUnknown(type);
-    }
-    if (field->is_seen) {
-      return Error(field->name, "given twice, must be given once");
-    }
+    if (field == fields_.end()) return SkipUnknown(type);
+    if (field->is_seen) return Error(field->name, "given twice, must be given once");
     field->is_seen = true;
     const auto expected =
         std::holds_alternative<int64_t*>(field->value) ? WireType::kVarint : WireType::kBytes;
@@ -119,9 +115,7 @@ class SliceReader {
       case WireType::kFixed32:
       case WireType::kFixed64: {
         const int64_t size = type == WireType::kFixed32 ? 4 : 8;
-        if (reader_.remaining() < size) {
-          return Error("", "an unknown field is truncated");
-        }
+        if (reader_.remaining() < size) return Error("", "an unknown field is truncated");
         reader_.Skip(size);
         return absl::OkStatus();
       }

@@ -49,9 +49,7 @@ absl::Status CheckSocketPath(absl::string_view flag, const std::string& path, in
                                                    sizeof(sockaddr_un::sun_path)));
   }
   struct stat file = {};
-  if (lstat(path.c_str(), &file) != 0) {
-    return absl::OkStatus();
-  }
+  if (lstat(path.c_str(), &file) != 0) return absl::OkStatus();
   if (!S_ISSOCK(file.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(
         flag, ": ", path, " exists and is not a socket; remove it or choose another path"));
@@ -63,9 +61,7 @@ absl::Status CheckSocketPath(absl::string_view flag, const std::string& path, in
       errno == EPROTOTYPE || errno == EAGAIN) {  // of another type, or its queue is full
     return absl::UnavailableError(absl::StrCat(flag, ": another server is listening on ", path));
   }
-  if (errno == ECONNREFUSED || errno == ENOENT) {
-    return absl::OkStatus();
-  }
+  if (errno == ECONNREFUSED || errno == ENOENT) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(flag, ": cannot find out whether a server listens on ",
                                              path, ": ", std::strerror(errno)));
 }
@@ -102,9 +98,7 @@ UnixListener::UnixListener(std::string path, FileDescriptor socket)
     : path_(std::move(path)), socket_(std::move(socket)), file_(IdOf(path_)) {}
 
 UnixListener::~UnixListener() {
-  if (IdOf(path_) == file_) {
-    (void)unlink(path_.c_str());
-  }
+  if (IdOf(path_) == file_) (void)unlink(path_.c_str());
 }
 
 absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Open(absl::string_view flag,
@@ -127,9 +121,7 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Open(absl::string_vi
 std::optional<SocketPeer> PeerOf(int socket) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return std::nullopt;
-  }
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
   return SocketPeer{.user = peer.uid, .process = peer.pid};
 }
 

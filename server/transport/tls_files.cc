@@ -55,16 +55,12 @@ absl::Status CannotRead(const NamedFile& file) {
 absl::StatusOr<NamedFile> ReadNamedFile(absl::string_view flag, const std::string& path) {
   NamedFile file{flag, path, ""};
   struct stat info {};
-  if (stat(path.c_str(), &info) != 0) {
-    return CannotRead(file);
-  }
+  if (stat(path.c_str(), &info) != 0) return CannotRead(file);
   if (!S_ISREG(info.st_mode) || info.st_size > kFileBytesMax) {
     return Wrong(file, "is not a regular file of at most 4 MiB");
   }
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) {
-    return CannotRead(file);
-  }
+  if (!stream) return CannotRead(file);
   file.content.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
   return file;
 }
@@ -99,9 +95,7 @@ absl::StatusOr<Key> ParseKey(const NamedFile& file) {
   const Bio bio = BioOf(file);
   Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassphrase, nullptr), EVP_PKEY_free);
   ERR_clear_error();
-  if (key == nullptr) {
-    return Wrong(file, "contains no PEM private key without a passphrase");
-  }
+  if (key == nullptr) return Wrong(file, "contains no PEM private key without a passphrase");
   return key;
 }
 
@@ -118,9 +112,7 @@ std::string PemOf(Write write) {
 /// Returns only what was checked: either file may contain more, such as another key.
 TlsFiles::Pair PairOf(const std::vector<Certificate>& chain, const Key& key) {
   return {.cert = PemOf([&](BIO* bio) {
-            for (const Certificate& certificate : chain) {
-              PEM_write_bio_X509(bio, certificate.get());
-            }
+            for (const Certificate& certificate : chain) PEM_write_bio_X509(bio, certificate.get());
           }),
           .key = PemOf([&](BIO* bio) {
             PEM_write_bio_PrivateKey(bio, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
@@ -134,9 +126,7 @@ std::string NameOf(X509_NAME* name) {
 
 absl::Time TimeOf(const ASN1_TIME* time) {
   std::tm parts{};
-  if (ASN1_TIME_to_tm(time, &parts) != 1) {
-    return absl::InfinitePast();
-  }
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
@@ -178,22 +168,16 @@ absl::Status CannotCopy() {
 /// Returns a new file in memory.
 absl::StatusOr<FileDescriptor> MakeCopy(absl::string_view content, int generation) {
   FileDescriptor copy(memfd_create("logprobd-tls", MFD_CLOEXEC));
-  if (!copy.is_open() || fchmod(copy.get(), S_IRUSR | S_IWUSR) != 0) {
-    return CannotCopy();
-  }
+  if (!copy.is_open() || fchmod(copy.get(), S_IRUSR | S_IWUSR) != 0) return CannotCopy();
   while (!content.empty()) {
     const ssize_t written = write(copy.get(), content.data(), content.size());
-    if (written <= 0) {
-      return CannotCopy();
-    }
+    if (written <= 0) return CannotCopy();
     content.remove_prefix(static_cast<size_t>(written));
   }
   // gRPC compares times in whole seconds before and after it reads a key and its certificate, so
   // each generation needs a time of its own.
   const timespec times[2] = {{generation, 0}, {generation, 0}};
-  if (futimens(copy.get(), times) != 0) {
-    return CannotCopy();
-  }
+  if (futimens(copy.get(), times) != 0) return CannotCopy();
   return copy;
 }
 
@@ -228,12 +212,8 @@ absl::Status TlsFiles::CheckPaths(const Options& options) {
   const auto missing = [](absl::string_view given, absl::string_view needed) {
     return absl::InvalidArgumentError(absl::StrCat(given, " needs ", needed, ", too"));
   };
-  if (!options.cert.empty() && options.key.empty()) {
-    return missing("--tls-cert", "--tls-key");
-  }
-  if (!options.key.empty() && options.cert.empty()) {
-    return missing("--tls-key", "--tls-cert");
-  }
+  if (!options.cert.empty() && options.key.empty()) return missing("--tls-cert", "--tls-key");
+  if (!options.key.empty() && options.cert.empty()) return missing("--tls-key", "--tls-cert");
   if (!options.client_ca.empty() && options.cert.empty()) {
     return missing("--tls-client-ca", "--tls-cert and --tls-key");
   }
@@ -318,16 +298,12 @@ bool TlsFiles::Report(const absl::Status& installed) {
 
 bool TlsFiles::ReloadIfChanged() {
   const absl::Time now = clock_.Now();
-  if (now < next_look_) {
-    return false;
-  }
+  if (now < next_look_) return false;
   next_look_ = now + kLookInterval;
   const std::string stamp = Stamp();
   const bool is_settled = stamp == std::exchange(seen_stamp_, stamp);
   const bool was_tried = stamp == tried_stamp_;
-  if (!is_settled || (was_tried && !is_short_)) {
-    return false;
-  }
+  if (!is_settled || (was_tried && !is_short_)) return false;
   const absl::Status status = Install();
   return !(was_tried && absl::IsResourceExhausted(status)) && Report(status);
 }
@@ -336,9 +312,7 @@ std::string TlsFiles::Stamp() const {
   std::string stamp;
   for (const std::string& path :
        {options_.cert, options_.key, options_.client_ca, options_.crl_dir}) {
-    if (!path.empty()) {
-      AppendStamp(path, stamp);
-    }
+    if (!path.empty()) AppendStamp(path, stamp);
   }
   return stamp;
 }

@@ -34,9 +34,7 @@ int UnreadAnswers::CancelOld() {
       cancelling_ = std::nullopt;
       const auto old =
           absl::c_find_if(answers_, [now](const auto& entry) { return entry.second.until <= now; });
-      if (old == answers_.end()) {
-        return count;
-      }
+      if (old == answers_.end()) return count;
       cancelling_ = old->first;
       canceller_ = std::this_thread::get_id();
       cancel = std::move(old->second.cancel);

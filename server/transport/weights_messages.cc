@@ -19,18 +19,10 @@ void Fill(const PushedVersion& version, v1::PushedVersion& out) {
 
 void Fill(const HeadWeightsState& state, v1::HeadWeightsState& out) {
   out.set_head(state.head);
-  if (state.live.version != 0) {
-    Fill(state.live, *out.mutable_live());
-  }
-  if (state.staged.has_value()) {
-    Fill(*state.staged, *out.mutable_staged());
-  }
-  if (state.previous.has_value()) {
-    Fill(*state.previous, *out.mutable_previous());
-  }
-  if (state.pushed.has_value()) {
-    Fill(*state.pushed, *out.mutable_pushed());
-  }
+  if (state.live.version != 0) Fill(state.live, *out.mutable_live());
+  if (state.staged.has_value()) Fill(*state.staged, *out.mutable_staged());
+  if (state.previous.has_value()) Fill(*state.previous, *out.mutable_previous());
+  if (state.pushed.has_value()) Fill(*state.pushed, *out.mutable_pushed());
   out.set_highest_version(state.highest_version);
 }
 

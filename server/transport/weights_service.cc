@@ -70,9 +70,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     if (status.ok()) {
       status = RunOnThread(work, [call, body = std::move(body)] { call->Run(body); });
     }
-    if (!status.ok()) {
-      call->Finish(ToAdminStatus(status));
-    }
+    if (!status.ok()) call->Finish(ToAdminStatus(status));
     return call;
   }
 
@@ -84,9 +82,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void Run(const Body& body) {
     absl::StatusOr<grpc::ByteBuffer> answer = body();
     const absl::Status status = answer.status();
-    if (status.ok()) {
-      response_ = *std::move(answer);
-    }
+    if (status.ok()) response_ = *std::move(answer);
     Finish(ToAdminStatus(status));
   }
 
@@ -163,9 +159,7 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     message.set_bytes_total(static_cast<uint64_t>(progress.bytes_total));
     {
       const absl::MutexLock lock(&mutex_);
-      if (is_cancelled_) {
-        return false;
-      }
+      if (is_cancelled_) return false;
       if (is_writing_) {
         if (waiting_.empty() || waiting_.back().phase != progress.phase) {
           waiting_.push_back({.phase = progress.phase, .message = {}});
@@ -236,9 +230,7 @@ absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
 }  // namespace
 
 absl::Status WeightsService::CheckRoom(const WorkCount& running, int max) const {
-  if (refuses_new_) {
-    return absl::UnavailableError("the server is shutting down");
-  }
+  if (refuses_new_) return absl::UnavailableError("the server is shutting down");
   if (running.count() >= max) {
     return WithRetryAfter(absl::ResourceExhaustedError(
                               absl::StrCat(max, &running == pushes_.get() ? " pushes" : " calls",
@@ -257,9 +249,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
     status =
         load.ok() ? RunOnThread(calls_, [call, load = *load] { call->Run(load); }) : load.status();
   }
-  if (!status.ok()) {
-    call->Finish(ToAdminStatus(status));
-  }
+  if (!status.ok()) call->Finish(ToAdminStatus(status));
   return call;
 }
 
@@ -272,9 +262,7 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
                              .ends_soon = refuses_new_,
                              .response = *response});
   absl::Status status = CheckRoom(*pushes_, kPushesMax);
-  if (status.ok()) {
-    status = RunOnThread(pushes_, [call] { call->Run(); });
-  }
+  if (status.ok()) status = RunOnThread(pushes_, [call] { call->Run(); });
   if (!status.ok()) {
     AddRetryHint(status, *context);
     call->Finish(ToAdminStatus(status));
@@ -353,9 +341,7 @@ grpc::ServerUnaryReactor* WeightsService::List(grpc::CallbackServerContext* /*co
         LOGPROBD_ASSIGN_OR_RETURN(const std::vector<HeadWeightsState> heads,
                                   store_.List(message.head()));
         v1::ListWeightsResponse answer;
-        for (const HeadWeightsState& head : heads) {
-          Fill(head, *answer.add_heads());
-        }
+        for (const HeadWeightsState& head : heads) Fill(head, *answer.add_heads());
         return SerializeMessage(answer);
       },
       *response);

@@ -78,9 +78,7 @@ class Parser {
   /// Keeps the first error.
   template <typename... Parts>
   void Fail(const Parts&... parts) {
-    if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(absl::StrCat(parts...));
-    }
+    if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat(parts...));
   }
 
   /// Records an error after which no further field can be found, and returns false.
@@ -99,18 +97,14 @@ class Parser {
     }
     const auto number = static_cast<uint32_t>(tag >> 3);
     const auto type = static_cast<WireType>(tag & 7);
-    if (number == 0) {
-      return Break("field number 0 at byte ", begin);
-    }
+    if (number == 0) return Break("field number 0 at byte ", begin);
     const Field field = FieldOf(number);
     const bool is_known = !field.name.empty();
     const bool matches = is_known && field.type == type;
     if (is_known && !matches) {
       Fail(field.name, ": wire type ", tag & 7, ", must be ", static_cast<uint32_t>(field.type));
     }
-    if (!ReadValue(number, type, field.name, matches)) {
-      return false;
-    }
+    if (!ReadValue(number, type, field.name, matches)) return false;
     if (!is_known) {
       unknown_bytes_ += reader_.position() - begin;
       if (unknown_bytes_ > kUnknownBytesMax) {
@@ -129,26 +123,18 @@ class Parser {
         if (!reader_.ReadVarint(kVarintBytesMax, value)) {
           return Break(shown, ": the number is truncated or has more than 64 bits");
         }
-        if (matches) {
-          SetNumber(number, name, value);
-        }
+        if (matches) SetNumber(number, name, value);
         return true;
       }
       case WireType::kFixed32: {
-        if (reader_.remaining() < 4) {
-          return Break(shown, ": truncated");
-        }
+        if (reader_.remaining() < 4) return Break(shown, ": truncated");
         uint32_t bits = 0;
         reader_.CopyTo(&bits, 4);
-        if (matches) {
-          SetNumber(number, name, bits);
-        }
+        if (matches) SetNumber(number, name, bits);
         return true;
       }
       case WireType::kFixed64:
-        if (reader_.remaining() < 8) {
-          return Break(shown, ": truncated");
-        }
+        if (reader_.remaining() < 8) return Break(shown, ": truncated");
         reader_.Skip(8);
         return true;
       case WireType::kBytes: {

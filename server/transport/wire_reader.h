@@ -30,9 +30,7 @@ class PieceReader {
   using Piece = absl::Span<const std::byte>;
 
   explicit PieceReader(absl::Span<const Piece> pieces) : pieces_(pieces) {
-    for (const Piece piece : pieces) {
-      remaining_ += static_cast<int64_t>(piece.size());
-    }
+    for (const Piece piece : pieces) remaining_ += static_cast<int64_t>(piece.size());
     total_ = remaining_;
   }
 
@@ -47,9 +45,7 @@ class PieceReader {
     while (length > 0) {
       const Piece piece = pieces_[index_].subspan(offset_);
       const size_t size = std::min(piece.size(), static_cast<size_t>(length));
-      if (size > 0) {
-        use(piece.first(size));
-      }
+      if (size > 0) use(piece.first(size));
       length -= static_cast<int64_t>(size);
       offset_ += size;
       if (offset_ == pieces_[index_].size()) {
@@ -78,13 +74,9 @@ class PieceReader {
     for (int i = 0; i < bytes_max && remaining_ > 0; ++i) {
       uint8_t byte = 0;
       CopyTo(&byte, 1);
-      if (i == 9 && byte > 1) {
-        return false;
-      }
+      if (i == 9 && byte > 1) return false;
       value |= static_cast<uint64_t>(byte & 0x7F) << (7 * i);
-      if ((byte & 0x80) == 0) {
-        return true;
-      }
+      if ((byte & 0x80) == 0) return true;
     }
     return false;
   }

@@ -35,16 +35,10 @@ absl::Status CheckTargets(absl::Span<const int32_t> targets, int64_t vocab, int3
            static_cast<uint32_t>(target != ignore_index);
   };
   uint32_t any_bad = 0;
-  for (const int32_t target : targets) {
-    any_bad |= is_bad(target);
-  }
-  if (any_bad == 0) {
-    return absl::OkStatus();
-  }
+  for (const int32_t target : targets) any_bad |= is_bad(target);
+  if (any_bad == 0) return absl::OkStatus();
   size_t row = 0;
-  while (is_bad(targets[row]) == 0) {
-    ++row;
-  }
+  while (is_bad(targets[row]) == 0) ++row;
   return absl::InvalidArgumentError(absl::StrCat("targets[", row, "]: ", targets[row],
                                                  ", must be in [0, ", vocab,
                                                  ") or the ignore_index ", ignore_index));
@@ -53,16 +47,10 @@ absl::Status CheckTargets(absl::Span<const int32_t> targets, int64_t vocab, int3
 absl::Status CheckIds(absl::string_view field, absl::Span<const int32_t> ids, int64_t vocab) {
   const auto limit = static_cast<uint32_t>(vocab);
   uint32_t any_bad = 0;
-  for (const int32_t id : ids) {
-    any_bad |= static_cast<uint32_t>(static_cast<uint32_t>(id) >= limit);
-  }
-  if (any_bad == 0) {
-    return absl::OkStatus();
-  }
+  for (const int32_t id : ids) any_bad |= static_cast<uint32_t>(static_cast<uint32_t>(id) >= limit);
+  if (any_bad == 0) return absl::OkStatus();
   size_t index = 0;
-  while (static_cast<uint32_t>(ids[index]) < limit) {
-    ++index;
-  }
+  while (static_cast<uint32_t>(ids[index]) < limit) ++index;
   return absl::InvalidArgumentError(
       absl::StrCat(field, "[", index, "]: ", ids[index], ", must be in [0, ", vocab, ")"));
 }
@@ -80,9 +68,7 @@ absl::Status CheckOffsets(absl::string_view field, absl::Span<const uint32_t> of
   }
   if (any_fall != 0) {
     size_t index = 1;
-    while (offsets[index] >= offsets[index - 1]) {
-      ++index;
-    }
+    while (offsets[index] >= offsets[index - 1]) ++index;
     return absl::InvalidArgumentError(absl::StrCat(field, "[", index, "]: ", offsets[index],
                                                    ", must not be below the previous offset, ",
                                                    offsets[index - 1]));
@@ -145,9 +131,7 @@ std::pair<absl::string_view, int64_t> PayloadOf(const ScoreRequest& request) {
   if (request.shared_memory.has_value()) {
     return {"shared_memory.bytes", request.shared_memory->bytes};
   }
-  if (request.cuda_ipc.has_value()) {
-    return {"cuda_ipc.bytes", request.cuda_ipc->memory.bytes};
-  }
+  if (request.cuda_ipc.has_value()) return {"cuda_ipc.bytes", request.cuda_ipc->memory.bytes};
   return {"hidden", request.hidden.bytes};
 }
 
@@ -216,9 +200,7 @@ absl::Status CheckCandidates(const ScoreRequest& request, const HeadInfo& head) 
     return Invalid("candidate_ids: ", num_ids, " ids, must be at most ",
                    head.limits.candidates_max);
   }
-  if (request.candidate_offsets.empty() && num_ids == 0) {
-    return absl::OkStatus();
-  }
+  if (request.candidate_offsets.empty() && num_ids == 0) return absl::OkStatus();
   if (static_cast<int64_t>(request.candidate_offsets.size()) != request.rows + 1) {
     return Invalid("candidate_offsets: ", request.candidate_offsets.size(), " offsets, must be ",
                    request.rows + 1, ", rows + 1");
@@ -229,9 +211,7 @@ absl::Status CheckCandidates(const ScoreRequest& request, const HeadInfo& head) 
 }
 
 absl::Status CheckSegments(const ScoreRequest& request, const HeadInfo& head) {
-  if (request.segment_offsets.empty()) {
-    return absl::OkStatus();
-  }
+  if (request.segment_offsets.empty()) return absl::OkStatus();
   if (request.num_segments() > head.limits.segments_max) {
     return Invalid("segment_offsets: ", request.num_segments(), " segments, must be at most ",
                    head.limits.segments_max);

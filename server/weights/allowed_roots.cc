@@ -32,18 +32,14 @@ bool IsBelow(absl::string_view path, absl::string_view root) {
 /// Returns the lexically normal form without a trailing slash.
 std::string Normal(const fs::path& path) {
   std::string text = path.lexically_normal().string();
-  if (text.size() > 1 && text.back() == '/') {
-    text.pop_back();
-  }
+  if (text.size() > 1 && text.back() == '/') text.pop_back();
   return text;
 }
 
 }  // namespace
 
 absl::StatusOr<AllowedRoots> AllowedRoots::Create(const std::vector<std::string>& folders) {
-  if (folders.empty()) {
-    return absl::InvalidArgumentError("there must be at least one folder");
-  }
+  if (folders.empty()) return absl::InvalidArgumentError("there must be at least one folder");
   AllowedRoots roots;
   for (const std::string& folder : folders) {
     std::error_code error;

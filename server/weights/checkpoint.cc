@@ -25,9 +25,7 @@ constexpr std::array<absl::string_view, 5> kPickleSuffixes = {".bin", ".pt", ".p
 
 bool IsPickle(absl::string_view file_name) {
   for (const absl::string_view suffix : kPickleSuffixes) {
-    if (absl::EndsWithIgnoreCase(file_name, suffix)) {
-      return true;
-    }
+    if (absl::EndsWithIgnoreCase(file_name, suffix)) return true;
   }
   return false;
 }
@@ -77,9 +75,7 @@ absl::Status ExplainNoWeights(const std::string& folder) {
       is_cache = true;
     }
   }
-  if (error) {
-    return PathError(folder, error);
-  }
+  if (error) return PathError(folder, error);
   const std::string no_weights =
       absl::StrCat(PrintableName(folder), " has neither ", kSingleFile, " nor ", kIndexFile);
   if (is_cache) {
@@ -96,12 +92,8 @@ absl::Status ExplainNoWeights(const std::string& folder) {
     return absl::NotFoundError(absl::StrCat(no_weights, "; to use ", PrintableName(safetensors),
                                             ", give the path of that file"));
   }
-  if (!pickle.empty()) {
-    return PickleUnsupported(folder, pickle);
-  }
-  if (!gguf.empty()) {
-    return GgufUnsupported(gguf);
-  }
+  if (!pickle.empty()) return PickleUnsupported(folder, pickle);
+  if (!gguf.empty()) return GgufUnsupported(gguf);
   return absl::NotFoundError(absl::StrCat(no_weights, HubDownloadHint(folder, "")));
 }
 
@@ -109,12 +101,8 @@ absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
   const std::string name = path.filename().string();
   const std::string folder =
       path.has_parent_path() ? path.parent_path().string() : std::string(".");
-  if (IsPickle(name)) {
-    return PickleUnsupported(path.string(), name);
-  }
-  if (absl::EndsWith(name, ".gguf")) {
-    return GgufUnsupported(name);
-  }
+  if (IsPickle(name)) return PickleUnsupported(path.string(), name);
+  if (absl::EndsWith(name, ".gguf")) return GgufUnsupported(name);
   const bool indexed = absl::EndsWith(name, ".safetensors.index.json");
   if (!indexed && !absl::EndsWith(name, ".safetensors")) {
     return absl::InvalidArgumentError(
@@ -137,12 +125,8 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
         PrintableName(path),
         " does not exist; the model must be a local folder (models are not downloaded by name)"));
   }
-  if (error) {
-    return PathError(path, error);
-  }
-  if (status.type() != fs::file_type::directory) {
-    return PathsOfFile(path);
-  }
+  if (error) return PathError(path, error);
+  if (status.type() != fs::file_type::directory) return PathsOfFile(path);
   const std::string index = (fs::path(path) / std::string(kIndexFile)).string();
   for (const absl::string_view name : {kSingleFile, kIndexFile}) {
     const fs::path file = fs::path(path) / std::string(name);
@@ -151,9 +135,7 @@ absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
       const bool has_other = name == kSingleFile && fs::exists(index, error);
       return ModelPaths{path, file.string(), name == kIndexFile, has_other ? index : ""};
     }
-    if (error && error != std::errc::no_such_file_or_directory) {
-      return PathError(path, error);
-    }
+    if (error && error != std::errc::no_such_file_or_directory) return PathError(path, error);
   }
   return ExplainNoWeights(path);
 }
@@ -168,17 +150,13 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelPaths& paths, HeadNames& 
     LOGPROBD_ASSIGN_OR_RETURN(checkpoint.index_, RegularFile::Open(paths.weights, roots));
     auto files = ReadSafetensorsIndex(
         *checkpoint.index_, [&names](absl::string_view name) { return names.Wants(name); });
-    if (!files.ok()) {
-      return WithContext(files.status(), PrintableName(paths.weights));
-    }
+    if (!files.ok()) return WithContext(files.status(), PrintableName(paths.weights));
     checkpoint.files_ = *std::move(files);
     return checkpoint;
   }
   const std::string file_name = fs::path(paths.weights).filename().string();
   LOGPROBD_ASSIGN_OR_RETURN(const Shard* shard, checkpoint.OpenShard(file_name));
-  for (const TensorEntry& entry : shard->header.tensors) {
-    checkpoint.files_[entry.name] = file_name;
-  }
+  for (const TensorEntry& entry : shard->header.tensors) checkpoint.files_[entry.name] = file_name;
   return checkpoint;
 }
 
@@ -189,13 +167,9 @@ absl::StatusOr<const Checkpoint::Shard*> Checkpoint::OpenShard(const std::string
     LOGPROBD_ASSIGN_OR_RETURN(auto file, RegularFile::Open(path, roots_));
     auto header = ReadSafetensorsHeader(
         *file, [this](absl::string_view name) { return names_->Wants(name); });
-    if (!header.ok()) {
-      return WithContext(header.status(), PrintableName(path));
-    }
+    if (!header.ok()) return WithContext(header.status(), PrintableName(path));
     for (const TensorEntry& entry : header->tensors) {
-      if (paths_.indexed && !files_.contains(entry.name)) {
-        unlisted_.push_back(entry.name);
-      }
+      if (paths_.indexed && !files_.contains(entry.name)) unlisted_.push_back(entry.name);
     }
     slot = std::make_unique<Shard>(Shard{std::move(file), *std::move(header)});
   }
@@ -210,9 +184,7 @@ absl::StatusOr<StoredTensor> Checkpoint::Find(absl::string_view name) {
   }
   auto shard = OpenShard(file_name->second);
   if (!shard.ok()) {
-    if (!absl::IsNotFound(shard.status()) || !paths_.indexed) {
-      return shard.status();
-    }
+    if (!absl::IsNotFound(shard.status()) || !paths_.indexed) return shard.status();
     const std::string hint = HubDownloadHint(paths_.folder, file_name->second);
     return absl::NotFoundError(absl::StrCat(
         "the index places ", PrintableName(name), " in a file that is missing",

@@ -48,9 +48,7 @@ bool HasNonfinite(absl::Span<const std::byte> bytes, Dtype dtype) {
 std::string NameElement(absl::Span<const std::byte> rows, int64_t row_begin, const HeadInfo& info) {
   const auto element_bytes = static_cast<size_t>(DtypeBytes(info.dtype));
   size_t index = 0;
-  while (!HasNonfinite(rows.subspan(index * element_bytes, element_bytes), info.dtype)) {
-    ++index;
-  }
+  while (!HasNonfinite(rows.subspan(index * element_bytes, element_bytes), info.dtype)) ++index;
   const auto hidden = static_cast<size_t>(info.hidden_size);
   return absl::StrCat("row ", row_begin + static_cast<int64_t>(index / hidden), " column ",
                       index % hidden, " is NaN or Inf");
@@ -96,18 +94,14 @@ absl::StatusOr<ContentCheck> CheckContent(
     sha256.Add(bytes);
     const int64_t valid_rows = std::clamp(info.vocab_size - row, int64_t{0}, end - row);
     const auto valid = bytes.first(static_cast<size_t>(valid_rows * row_bytes));
-    if (result.nonfinite.empty()) {
-      result.nonfinite = NonfiniteInRows(valid, row, info);
-    }
+    if (result.nonfinite.empty()) result.nonfinite = NonfiniteInRows(valid, row, info);
   }
   sha256.Add(weights.stored_bias());
   if (result.nonfinite.empty()) {
     result.nonfinite = NonfiniteInBias(weights.bias(), 0, info.vocab_size);
   }
   LOGPROBD_ASSIGN_OR_RETURN(result.sha256, sha256.Hex());
-  if (progress) {
-    (void)progress(total_bytes, total_bytes);
-  }
+  if (progress) (void)progress(total_bytes, total_bytes);
   return result;
 }
 
@@ -131,9 +125,7 @@ absl::Status FiniteWeights::ReadRows(int64_t row_begin, int64_t row_end, std::by
         {out + (row - row_begin) * row_pitch_bytes, static_cast<size_t>(step * row_bytes)}, row,
         info);
   }
-  if (nonfinite.empty()) {
-    nonfinite = NonfiniteInBias(weights_.bias(), row_begin, valid_end);
-  }
+  if (nonfinite.empty()) nonfinite = NonfiniteInBias(weights_.bias(), row_begin, valid_end);
   return nonfinite.empty() ? absl::OkStatus() : NotFinite(source_, nonfinite, advice_);
 }
 

@@ -43,9 +43,7 @@ std::string Printable(const std::vector<std::string>& names) {
 // Returns the name of a tensor that only a quantised `weight_name` has, or an empty string.
 std::string QuantizedTrace(const Checkpoint& checkpoint, absl::string_view weight_name) {
   for (const std::string& name : QuantizedNamesOf(weight_name)) {
-    if (checkpoint.Has(name)) {
-      return name;
-    }
+    if (checkpoint.Has(name)) return name;
   }
   return "";
 }
@@ -126,12 +124,8 @@ absl::StatusOr<Comparison> Compare(const StoredTensor& a, const StoredTensor& b,
     return Comparison::kUnrelated;
   }
   const int64_t rows = num_rows.value_or(shape_a[0]);
-  if (!num_rows.has_value() && shape_a[0] != shape_b[0]) {
-    return Comparison::kDifferent;
-  }
-  if (std::min(shape_a[0], shape_b[0]) < rows) {
-    return Comparison::kUnrelated;
-  }
+  if (!num_rows.has_value() && shape_a[0] != shape_b[0]) return Comparison::kDifferent;
+  if (std::min(shape_a[0], shape_b[0]) < rows) return Comparison::kUnrelated;
   constexpr int64_t kBlockElements = int64_t{1} << 20;
   const int64_t total = rows * shape_a[1];
   std::vector<std::byte> bytes_a;
@@ -146,18 +140,14 @@ absl::StatusOr<Comparison> Compare(const StoredTensor& a, const StoredTensor& b,
     };
     LOGPROBD_RETURN_IF_ERROR(read(a, *dtype_a, bytes_a));
     LOGPROBD_RETURN_IF_ERROR(read(b, *dtype_b, bytes_b));
-    if (*dtype_a == *dtype_b && bytes_a == bytes_b) {
-      continue;
-    }
+    if (*dtype_a == *dtype_b && bytes_a == bytes_b) continue;
     const std::vector<float> values_a = Widen(bytes_a, *dtype_a);
     const std::vector<float> values_b = Widen(bytes_b, *dtype_b);
     // Values that are not numbers count as equal here; they are refused later.
     const bool are_equal =
         std::equal(values_a.begin(), values_a.end(), values_b.begin(),
                    [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); });
-    if (!are_equal) {
-      return Comparison::kDifferent;
-    }
+    if (!are_equal) return Comparison::kDifferent;
   }
   return Comparison::kEqual;
 }
@@ -175,13 +165,9 @@ bool MayBeHead(const StoredTensor& tensor, const HeadConfig& config,
 absl::Status CheckOthers(Checkpoint& checkpoint, const HeadConfig& config,
                          const std::vector<std::string>& names, const std::string& chosen,
                          bool is_of_type, std::optional<int64_t> valid_vocab) {
-  if (is_of_type) {
-    return absl::OkStatus();
-  }
+  if (is_of_type) return absl::OkStatus();
   for (const std::string& other : names) {
-    if (other == chosen || !checkpoint.Has(other)) {
-      continue;
-    }
+    if (other == chosen || !checkpoint.Has(other)) continue;
     LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor a, checkpoint.Find(chosen));
     LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor b, checkpoint.Find(other));
     LOGPROBD_ASSIGN_OR_RETURN(const Comparison comparison, Compare(a, b, valid_vocab));
@@ -200,15 +186,9 @@ enum class Evidence { kUntied, kTied, kUnclear };
 
 // Both a head and an embedding are stored, so the flag is believed, or what the class assumes.
 Evidence OfTwoTensors(const TieFlag& tied) {
-  if (tied.is_contradictory) {
-    return Evidence::kUnclear;
-  }
-  if (tied.is_never) {
-    return Evidence::kUntied;
-  }
-  if (tied.stated.has_value()) {
-    return *tied.stated ? Evidence::kTied : Evidence::kUntied;
-  }
+  if (tied.is_contradictory) return Evidence::kUnclear;
+  if (tied.is_never) return Evidence::kUntied;
+  if (tied.stated.has_value()) return *tied.stated ? Evidence::kTied : Evidence::kUntied;
   if (tied.elsewhere == std::optional<bool>(false) || !tied.by_default.value_or(false)) {
     return Evidence::kUntied;
   }
@@ -217,15 +197,9 @@ Evidence OfTwoTensors(const TieFlag& tied) {
 
 // Only an embedding is stored. It is the head if the model's class ties it.
 Evidence OfEmbeddingAlone(const TieFlag& tied) {
-  if (tied.is_contradictory) {
-    return Evidence::kUnclear;
-  }
-  if (tied.is_never) {
-    return Evidence::kUntied;
-  }
-  if (tied.is_always) {
-    return Evidence::kTied;
-  }
+  if (tied.is_contradictory) return Evidence::kUnclear;
+  if (tied.is_never) return Evidence::kUntied;
+  if (tied.is_always) return Evidence::kTied;
   const std::optional<bool> says = tied.stated.has_value() ? tied.stated : tied.by_default;
   return !says.has_value() ? Evidence::kUnclear : *says ? Evidence::kTied : Evidence::kUntied;
 }
@@ -234,9 +208,7 @@ std::string WhatTheConfigSays(const TieFlag& tied) {
   if (tied.is_contradictory) {
     return "the levels of config.json contradict each other about tie_word_embeddings";
   }
-  if (tied.is_never) {
-    return "the model's class never ties its head to the embedding";
-  }
+  if (tied.is_never) return "the model's class never ties its head to the embedding";
   if (tied.stated.has_value()) {
     return absl::StrCat("config.json says that the head is ", *tied.stated ? "" : "not ",
                         "tied to the embedding (", tied.name, " is ",
@@ -281,18 +253,14 @@ absl::StatusOr<HeadChoice> ChooseOfTwo(Checkpoint& checkpoint, const HeadConfig&
   HeadChoice choice;
   LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head));
   const Evidence evidence = OfTwoTensors(config.tied);
-  if (evidence == Evidence::kUntied) {
-    return choice;
-  }
+  if (evidence == Evidence::kUntied) return choice;
   LOGPROBD_ASSIGN_OR_RETURN(const StoredTensor embedding_tensor, checkpoint.Find(embedding));
   LOGPROBD_ASSIGN_OR_RETURN(const Comparison comparison,
                             Compare(choice.tensor, embedding_tensor, valid_vocab));
   if (comparison == Comparison::kUnrelated) {
     return CannotBeOne(config.tied, choice.tensor, embedding_tensor, valid_vocab);
   }
-  if (comparison == Comparison::kDifferent) {
-    return Contradiction(config.tied, head, embedding);
-  }
+  if (comparison == Comparison::kDifferent) return Contradiction(config.tied, head, embedding);
   if (evidence == Evidence::kTied) {
     choice.tensor = embedding_tensor;
     choice.tied = true;
@@ -311,9 +279,7 @@ absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig
     const bool is_of_type = config.rule != nullptr && config.rule->head == head;
     LOGPROBD_RETURN_IF_ERROR(
         CheckOthers(checkpoint, config, names.heads(), head, is_of_type, valid_vocab));
-    if (!embedding.empty()) {
-      return ChooseOfTwo(checkpoint, config, head, embedding, valid_vocab);
-    }
+    if (!embedding.empty()) return ChooseOfTwo(checkpoint, config, head, embedding, valid_vocab);
     LOGPROBD_ASSIGN_OR_RETURN(choice.tensor, checkpoint.Find(head));
     return choice;
   }
@@ -323,9 +289,7 @@ absl::StatusOr<HeadChoice> ChooseByName(Checkpoint& checkpoint, const HeadConfig
       return QuantizedUnsupported(trace, config);
     }
   }
-  if (!names.unknown_heads().empty()) {
-    return NotUnderstood(names.unknown_heads());
-  }
+  if (!names.unknown_heads().empty()) return NotUnderstood(names.unknown_heads());
   if (embedding.empty()) {
     for (const std::string& name : names.embeddings()) {
       LOGPROBD_RETURN_IF_ERROR(CheckForm(checkpoint, config, names, name));
@@ -395,23 +359,17 @@ namespace {
 absl::StatusOr<std::string> FindBias(const Checkpoint& checkpoint, const HeadNames& names,
                                      const std::string& weight_name) {
   std::string found;
-  if (std::string sibling = BiasNameOf(weight_name); checkpoint.Has(sibling)) {
-    found = sibling;
-  }
+  if (std::string sibling = BiasNameOf(weight_name); checkpoint.Has(sibling)) found = sibling;
   // An embedding has no bias of its own, but the head that it replaces may have one.
   const auto& embeddings = names.embeddings();
   if (found.empty() &&
       std::find(embeddings.begin(), embeddings.end(), weight_name) != embeddings.end()) {
     for (const std::string& head : names.heads()) {
-      if (std::string name = BiasNameOf(head); found.empty() && checkpoint.Has(name)) {
-        found = name;
-      }
+      if (std::string name = BiasNameOf(head); found.empty() && checkpoint.Has(name)) found = name;
     }
   }
   std::vector<std::string> biases = names.final_biases();
-  if (!found.empty()) {
-    biases.push_back(std::move(found));
-  }
+  if (!found.empty()) biases.push_back(std::move(found));
   if (biases.size() > 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the checkpoint has several biases of the head (", Printable(biases),

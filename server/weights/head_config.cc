@@ -37,9 +37,7 @@ absl::StatusOr<const Json*> ObjectAt(const Json& top, absl::string_view path) {
   const Json* object = &top;
   for (const absl::string_view key : absl::StrSplit(path, '.', absl::SkipEmpty())) {
     const auto found = object->find(std::string(key));
-    if (found == object->end() || found->is_null()) {
-      return nullptr;
-    }
+    if (found == object->end() || found->is_null()) return nullptr;
     if (!found->is_object()) {
       return absl::InvalidArgumentError(absl::StrCat(key, " is not an object"));
     }
@@ -63,9 +61,7 @@ class ConfigLevels {
   static absl::StatusOr<ConfigLevels> Of(const Json& top) {
     const TypeRule* const rule = RuleOf(top);
     std::vector<std::string> paths = HeadRules::Get().config_levels;
-    if (rule != nullptr && !rule->text_level.empty()) {
-      paths = {rule->text_level};
-    }
+    if (rule != nullptr && !rule->text_level.empty()) paths = {rule->text_level};
     ConfigLevels levels;
     for (const std::string& path : paths) {
       LOGPROBD_ASSIGN_OR_RETURN(const Json* text, ObjectAt(top, path));
@@ -74,9 +70,7 @@ class ConfigLevels {
       if (dot != std::string::npos) {
         LOGPROBD_ASSIGN_OR_RETURN(enclosing, ObjectAt(top, path.substr(0, dot)));
       }
-      if (text == nullptr && enclosing == nullptr) {
-        continue;
-      }
+      if (text == nullptr && enclosing == nullptr) continue;
       for (const Json* level : {text, enclosing}) {
         if (level != nullptr) {
           levels.levels_.push_back(level);
@@ -93,14 +87,10 @@ class ConfigLevels {
   // Returns null if no level has the key, or if its value is null in the innermost level that has
   // it.
   const Json* Find(absl::string_view key) const {
-    if (key.empty()) {
-      return nullptr;
-    }
+    if (key.empty()) return nullptr;
     for (const Json* level : levels_) {
       const auto found = level->find(std::string(key));
-      if (found != level->end()) {
-        return found->is_null() ? nullptr : &*found;
-      }
+      if (found != level->end()) return found->is_null() ? nullptr : &*found;
     }
     return nullptr;
   }
@@ -155,12 +145,8 @@ absl::StatusOr<std::optional<int64_t>> HiddenSize(const ConfigLevels& levels) {
 
 absl::StatusOr<std::optional<bool>> Flag(const ConfigLevels& levels, absl::string_view key) {
   const Json* value = levels.Find(key);
-  if (value == nullptr) {
-    return std::optional<bool>();
-  }
-  if (!value->is_boolean()) {
-    return WrongValue(key, *value, "true or false");
-  }
+  if (value == nullptr) return std::optional<bool>();
+  if (!value->is_boolean()) return WrongValue(key, *value, "true or false");
   return std::optional<bool>(value->get<bool>());
 }
 
@@ -170,9 +156,7 @@ absl::StatusOr<std::optional<double>> Factor(const ConfigLevels& levels, absl::s
   if (value == nullptr || (value->is_boolean() && !value->get<bool>())) {
     return std::optional<double>();
   }
-  if (!value->is_number()) {
-    return WrongValue(key, *value, "a number");
-  }
+  if (!value->is_number()) return WrongValue(key, *value, "a number");
   const double number = value->get<double>();
   if (!std::isfinite(static_cast<float>(number)) || static_cast<float>(number) <= 0.0F) {
     return WrongValue(key, *value, "a positive number that fits fp32");
@@ -185,9 +169,7 @@ std::string ModelType(const ConfigLevels& levels) {
   std::string model_type;
   for (const Json* level : levels.all()) {
     std::string type = TypeOf(*level);
-    if (!type.empty()) {
-      model_type = std::move(type);
-    }
+    if (!type.empty()) model_type = std::move(type);
   }
   // The type is written to logs and labels, so it is escaped and truncated.
   constexpr size_t kModelTypeBytesMax = 64;
@@ -197,9 +179,7 @@ std::string ModelType(const ConfigLevels& levels) {
 
 std::string QuantizationMethod(const ConfigLevels& levels) {
   const Json* config = levels.Find("quantization_config");
-  if (config == nullptr || !config->is_object()) {
-    return "";
-  }
+  if (config == nullptr || !config->is_object()) return "";
   const auto method = config->find("quant_method");
   return method != config->end() && method->is_string() ? method->get<std::string>() : "";
 }
@@ -217,14 +197,10 @@ AppliedRules RulesOf(const ConfigLevels& levels) {
   AppliedRules applied = {.top = RuleOf(levels.top()), .text = RuleOf(*levels.all().front())};
   for (size_t i = levels.all().size(); i-- > 0;) {
     const TypeRule* const rule = RuleOf(*levels.all()[i]);
-    if (rule == nullptr) {
-      continue;
-    }
+    if (rule == nullptr) continue;
     applied.outer = applied.outer == nullptr ? rule : applied.outer;
     applied.logits = rule;
-    if (!rule->inner) {
-      break;
-    }
+    if (!rule->inner) break;
   }
   return applied;
 }
@@ -243,12 +219,8 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
     for (const absl::string_view key :
          {rule == nullptr ? absl::string_view() : rule->tie_key, kTieKey}) {
       const auto found = level->find(std::string(key));
-      if (key.empty() || flag.has_value() || found == level->end() || found->is_null()) {
-        continue;
-      }
-      if (!found->is_boolean()) {
-        return WrongValue(key, *found, "true or false");
-      }
+      if (key.empty() || flag.has_value() || found == level->end() || found->is_null()) continue;
+      if (!found->is_boolean()) return WrongValue(key, *found, "true or false");
       flag = found->get<bool>();
     }
     flags.push_back(flag);
@@ -265,9 +237,7 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
   if (rule == nullptr) {
     tie.is_contradictory = says(true) && says(false);
     tie.stated = tie.is_contradictory ? std::optional<bool>() : first_stated(flags);
-    if (text != nullptr && !tie.is_contradictory) {
-      tie.by_default = text_ties_by_default;
-    }
+    if (text != nullptr && !tie.is_contradictory) tie.by_default = text_ties_by_default;
     return tie;
   }
   tie.by_default =
@@ -312,16 +282,12 @@ absl::StatusOr<TieFlag> ResolveTie(const ConfigLevels& levels, const TypeRule* r
 std::optional<double> DefaultOf(const ConfigLevels& levels, const std::string& key,
                                 std::optional<double> own) {
   const TypeRule* const text = RuleOf(*levels.all().front());
-  if (text == nullptr || key.empty()) {
-    return own;
-  }
+  if (text == nullptr || key.empty()) return own;
   if (text->softcap.has_value() && text->softcap->key == key) {
     return text->softcap->default_value.has_value() ? text->softcap->default_value : own;
   }
   for (const ScaleRule& scale : text->scales) {
-    if (scale.key == key && scale.default_value.has_value()) {
-      return scale.default_value;
-    }
+    if (scale.key == key && scale.default_value.has_value()) return scale.default_value;
   }
   return own;
 }
@@ -338,13 +304,9 @@ absl::StatusOr<std::optional<double>> FactorOf(const ConfigLevels& levels, const
     value = flag.has_value() ? std::optional<double>(*flag) : rule.default_value;
   } else {
     LOGPROBD_ASSIGN_OR_RETURN(value, Factor(levels, rule.key));
-    if (!levels.Has(rule.key)) {
-      value = DefaultOf(levels, rule.key, rule.default_value);
-    }
+    if (!levels.Has(rule.key)) value = DefaultOf(levels, rule.key, rule.default_value);
   }
-  if (!value.has_value() || (is_flag && *value == 0.0)) {
-    return std::optional<double>();
-  }
+  if (!value.has_value() || (is_flag && *value == 0.0)) return std::optional<double>();
   const bool needs_hidden = is_flag || rule.op == ScaleRule::Op::kOverHiddenSize;
   if (needs_hidden && !config.hidden_size.has_value()) {
     return absl::InvalidArgumentError(
@@ -384,13 +346,9 @@ absl::Status ResolveScale(const ConfigLevels& levels, const TypeRule& rule,
         ", which config.json lacks; set --logit-scale"));
   }
   for (const ScaleRule& scale : rule.scales) {
-    if (Contains(overrides.ignored_keys, scale.key)) {
-      continue;
-    }
+    if (Contains(overrides.ignored_keys, scale.key)) continue;
     LOGPROBD_ASSIGN_OR_RETURN(const std::optional<double> factor, FactorOf(levels, scale, config));
-    if (!factor.has_value()) {
-      continue;
-    }
+    if (!factor.has_value()) continue;
     config.scale *= *factor;
     if (scale.key.empty() && config.tied.stated == std::optional<bool>(false)) {
       config.warnings.push_back(absl::StrCat("transformers ", HeadRules::Get().transformers_version,
@@ -421,9 +379,7 @@ absl::Status ResolveSoftcap(const ConfigLevels& levels, const TypeRule& rule,
   const std::string& key = rule.softcap->key;
   if (!levels.Has(key)) {
     config.softcap = DefaultOf(levels, key, rule.softcap->default_value).value_or(0.0);
-    if (config.softcap > 0) {
-      WarnOfDefault(key, "cap", config.softcap, config);
-    }
+    if (config.softcap > 0) WarnOfDefault(key, "cap", config.softcap, config);
     return absl::OkStatus();
   }
   if (const Json* value = levels.Find(key); value != nullptr && *value != 0) {
@@ -438,9 +394,7 @@ absl::Status ResolveSoftcap(const ConfigLevels& levels, const TypeRule& rule,
 absl::Status CheckTextModel(const ConfigLevels& levels, const AppliedRules& applied,
                             const LogitOverrides& overrides, const HeadConfig& config) {
   const TypeRule* const text = applied.text;
-  if (text == nullptr || text == applied.logits) {
-    return absl::OkStatus();
-  }
+  if (text == nullptr || text == applied.logits) return absl::OkStatus();
   struct Key {
     std::string name;
     std::optional<double> by_default;
@@ -456,9 +410,7 @@ absl::Status CheckTextModel(const ConfigLevels& levels, const AppliedRules& appl
     keys.push_back({text->softcap->key, text->softcap->default_value, 0.0});
   }
   for (const auto& [key, by_default, neutral] : keys) {
-    if (applied.logits->Transforms(key) || Contains(overrides.ignored_keys, key)) {
-      continue;
-    }
+    if (applied.logits->Transforms(key) || Contains(overrides.ignored_keys, key)) continue;
     std::optional<double> value = by_default;
     if (const Json* found = levels.Find(key); levels.Has(key)) {
       value = neutral;
@@ -496,9 +448,7 @@ void AddUnknownKeys(const Json& level, const std::vector<const TypeRule*>& under
     const std::string& key = item.key();
     const Json& value = item.value();
     // A list has its places as keys.
-    if (IsOff(value) || (level.is_object() && Contains(overrides.ignored_keys, key))) {
-      continue;
-    }
+    if (IsOff(value) || (level.is_object() && Contains(overrides.ignored_keys, key))) continue;
     const bool is_known =
         std::any_of(understood.begin(), understood.end(), [&key](const TypeRule* rule) {
           return rule->Transforms(key) || Contains(rule->no_effect, key);
@@ -518,9 +468,7 @@ absl::Status RefuseUnknownKeys(const Json& top, const std::vector<const TypeRule
                                const LogitOverrides& overrides, const HeadConfig& config) {
   std::map<std::string, std::string> found;
   AddUnknownKeys(top, understood, overrides, found);
-  if (found.empty()) {
-    return absl::OkStatus();
-  }
+  if (found.empty()) return absl::OkStatus();
   // The list is the user's to copy, so it is whole unless there are very many keys.
   constexpr size_t kKeysMax = 32;
   std::vector<std::string> names;
@@ -546,9 +494,7 @@ absl::Status RefuseUnknownKeys(const Json& top, const std::vector<const TypeRule
 absl::Status RefuseType(const TypeRule& rule, const std::string& type, const HeadConfig& config) {
   const bool is_plain = std::find(rule.plain_vocab.begin(), rule.plain_vocab.end(),
                                   config.vocab_size.value_or(0)) != rule.plain_vocab.end();
-  if (rule.refused.empty() || is_plain) {
-    return absl::OkStatus();
-  }
+  if (rule.refused.empty() || is_plain) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
       "models of type ", type, " are not served: ", rule.refused,
       "; to serve the folder as the plain head of some other model, set --ignore-config-key "
@@ -560,9 +506,7 @@ absl::Status RefuseType(const TypeRule& rule, const std::string& type, const Hea
 absl::Status RefuseUnknownLevels(const Json& level, const ConfigLevels& levels) {
   const HeadRules& rules = HeadRules::Get();
   for (const auto& [key, value] : level.items()) {
-    if (!value.is_object() || rules.IsOtherLevel(key)) {
-      continue;
-    }
+    if (!value.is_object() || rules.IsOtherLevel(key)) continue;
     const bool is_searched =
         std::find(levels.all().begin(), levels.all().end(), &value) != levels.all().end();
     const TypeRule* const rule = is_searched ? nullptr : RuleOf(value);
@@ -626,9 +570,7 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
         LOGPROBD_RETURN_IF_ERROR(RefuseType(*rule, TypeOf(*level), config));
       }
     }
-    if (applied.text != nullptr) {
-      understood.push_back(applied.text);
-    }
+    if (applied.text != nullptr) understood.push_back(applied.text);
     LOGPROBD_RETURN_IF_ERROR(CheckTextModel(levels, applied, overrides, config));
   }
   LOGPROBD_RETURN_IF_ERROR(RefuseUnknownKeys(levels.top(), understood, overrides, config));
@@ -645,14 +587,10 @@ absl::Status ResolveLogits(const ConfigLevels& levels, const LogitOverrides& ove
 
 // Replaces vocab_size by the number of ids of a type that has a key of its own for it.
 absl::Status ResolveVocab(const ConfigLevels& levels, HeadConfig& config) {
-  if (config.rule == nullptr || config.rule->vocab_key.empty()) {
-    return absl::OkStatus();
-  }
+  if (config.rule == nullptr || config.rule->vocab_key.empty()) return absl::OkStatus();
   const std::string& unless = config.rule->vocab_unless;
   LOGPROBD_ASSIGN_OR_RETURN(const std::optional<bool> flag, Flag(levels, unless));
-  if (!unless.empty() && flag.value_or(true)) {
-    return absl::OkStatus();
-  }
+  if (!unless.empty() && flag.value_or(true)) return absl::OkStatus();
   LOGPROBD_ASSIGN_OR_RETURN(const std::optional<int64_t> ids,
                             Dimension(levels, config.rule->vocab_key));
   if (ids.has_value()) {
@@ -677,9 +615,7 @@ absl::StatusOr<HeadConfig> ParseHeadConfig(absl::string_view json,
   }
   LOGPROBD_ASSIGN_OR_RETURN(const ConfigLevels levels, ConfigLevels::Of(top));
   HeadConfig config;
-  if (!Contains(overrides.ignored_keys, kModelTypeKey)) {
-    config.model_type = ModelType(levels);
-  }
+  if (!Contains(overrides.ignored_keys, kModelTypeKey)) config.model_type = ModelType(levels);
   config.quantization_method = QuantizationMethod(levels);
   config.ignored_names = overrides.ignored_keys;
   LOGPROBD_ASSIGN_OR_RETURN(config.hidden_size, HiddenSize(levels));
@@ -698,16 +634,10 @@ bool IsTransformKey(absl::string_view key) {
     auto* all = new absl::flat_hash_set<std::string>;
     for (const auto& [type, rule] : HeadRules::Get().types) {
       for (const ScaleRule& scale : rule.scales) {
-        if (!scale.key.empty() && scale.key != kTieKey) {
-          all->insert(scale.key);
-        }
+        if (!scale.key.empty() && scale.key != kTieKey) all->insert(scale.key);
       }
-      if (!rule.vocab_key.empty()) {
-        all->insert(rule.vocab_key);
-      }
-      if (rule.softcap.has_value()) {
-        all->insert(rule.softcap->key);
-      }
+      if (!rule.vocab_key.empty()) all->insert(rule.vocab_key);
+      if (rule.softcap.has_value()) all->insert(rule.softcap->key);
     }
     return all;
   }();
@@ -743,9 +673,7 @@ Json HeadKeysOf(const Json& level, const std::vector<std::string>& ignored_keys)
   const HeadRules& rules = HeadRules::Get();
   Json kept = Json::object();
   for (const auto& [key, value] : level.items()) {
-    if (Contains(ignored_keys, key)) {
-      continue;
-    }
+    if (Contains(ignored_keys, key)) continue;
     if (value.is_object() && !rules.MayChangeLogits(key)) {
       Json inner = rules.IsOtherLevel(key) ? Json() : HeadKeysOf(value, ignored_keys);
       // An empty level hides others in which keys would be searched instead.
@@ -772,9 +700,7 @@ absl::StatusOr<std::string> ConfigOfHead(absl::string_view json, int64_t hidden_
                                          const std::vector<std::string>& ignored_keys) {
   LOGPROBD_ASSIGN_OR_RETURN(const std::string strict, StrictJson(json));
   const Json top = Json::parse(strict, nullptr, /*allow_exceptions=*/false);
-  if (!top.is_object()) {
-    return absl::InvalidArgumentError("it is not a JSON object");
-  }
+  if (!top.is_object()) return absl::InvalidArgumentError("it is not a JSON object");
   Json head = HeadKeysOf(top, ignored_keys);
   // A class has a default for a key that is missing, and none for null; a flag is off if it is
   // false.

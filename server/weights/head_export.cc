@@ -51,9 +51,7 @@ absl::Status WriteError(const std::string& path, int error) {
 absl::Status CheckReplaceable(const std::string& out, bool force) {
   std::error_code error;
   const fs::file_type type = fs::symlink_status(out, error).type();
-  if (type == fs::file_type::not_found) {
-    return absl::OkStatus();
-  }
+  if (type == fs::file_type::not_found) return absl::OkStatus();
   if (type != fs::file_type::directory) {
     return absl::FailedPreconditionError(
         absl::StrCat(PrintableName(out), " exists and is not a folder"));
@@ -66,16 +64,12 @@ absl::Status CheckReplaceable(const std::string& out, bool force) {
     const std::string name = entry->path().filename().string();
     is_empty = false;
     has_manifest = has_manifest || name == kManifestFile;
-    if (name != kWeightsFile && name != kConfigFile && name != kManifestFile) {
-      foreign = name;
-    }
+    if (name != kWeightsFile && name != kConfigFile && name != kManifestFile) foreign = name;
   }
   if (error) {
     return absl::FailedPreconditionError(absl::StrCat(PrintableName(out), ": ", error.message()));
   }
-  if (is_empty) {
-    return absl::OkStatus();
-  }
+  if (is_empty) return absl::OkStatus();
   if (!force) {
     return absl::AlreadyExistsError(absl::StrCat(
         PrintableName(out), " exists; --force replaces a folder that export-head wrote"));
@@ -172,9 +166,7 @@ class OutputFile {
     num_bytes_ += static_cast<int64_t>(bytes.size());
     while (!bytes.empty()) {
       const ssize_t written = write(descriptor_, bytes.data(), bytes.size());
-      if (written < 0 && errno != EINTR) {
-        return WriteError(path_, errno);
-      }
+      if (written < 0 && errno != EINTR) return WriteError(path_, errno);
       bytes.remove_prefix(static_cast<size_t>(std::max<ssize_t>(written, 0)));
     }
     return absl::OkStatus();
@@ -186,9 +178,7 @@ class OutputFile {
 
   /// Waits until the file is on disk.
   absl::StatusOr<FileDigest> Finish() {
-    if (fsync(descriptor_) != 0) {
-      return WriteError(path_, errno);
-    }
+    if (fsync(descriptor_) != 0) return WriteError(path_, errno);
     LOGPROBD_ASSIGN_OR_RETURN(std::string sha256, sha256_.Hex());
     return FileDigest{num_bytes_, std::move(sha256)};
   }
@@ -229,9 +219,7 @@ std::vector<NewTensor> TensorsOf(const HeadSource& source) {
   const bool keeps_name = std::find(names.begin(), names.end(), found) != names.end();
   const std::string name = keeps_name ? found : std::string(kDefaultTensor);
   std::vector<NewTensor> tensors = {{name, &source.weight}};
-  if (source.bias.has_value()) {
-    tensors.push_back({BiasNameOf(name), &*source.bias});
-  }
+  if (source.bias.has_value()) tensors.push_back({BiasNameOf(name), &*source.bias});
   std::sort(tensors.begin(), tensors.end(), [](const NewTensor& a, const NewTensor& b) {
     const bool a_is_wide = a.stored->entry.dtype == "F32";
     const bool b_is_wide = b.stored->entry.dtype == "F32";
@@ -309,9 +297,7 @@ absl::StatusOr<WrittenWeights> WriteWeights(const std::string& path, const Model
   LOGPROBD_ASSIGN_OR_RETURN(const auto out, OutputFile::Create(path));
   LOGPROBD_RETURN_IF_ERROR(out->Write(SafetensorsHeader(tensors)));
   int64_t total = 0;
-  for (const NewTensor& tensor : tensors) {
-    total += tensor.num_bytes();
-  }
+  for (const NewTensor& tensor : tensors) total += tensor.num_bytes();
   int64_t done = 0;
   Sha256 content;
   for (const NewTensor& tensor : tensors) {
@@ -321,9 +307,7 @@ absl::StatusOr<WrittenWeights> WriteWeights(const std::string& path, const Model
                                         [&](absl::Span<const std::byte> bytes) {
                                           progress("copying", done, total);
                                           done += static_cast<int64_t>(bytes.size());
-                                          if (is_weight) {
-                                            content.Add(bytes);
-                                          }
+                                          if (is_weight) content.Add(bytes);
                                           return out->Write(bytes);
                                         }));
   }

@@ -38,9 +38,7 @@ void AddOnce(std::vector<std::string>& names, absl::string_view name, size_t max
 std::vector<std::string> WithFirst(const std::string& first,
                                    const std::vector<std::string>& names) {
   std::vector<std::string> all;
-  if (!first.empty()) {
-    all.push_back(first);
-  }
+  if (!first.empty()) all.push_back(first);
   std::copy_if(names.begin(), names.end(), std::back_inserter(all),
                [&first](const std::string& name) { return name != first; });
   return all;
@@ -71,9 +69,7 @@ HeadNames::HeadNames(const TypeRule* rule, absl::string_view head_tensor) {
   const auto add = [this, &rules](absl::string_view weight_name) {
     selected_.insert(std::string(weight_name));
     selected_.insert(BiasNameOf(weight_name));
-    for (std::string& name : QuantizedNamesOf(weight_name)) {
-      selected_.insert(std::move(name));
-    }
+    for (std::string& name : QuantizedNamesOf(weight_name)) selected_.insert(std::move(name));
     for (const std::string& sibling : rules.head_siblings) {
       selected_.insert(absl::StrCat(StemOf(weight_name), ".", sibling));
     }
@@ -81,16 +77,12 @@ HeadNames::HeadNames(const TypeRule* rule, absl::string_view head_tensor) {
   };
   std::for_each(heads_.begin(), heads_.end(), add);
   std::for_each(embeddings_.begin(), embeddings_.end(), add);
-  if (!head_tensor.empty()) {
-    add(head_tensor);
-  }
+  if (!head_tensor.empty()) add(head_tensor);
   selected_.erase("");
 }
 
 bool HeadNames::Wants(absl::string_view name) {
-  if (selected_.contains(name)) {
-    return true;
-  }
+  if (selected_.contains(name)) return true;
   if (IsFinalLogitsBias(name)) {
     AddOnce(final_biases_, name);
     return true;
@@ -103,13 +95,9 @@ bool HeadNames::Wants(absl::string_view name) {
     AddOnce(unknown_transforms_, name, kIgnorableMax);
   }
   for (auto& [stem, parts] : unknown_parts_) {
-    if (absl::StartsWith(name, stem)) {
-      AddOnce(parts, name);
-    }
+    if (absl::StartsWith(name, stem)) AddOnce(parts, name);
   }
-  if (LooksLikeHead(name)) {
-    AddOnce(lookalikes_, name);
-  }
+  if (LooksLikeHead(name)) AddOnce(lookalikes_, name);
   return false;
 }
 

@@ -33,34 +33,22 @@ bool HasWordOf(absl::string_view text, const std::vector<std::string>& wanted) {
 
 std::optional<double> DefaultOf(const Json& rule) {
   const auto found = rule.find("default");
-  if (found == rule.end()) {
-    return std::nullopt;
-  }
+  if (found == rule.end()) return std::nullopt;
   return found->is_boolean() ? static_cast<double>(found->get<bool>()) : found->get<double>();
 }
 
 ScaleRule::Op OpOf(const std::string& name) {
-  if (name == "multiply") {
-    return ScaleRule::Op::kMultiply;
-  }
-  if (name == "divide") {
-    return ScaleRule::Op::kDivide;
-  }
-  if (name == "over_hidden_size") {
-    return ScaleRule::Op::kOverHiddenSize;
-  }
+  if (name == "multiply") return ScaleRule::Op::kMultiply;
+  if (name == "divide") return ScaleRule::Op::kDivide;
+  if (name == "over_hidden_size") return ScaleRule::Op::kOverHiddenSize;
   LOGPROBD_CHECK(name == "inverse_sqrt_hidden_size", name);
   return ScaleRule::Op::kInverseSqrtHiddenSize;
 }
 
 TypeRule::Tie TieOf(const Json& entry) {
   const auto found = entry.find("tied");
-  if (found == entry.end()) {
-    return TypeRule::Tie::kUntiedByDefault;
-  }
-  if (found->is_boolean()) {
-    return TypeRule::Tie::kTiedByDefault;
-  }
+  if (found == entry.end()) return TypeRule::Tie::kUntiedByDefault;
+  if (found->is_boolean()) return TypeRule::Tie::kTiedByDefault;
   const std::string text = found->get<std::string>();
   LOGPROBD_CHECK(text == "never" || text == "always", text);
   return text == "never" ? TypeRule::Tie::kNever : TypeRule::Tie::kAlways;
@@ -86,9 +74,7 @@ TypeRule ParseType(const Json& entry) {
   if (const auto vocab = entry.find("vocab"); vocab != entry.end()) {
     rule.vocab_key = vocab->at("key").get<std::string>();
     rule.vocab_unless = vocab->value("unless", "");
-    if (vocab->contains("default")) {
-      rule.vocab_default = vocab->at("default").get<int64_t>();
-    }
+    if (vocab->contains("default")) rule.vocab_default = vocab->at("default").get<int64_t>();
   }
   rule.no_effect = entry.value("no_effect", std::vector<std::string>());
   rule.refused = entry.value("refused", "");
@@ -125,9 +111,7 @@ HeadRules Parse(absl::string_view text) {
     rules.types[type] = ParseType(entry);
     // A key that transforms the logits of one type is not ignored silently for another.
     for (const ScaleRule& scale : rules.types[type].scales) {
-      if (scale.op != ScaleRule::Op::kInverseSqrtHiddenSize) {
-        rules.logit_keys.push_back(scale.key);
-      }
+      if (scale.op != ScaleRule::Op::kInverseSqrtHiddenSize) rules.logit_keys.push_back(scale.key);
     }
   }
   return rules;
@@ -168,9 +152,7 @@ bool HeadRules::MayShiftLogits(absl::string_view name) const {
   const std::string lower = absl::AsciiStrToLower(name);
   bool is_candidate = false;
   for (const absl::string_view part : absl::StrSplit(lower, '.')) {
-    if (Contains(not_head_parts, part)) {
-      return false;
-    }
+    if (Contains(not_head_parts, part)) return false;
     is_candidate = is_candidate || Contains(logit_tensor_parts, part);
   }
   return is_candidate;
@@ -184,9 +166,7 @@ bool HeadRules::MayChangeLogits(absl::string_view key) const {
 
 bool HeadRules::IsOtherLevel(absl::string_view key) const {
   const std::string lower = absl::AsciiStrToLower(key);
-  if (HasWordOf(lower, text_level_words)) {
-    return false;
-  }
+  if (HasWordOf(lower, text_level_words)) return false;
   const std::vector<absl::string_view> words = absl::StrSplit(lower, '_');
   return std::any_of(words.begin(), words.end(), [this](absl::string_view word) {
     return std::any_of(other_level_words.begin(), other_level_words.end(),

@@ -108,9 +108,7 @@ fs::path RepositoryOf(const fs::path& path) {
 
 std::string HubCacheFolder() {
   for (const char* const name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
-    if (std::string folder = Variable(name); !folder.empty()) {
-      return folder;
-    }
+    if (std::string folder = Variable(name); !folder.empty()) return folder;
   }
   for (const auto& [name, below] :
        {std::pair("HF_HOME", "hub"), std::pair("XDG_CACHE_HOME", "huggingface/hub"),
@@ -130,9 +128,7 @@ absl::StatusOr<std::string> FindModel(const std::string& model, const std::strin
   const fs::path repository = fs::path(cache_folder) /
                               absl::StrCat(kModelPrefix, absl::StrReplaceAll(model, {{"/", "--"}}));
   const absl::StatusOr<std::string> commit = MainCommit(repository);
-  if (absl::IsNotFound(commit.status())) {
-    return NotInCache(model, cache_folder);
-  }
+  if (absl::IsNotFound(commit.status())) return NotInCache(model, cache_folder);
   LOGPROBD_RETURN_IF_ERROR(commit.status());
   const fs::path snapshot = repository / std::string(kSnapshots) / *commit;
   return IsFolder(snapshot) ? absl::StatusOr<std::string>(snapshot.string())
@@ -143,9 +139,7 @@ std::string HubDownloadHint(const std::string& folder, absl::string_view file) {
   std::error_code error;
   const fs::path path = fs::absolute(folder, error).lexically_normal();
   const fs::path repository = RepositoryOf(path);
-  if (repository.empty()) {
-    return "";
-  }
+  if (repository.empty()) return "";
   const std::string name = repository.filename().string();
   const std::string id = absl::StrReplaceAll(absl::StripPrefix(name, kModelPrefix), {{"--", "/"}});
   const fs::path below = path.lexically_relative(repository / std::string(kSnapshots));
@@ -164,12 +158,8 @@ std::string HubDownloadHint(const std::string& folder, absl::string_view file) {
 std::vector<std::string> HubFoldersOf(const std::string& path) {
   std::error_code error;
   fs::path repository = RepositoryOf(fs::absolute(path, error).lexically_normal());
-  if (repository.empty()) {
-    repository = RepositoryOf(fs::canonical(path, error));
-  }
-  if (repository.empty()) {
-    return {};
-  }
+  if (repository.empty()) repository = RepositoryOf(fs::canonical(path, error));
+  if (repository.empty()) return {};
   std::vector<std::string> folders = {repository.string()};
   if (const fs::path shared = repository.parent_path() / "blobs"; IsFolder(shared)) {
     folders.push_back(shared.string());

@@ -88,9 +88,7 @@ absl::StatusOr<HeadConfig> ReadHeadConfig(HeadSource& source, const AllowedRoots
       (*file)->Read(0, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
   source.files.push_back(*file);
   auto config = ParseHeadConfig(text, overrides);
-  if (!config.ok()) {
-    return WithContext(config.status(), PrintableName(path));
-  }
+  if (!config.ok()) return WithContext(config.status(), PrintableName(path));
   return config;
 }
 
@@ -98,19 +96,13 @@ absl::StatusOr<HeadConfig> ReadHeadConfig(HeadSource& source, const AllowedRoots
 // then ignores it, too. An index that cannot be read says nothing about the single file.
 std::optional<std::string> WarnOfUnusedIndex(const ModelPaths& paths, const std::string& head,
                                              const AllowedRoots* roots) {
-  if (paths.unused_index.empty()) {
-    return std::nullopt;
-  }
+  if (paths.unused_index.empty()) return std::nullopt;
   const auto file = RegularFile::Open(paths.unused_index, roots);
-  if (!file.ok()) {
-    return std::nullopt;
-  }
+  if (!file.ok()) return std::nullopt;
   const auto places =
       ReadSafetensorsIndex(**file, [&head](absl::string_view name) { return name == head; });
   const std::string used = std::filesystem::path(paths.weights).filename().string();
-  if (places.ok() && places->contains(head) && places->at(head) == used) {
-    return std::nullopt;
-  }
+  if (places.ok() && places->contains(head) && places->at(head) == used) return std::nullopt;
   return absl::StrCat(PrintableName(std::filesystem::path(paths.unused_index).filename().string()),
                       " does not place ", PrintableName(head), " in ", used,
                       ": the single file is used, as transformers does; remove the "
@@ -120,9 +112,7 @@ std::optional<std::string> WarnOfUnusedIndex(const ModelPaths& paths, const std:
 // Transformers loads the adapter of a folder with its model.
 std::optional<std::string> WarnOfAdapter(const ModelPaths& paths) {
   const std::filesystem::path config = std::filesystem::path(paths.folder) / "adapter_config.json";
-  if (std::error_code ignored; !std::filesystem::exists(config, ignored)) {
-    return std::nullopt;
-  }
+  if (std::error_code ignored; !std::filesystem::exists(config, ignored)) return std::nullopt;
   return absl::StrCat(
       config.filename().string(),
       " lies beside the weights: transformers applies that adapter, and the head "
@@ -183,9 +173,7 @@ absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& optio
   if (options.include_padding && options.valid_vocab.has_value()) {
     return absl::InvalidArgumentError("--valid-vocab and --include-padding contradict each other");
   }
-  if (options.include_padding) {
-    return rows;
-  }
+  if (options.include_padding) return rows;
   if (options.valid_vocab.has_value()) {
     if (*options.valid_vocab < 1 || *options.valid_vocab > rows) {
       return absl::InvalidArgumentError(
@@ -205,9 +193,7 @@ absl::StatusOr<int64_t> ValidVocab(int64_t rows, const ModelFolderOptions& optio
 
 absl::StatusOr<Dtype> HeadDtype(const TensorEntry& tensor) {
   const std::optional<Dtype> dtype = ServedDtype(tensor.dtype);
-  if (dtype.has_value()) {
-    return *dtype;
-  }
+  if (dtype.has_value()) return *dtype;
   const bool plain = tensor.dtype == "F64";
   return absl::UnimplementedError(absl::StrCat(
       "unsupported: ", plain ? "" : "quantised head, ", "tensor ", PrintableName(tensor.name),
@@ -276,9 +262,7 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
     head.warnings.insert(head.warnings.end(), warnings->begin(), warnings->end());
   }
   for (auto warning : {WarnOfUnusedIndex(paths, tensor.name, roots), WarnOfAdapter(paths)}) {
-    if (warning.has_value()) {
-      head.warnings.push_back(*std::move(warning));
-    }
+    if (warning.has_value()) head.warnings.push_back(*std::move(warning));
   }
   source->weight = choice.tensor;
   source->bias = bias.tensor;

@@ -18,9 +18,7 @@ namespace {
 std::unique_ptr<std::byte[]> Allocate(int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[size]);
-  if (memory != nullptr) {
-    std::memset(memory.get(), 0, size);
-  }
+  if (memory != nullptr) std::memset(memory.get(), 0, size);
   return memory;
 }
 
@@ -103,9 +101,7 @@ bool PushedWeights::Tensor::IsCopying(int64_t begin, int64_t end) const {
 
 void PushedWeights::Tensor::Receive(int64_t begin, int64_t end) {
   auto range = received.upper_bound(begin);
-  if (range != received.begin() && std::prev(range)->second >= begin) {
-    --range;
-  }
+  if (range != received.begin() && std::prev(range)->second >= begin) --range;
   while (range != received.end() && range->first <= end) {
     begin = std::min(begin, range->first);
     end = std::max(end, range->second);
@@ -116,9 +112,7 @@ void PushedWeights::Tensor::Receive(int64_t begin, int64_t end) {
 
 int64_t PushedWeights::Tensor::rows_received() const {
   int64_t rows = 0;
-  for (const auto& [begin, end] : received) {
-    rows += end - begin;
-  }
+  for (const auto& [begin, end] : received) rows += end - begin;
   return rows;
 }
 

@@ -59,24 +59,18 @@ absl::StatusOr<std::shared_ptr<RegularFile>> RegularFile::Open(const std::string
   // Checks the type before opening the file for reading, because opening a device may have side
   // effects.
   const int path_only = open(path.c_str(), O_PATH | O_CLOEXEC);
-  if (path_only < 0) {
-    return OpenError(path, errno);
-  }
+  if (path_only < 0) return OpenError(path, errno);
   const absl::Cleanup close_path_only = [path_only] { close(path_only); };
   if (roots != nullptr) {
     LOGPROBD_RETURN_IF_ERROR(roots->CheckDescriptor(path_only, path));
   }
   struct stat info {};
-  if (fstat(path_only, &info) != 0 || !S_ISREG(info.st_mode)) {
-    return NotRegular(path);
-  }
+  if (fstat(path_only, &info) != 0 || !S_ISREG(info.st_mode)) return NotRegular(path);
   // By now the path may lead elsewhere. If roots restrict it, opens exactly the file that was
   // checked.
   const std::string opened = roots == nullptr ? path : absl::StrCat("/proc/self/fd/", path_only);
   const int descriptor = open(opened.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (descriptor < 0) {
-    return OpenError(path, errno);
-  }
+  if (descriptor < 0) return OpenError(path, errno);
   if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
     close(descriptor);
     return NotRegular(path);
@@ -111,9 +105,7 @@ absl::Status RegularFile::ReadRows(int64_t offset, const StridedRows& rows) cons
         return preadv(descriptor_, pieces, num_pieces, from);
       },
       offset, rows);
-  if (!status.ok()) {
-    return WithContext(status, PrintableName(path_));
-  }
+  if (!status.ok()) return WithContext(status, PrintableName(path_));
   return CheckUnchanged();
 }
 
@@ -155,9 +147,7 @@ absl::Status ReadFully(const ReadVectorFunction& read_vector, int64_t offset,
       planned += length;
     }
     const ssize_t got = read_vector(pieces.data(), num_pieces, offset + done);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
-      continue;
-    }
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got < 0) {
       return absl::DataLossError(
           absl::StrCat("cannot read at byte ", offset + done, ": ", std::strerror(errno)));

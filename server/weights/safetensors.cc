@@ -127,12 +127,8 @@ class HeaderHandler {
   }
 
   bool string(std::string& value) {
-    if (position_ == Position::kMetadata) {
-      return true;
-    }
-    if (position_ != Position::kField || field_ != Field::kDtype) {
-      return Unexpected("a string");
-    }
+    if (position_ == Position::kMetadata) return true;
+    if (position_ != Position::kField || field_ != Field::kDtype) return Unexpected("a string");
     entry_.dtype = value;
     position_ = Position::kEntry;
     return true;
@@ -178,9 +174,7 @@ class HeaderHandler {
   }
 
   bool start_array(size_t) {
-    if (position_ != Position::kField || field_ == Field::kDtype) {
-      return Unexpected("an array");
-    }
+    if (position_ != Position::kField || field_ == Field::kDtype) return Unexpected("an array");
     position_ = field_ == Field::kShape ? Position::kShape : Position::kOffsets;
     return true;
   }
@@ -230,9 +224,7 @@ class HeaderHandler {
     entry_.name = name;
     offsets_.clear();
     fields_seen_ = {};
-    if (!names_.Insert(name)) {
-      return Fail("the name occurs twice");
-    }
+    if (!names_.Insert(name)) return Fail("the name occurs twice");
     if (static_cast<int64_t>(names_.size()) > kSafetensorsTensorsMax) {
       return Fail(absl::StrCat("the file has more than ", kSafetensorsTensorsMax, " tensors"));
     }
@@ -250,9 +242,7 @@ class HeaderHandler {
       return Fail(absl::StrCat("unknown property ", PrintableName(name)));
     }
     bool& seen = fields_seen_[static_cast<size_t>(field_)];
-    if (seen) {
-      return Fail(absl::StrCat("the property ", name, " occurs twice"));
-    }
+    if (seen) return Fail(absl::StrCat("the property ", name, " occurs twice"));
     seen = true;
     position_ = Position::kField;
     return true;
@@ -265,17 +255,13 @@ class HeaderHandler {
         return Fail(absl::StrCat("the property ", kFieldNames[field], " is missing"));
       }
     }
-    if (offsets_.size() != 2) {
-      return Fail("data_offsets must have 2 numbers");
-    }
+    if (offsets_.size() != 2) return Fail("data_offsets must have 2 numbers");
     if (offsets_[1] < offsets_[0]) {
       return Fail(absl::StrCat("data_offsets end at ", offsets_[1], ", before they begin at ",
                                offsets_[0]));
     }
     const absl::StatusOr<int64_t> bytes = TensorBytes(entry_.dtype, entry_.shape);
-    if (!bytes.ok()) {
-      return Fail(bytes.status().message());
-    }
+    if (!bytes.ok()) return Fail(bytes.status().message());
     if (*bytes != offsets_[1] - offsets_[0]) {
       return Fail(absl::StrCat("its shape needs ", *bytes, " bytes, but its data_offsets span ",
                                offsets_[1] - offsets_[0]));
@@ -313,9 +299,7 @@ absl::StatusOr<int64_t> ReadHeaderLength(const RandomAccessBytes& file) {
   std::array<std::byte, kLengthBytes> bytes{};
   LOGPROBD_RETURN_IF_ERROR(file.Read(0, absl::MakeSpan(bytes)));
   uint64_t length = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    length |= static_cast<uint64_t>(bytes[i]) << (8 * i);
-  }
+  for (size_t i = 0; i < bytes.size(); ++i) length |= static_cast<uint64_t>(bytes[i]) << (8 * i);
   constexpr absl::string_view kLfsPointer = "version ";
   if (std::equal(bytes.begin(), bytes.end(), kLfsPointer.begin(),
                  [](std::byte a, char b) { return a == static_cast<std::byte>(b); })) {
@@ -353,12 +337,8 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(
   }
   HeaderHandler handler(data_begin, selects);
   const bool parsed = nlohmann::json::sax_parse(json.begin(), GuardedJson::end(), &handler);
-  if (!json.status().ok()) {
-    return WithContext(json.status(), "header");
-  }
-  if (!handler.status().ok()) {
-    return handler.status();
-  }
+  if (!json.status().ok()) return WithContext(json.status(), "header");
+  if (!handler.status().ok()) return handler.status();
   if (!parsed) {
     return absl::InvalidArgumentError(
         absl::StrCat("the header is not valid JSON in UTF-8, near its byte ", json.position()));
@@ -389,16 +369,12 @@ class IndexHandler {
   bool binary(std::vector<uint8_t>&) { return Value(); }
 
   bool string(std::string& value) {
-    if (!InWeightMap()) {
-      return Value();
-    }
+    if (!InWeightMap()) return Value();
     if (absl::Status status = CheckShardName(value); !status.ok()) {
       status_ = WithContext(status, PrintableName(name_));
       return false;
     }
-    if (selects_(name_)) {
-      weight_map_[name_] = value;
-    }
+    if (selects_(name_)) weight_map_[name_] = value;
     return true;
   }
 
@@ -417,9 +393,7 @@ class IndexHandler {
       section_is_weight_map_ = value == "weight_map";
       return !(section_is_weight_map_ && has_weight_map_) || Fail("weight_map occurs twice");
     }
-    if (!InWeightMap()) {
-      return true;
-    }
+    if (!InWeightMap()) return true;
     name_ = value;
     if (!names_.Insert(value)) {
       return Fail(absl::StrCat("the name ", PrintableName(value), " occurs twice"));
@@ -433,9 +407,7 @@ class IndexHandler {
     return true;
   }
   bool start_array(size_t) {
-    if (!Value()) {
-      return false;
-    }
+    if (!Value()) return false;
     ++depth_;
     return true;
   }
@@ -509,9 +481,7 @@ absl::StatusOr<WeightMap> ReadSafetensorsIndex(const RandomAccessBytes& file,
     return absl::InvalidArgumentError(
         absl::StrCat("the index is not valid JSON in UTF-8, near its byte ", json.position()));
   }
-  if (!handler.has_weight_map()) {
-    return absl::InvalidArgumentError("the index has no weight_map");
-  }
+  if (!handler.has_weight_map()) return absl::InvalidArgumentError("the index has no weight_map");
   return handler.TakeWeightMap();
 }
 

@@ -76,15 +76,9 @@ absl::Status CheckSpans(std::vector<std::pair<int64_t, int64_t>>& spans, int64_t
 
 /// Returns the type for a safetensors dtype name, or nullopt for a dtype that heads cannot have.
 inline std::optional<Dtype> ServedDtype(absl::string_view name) {
-  if (name == "BF16") {
-    return Dtype::kBf16;
-  }
-  if (name == "F16") {
-    return Dtype::kF16;
-  }
-  if (name == "F32") {
-    return Dtype::kF32;
-  }
+  if (name == "BF16") return Dtype::kBf16;
+  if (name == "F16") return Dtype::kF16;
+  if (name == "F32") return Dtype::kF32;
   return std::nullopt;
 }
 

@@ -46,9 +46,7 @@ class RowTags {
              EVP_MAC_update(context_.get(), reinterpret_cast<const unsigned char*>(bytes.data()),
                             bytes.size()) == 1 &&
              EVP_MAC_final(context_.get(), code.data(), &size, code.size()) == 1;
-    if (!is_ok_) {
-      return 0;
-    }
+    if (!is_ok_) return 0;
     uint64_t tag = 0;
     std::memcpy(&tag, code.data(), sizeof(tag));
     return tag == 0 ? 1 : tag;
@@ -65,9 +63,7 @@ class RowTags {
 absl::StatusOr<std::unique_ptr<SteadyWeights>> SteadyWeights::Create(
     std::unique_ptr<const HeadWeights> weights) {
   Key key;
-  if (RAND_bytes(key.data(), static_cast<int>(key.size())) != 1) {
-    return CryptoFailed();
-  }
+  if (RAND_bytes(key.data(), static_cast<int>(key.size())) != 1) return CryptoFailed();
   return std::unique_ptr<SteadyWeights>(new SteadyWeights(std::move(weights), key));
 }
 
@@ -84,9 +80,7 @@ absl::Status SteadyWeights::ReadRows(int64_t row_begin, int64_t row_end, std::by
   RowTags tags(key_);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const uint64_t tag = tags.Of(row, {out + (row - row_begin) * row_pitch_bytes, row_bytes});
-    if (tag == 0) {
-      return CryptoFailed();
-    }
+    if (tag == 0) return CryptoFailed();
     uint64_t first = 0;
     if (!tags_[static_cast<size_t>(row)].compare_exchange_strong(first, tag) && first != tag) {
       return absl::DataLossError(absl::StrCat("row ", row, " of ", head.tensor,

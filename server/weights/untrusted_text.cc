@@ -35,9 +35,7 @@ void GuardedJson::Fail(absl::Status status) {
 int GuardedJson::Fetch() {
   if (piece_position_ == piece_.size()) {
     const int64_t length = std::min(kPieceBytes, end_ - position_);
-    if (length <= 0) {
-      return -1;
-    }
+    if (length <= 0) return -1;
     piece_.resize(static_cast<size_t>(length));
     piece_position_ = 0;
     const absl::Status status = bytes_.Read(position_, absl::MakeSpan(piece_));
@@ -51,9 +49,7 @@ int GuardedJson::Fetch() {
 }
 
 void GuardedJson::Advance() {
-  if (!status_.ok()) {
-    return;
-  }
+  if (!status_.ok()) return;
   const bool token_may_go_on = token_bytes_ > 0;
   current_ = Fetch();
   if (!in_string_ && IsWhiteSpace(current_)) {
@@ -67,9 +63,7 @@ void GuardedJson::Advance() {
       current_ = Fetch();
     } while (IsWhiteSpace(current_));
   }
-  if (current_ >= 0) {
-    Track(static_cast<char>(current_));
-  }
+  if (current_ >= 0) Track(static_cast<char>(current_));
 }
 
 // Keeps track of strings, token length and nesting.
@@ -130,13 +124,9 @@ bool IsContinuationByte(char byte) { return (static_cast<unsigned char>(byte) & 
 }  // namespace
 
 std::string PrintableName(absl::string_view name) {
-  if (name.size() <= kNameBytesMax) {
-    return absl::StrCat("'", absl::Utf8SafeCHexEscape(name), "'");
-  }
+  if (name.size() <= kNameBytesMax) return absl::StrCat("'", absl::Utf8SafeCHexEscape(name), "'");
   size_t end = kNameBytesMax;
-  while (end > 0 && IsContinuationByte(name[end])) {
-    --end;
-  }
+  while (end > 0 && IsContinuationByte(name[end])) --end;
   return absl::StrCat("'", absl::Utf8SafeCHexEscape(name.substr(0, end)), "...' (", name.size(),
                       " bytes)");
 }

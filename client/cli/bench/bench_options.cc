@@ -38,9 +38,7 @@ CLI::Option* AddParsed(CLI::App& command, const std::string& name, Parse parse, 
       name,
       [parse, name, &value](const std::string& text) {
         auto parsed = parse(text);
-        if (!parsed.ok()) {
-          throw CLI::ValidationError(name, std::string(parsed.status().message()));
-        }
+        if (!parsed.ok()) throw CLI::ValidationError(name, std::string(parsed.status().message()));
         value = *std::move(parsed);
       },
       description);

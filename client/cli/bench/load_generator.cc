@@ -47,13 +47,13 @@ struct Slot {
 class FreeSlots {
  public:
   void Give(Slot* slot) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     free_.push_back(slot);
   }
 
   /// Waits for a free slot. Sets `is_short` to whether at most one slot was free.
   Slot* Take(bool* is_short) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     *is_short = free_.size() <= 1;
     mutex_.Await(absl::Condition(this, &FreeSlots::HasSlot));
     Slot* const slot = free_.back();
@@ -62,7 +62,7 @@ class FreeSlots {
   }
 
   void AwaitAll(size_t count) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const auto has_all = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return free_.size() == count;
     };
@@ -123,7 +123,7 @@ class Phase {
 
   /// Waits up to `timeout` until every request is sent. Returns whether all are sent.
   bool AwaitSent(absl::Duration timeout) {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     return mutex_.AwaitWithTimeout(
         absl::Condition(
             +[](int64_t* writing) { return *writing == 0; }, &num_writing_),
@@ -142,7 +142,7 @@ class Phase {
   double SecondsDone() const { return absl::ToDoubleSeconds(fixture_.clock.Now() - start_); }
 
   double ShareDone() {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     const double share = end_.requests > 0
                              ? static_cast<double>(num_taken_) / static_cast<double>(end_.requests)
                              : SecondsDone() / absl::ToDoubleSeconds(end_.duration);
@@ -151,7 +151,7 @@ class Phase {
 
  private:
   std::optional<Ticket> NextTicket() {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     if (is_stopped_.load(std::memory_order_relaxed)) return std::nullopt;
     if (end_.requests > 0 && num_taken_ == end_.requests) return std::nullopt;
     if (end_.requests == 0 && fixture_.clock.Now() - start_ >= end_.duration) {
@@ -192,7 +192,7 @@ class Phase {
       }
       Send(*slot, *ticket, is_short);
     }
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     --num_writing_;
   }
 

@@ -143,7 +143,7 @@ SizeStats& LoadRecorder::StatsOf(Part& part, size_t size) {
 
 void LoadRecorder::RecordAnswer(size_t size, int64_t rows, double seconds, Transport transport) {
   Part& part = OwnPart();
-  absl::MutexLock lock(&part.mutex);
+  const absl::MutexLock lock(&part.mutex);
   SizeStats& stats = StatsOf(part, size);
   stats.rows += rows;
   stats.latency.Record(seconds);
@@ -152,14 +152,14 @@ void LoadRecorder::RecordAnswer(size_t size, int64_t rows, double seconds, Trans
 
 void LoadRecorder::RecordFailure(size_t size, const absl::Status& status) {
   Part& part = OwnPart();
-  absl::MutexLock lock(&part.mutex);
+  const absl::MutexLock lock(&part.mutex);
   ++StatsOf(part, size).errors;
   part.found.first_error.Update(status);
 }
 
 void LoadRecorder::RecordLate(double seconds, bool by_server) {
   Part& part = OwnPart();
-  absl::MutexLock lock(&part.mutex);
+  const absl::MutexLock lock(&part.mutex);
   LateSends& late = part.found.late;
   ++(by_server ? late.by_server : late.by_generator);
   double& longest = by_server ? late.server_seconds_max : late.generator_seconds_max;
@@ -168,7 +168,7 @@ void LoadRecorder::RecordLate(double seconds, bool by_server) {
 
 void LoadRecorder::RecordUnsent(int64_t count) {
   Part& part = OwnPart();
-  absl::MutexLock lock(&part.mutex);
+  const absl::MutexLock lock(&part.mutex);
   part.found.late.unsent += count;
 }
 
@@ -176,7 +176,7 @@ Interval LoadRecorder::Take() {
   Interval all;
   all.sizes.resize(num_sizes_);
   for (Part& part : parts_) {
-    absl::MutexLock lock(&part.mutex);
+    const absl::MutexLock lock(&part.mutex);
     all.Append(std::exchange(part.found, {}));
   }
   return all;

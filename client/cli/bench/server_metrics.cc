@@ -332,7 +332,7 @@ absl::Status MetricsScraper::Begin() {
   peaks_ = {};
   peaks_.Add(*before_, head_);
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_ending_ = false;
   }
   watcher_ = std::thread([this] { Watch(); });
@@ -361,7 +361,7 @@ absl::StatusOr<MetricsPage> MetricsScraper::Read() {
 void MetricsScraper::Watch() {
   while (true) {
     {
-      absl::MutexLock lock(&mutex_);
+      const absl::MutexLock lock(&mutex_);
       if (mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), pause_)) return;
     }
     // A failed read is ignored here, because it affects only the peaks. End() requires its page.
@@ -372,7 +372,7 @@ void MetricsScraper::Watch() {
 void MetricsScraper::StopWatching() {
   if (!watcher_.joinable()) return;
   {
-    absl::MutexLock lock(&mutex_);
+    const absl::MutexLock lock(&mutex_);
     is_ending_ = true;
   }
   watcher_.join();

@@ -60,7 +60,7 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
   std::vector<uint64_t> digests(rows);
   for (size_t row = 0; row < rows; ++row) digests[row] = DigestOf(result, row);
 
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (!weights_version_.has_value()) weights_version_ = result.weights_version;
   if (*weights_version_ != result.weights_version) {
     // Other weights give other scores, so this difference is no error of the server.
@@ -97,22 +97,22 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
 }
 
 int64_t Baseline::rows_compared() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return num_compared_;
 }
 
 int64_t Baseline::rows_different() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return num_different_;
 }
 
 int64_t Baseline::rows_nonfinite() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return num_nonfinite_;
 }
 
 std::string Baseline::first_difference() const {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   return first_difference_;
 }
 

@@ -25,9 +25,7 @@ constexpr char kNonfiniteAdvice[] =
 std::string DevicesOf(const std::vector<ShardPlace>& layout, int replica) {
   std::vector<std::string> devices;
   for (const ShardPlace& place : layout) {
-    if (place.replica == replica) {
-      devices.push_back(place.device);
-    }
+    if (place.replica == replica) devices.push_back(place.device);
   }
   return absl::StrJoin(devices, ", ");
 }
@@ -51,9 +49,7 @@ absl::Status HeadManager::Load(const std::atomic<bool>& stop,
                                const std::function<void(int64_t, int64_t)>& progress,
                                std::function<void()> on_change) {
   const ServingPlan plan = this->plan();
-  for (const std::string& warning : plan.warnings) {
-    LogWarning(warning, {{"head", name()}});
-  }
+  for (const std::string& warning : plan.warnings) LogWarning(warning, {{"head", name()}});
   LogInfo("loading", {{"head", name()},
                       {"model", DescribeHead(plan.head)},
                       {"engine", plan.head.engine},
@@ -76,9 +72,7 @@ absl::Status HeadManager::Load(const std::atomic<bool>& stop,
                             BatcherOptions(options_), *parts_.clock, metrics_));
   const absl::Duration load_time = parts_.clock->Now() - start;
   metrics_.RecordWeightsLoad(name(), absl::ToDoubleSeconds(load_time));
-  if (stop) {
-    return absl::CancelledError("stopped while loading the weights");
-  }
+  if (stop) return absl::CancelledError("stopped while loading the weights");
   metrics_.SetHead(plan.head);
   engine_options.progress = nullptr;
   std::shared_ptr<HeadVersions> versions =
@@ -196,9 +190,7 @@ std::string HeadManager::FailureText() const {
   const std::shared_ptr<InProcessHead> head = this->head();
   const int num_replicas = head == nullptr ? 0 : head->num_replicas();
   const int num_lost = head == nullptr ? 0 : num_replicas - head->num_healthy();
-  if (num_lost == 0) {
-    return head == nullptr ? "" : head->failure();
-  }
+  if (num_lost == 0) return head == nullptr ? "" : head->failure();
   return num_replicas == 1 ? "the engine has failed"
                            : absl::StrCat(num_lost, " of ", num_replicas, " replicas ",
                                           num_lost == 1 ? "has" : "have", " failed");
@@ -239,9 +231,7 @@ bool HeadManager::Watch(bool is_only) {
     const bool has_failed = !head->is_replica_healthy(replica);
     const bool is_new = has_failed && !is_loss_logged_[index];
     is_loss_logged_[index] = has_failed;  // cleared when engines of another version are healthy
-    if (!is_new) {
-      continue;
-    }
+    if (!is_new) continue;
     LogError("a replica has failed", {{"head", name()},
                                       {"replica", replica},
                                       {"devices", DevicesOf(plan().engine.layout, replica)},
@@ -273,9 +263,7 @@ bool HeadManager::Drain(absl::Time deadline) {
 }
 
 void HeadManager::Abandon(const absl::Status& why) {
-  if (const std::shared_ptr<InProcessHead> head = this->head(); head != nullptr) {
-    head->Abandon(why);
-  }
+  if (const std::shared_ptr<InProcessHead> head = this->head(); head != nullptr) head->Abandon(why);
 }
 
 }  // namespace logprobd

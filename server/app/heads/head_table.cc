@@ -42,18 +42,14 @@ class LoadingHead final : public ServedHead {
 }  // namespace
 
 HeadTable::HeadTable(const std::vector<HeadInfo>& expected) {
-  for (const HeadInfo& info : expected) {
-    names_.push_back(info.name);
-  }
+  for (const HeadInfo& info : expected) names_.push_back(info.name);
   for (size_t i = 0; i < expected.size(); ++i) {
     entries_.push_back({std::make_shared<LoadingHead>(expected[i], IsLoading(i))});
   }
 }
 
 absl::StatusOr<size_t> HeadTable::IndexOf(absl::string_view name) const {
-  if (name.empty() && names_.size() == 1) {
-    return 0;
-  }
+  if (name.empty() && names_.size() == 1) return 0;
   if (name.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("head: a name is required, because there are several heads: ",
@@ -79,12 +75,8 @@ template <typename T>
 absl::StatusOr<T> HeadTable::Published(absl::string_view name, T Entry::*member) const {
   LOGPROBD_ASSIGN_OR_RETURN(const size_t index, IndexOf(name));
   const absl::ReaderMutexLock lock(&mutex_);
-  if (entries_.empty()) {
-    return ShuttingDown();
-  }
-  if (!entries_[index].is_published) {
-    return IsLoading(index);
-  }
+  if (entries_.empty()) return ShuttingDown();
+  if (!entries_[index].is_published) return IsLoading(index);
   return entries_[index].*member;
 }
 
@@ -96,9 +88,7 @@ std::vector<std::shared_ptr<ServedHead>> HeadTable::List() const {
   std::vector<std::shared_ptr<ServedHead>> heads;
   const absl::ReaderMutexLock lock(&mutex_);
   if (absl::c_any_of(entries_, [](const Entry& entry) { return entry.is_published; })) {
-    for (const Entry& entry : entries_) {
-      heads.push_back(entry.head);
-    }
+    for (const Entry& entry : entries_) heads.push_back(entry.head);
   }
   return heads;
 }
@@ -111,9 +101,7 @@ std::vector<std::shared_ptr<HeadVersions>> HeadTable::AllVersions() const {
   std::vector<std::shared_ptr<HeadVersions>> all;
   const absl::ReaderMutexLock lock(&mutex_);
   for (const Entry& entry : entries_) {
-    if (entry.is_published) {
-      all.push_back(entry.versions);
-    }
+    if (entry.is_published) all.push_back(entry.versions);
   }
   return all;
 }
@@ -158,14 +146,10 @@ absl::StatusOr<std::vector<HeadWeightsState>> HeadTable::List(absl::string_view 
   } else {
     LOGPROBD_ASSIGN_OR_RETURN(heads.emplace_back(), VersionsOf(head));
   }
-  if (heads.empty()) {
-    return IsLoading(0);
-  }
+  if (heads.empty()) return IsLoading(0);
   std::vector<HeadWeightsState> states;
   states.reserve(heads.size());
-  for (const std::shared_ptr<HeadVersions>& versions : heads) {
-    states.push_back(versions->List());
-  }
+  for (const std::shared_ptr<HeadVersions>& versions : heads) states.push_back(versions->List());
   return states;
 }
 
@@ -177,9 +161,7 @@ void HeadTable::Publish(std::shared_ptr<ServedHead> head, std::shared_ptr<HeadVe
 }
 
 void HeadTable::StopChanges() {
-  for (const std::shared_ptr<HeadVersions>& versions : AllVersions()) {
-    versions->Stop();
-  }
+  for (const std::shared_ptr<HeadVersions>& versions : AllVersions()) versions->Stop();
 }
 
 void HeadTable::Clear() {

@@ -31,9 +31,7 @@ class HeadVersions::Change {
   explicit Change(HeadVersions& versions)
       : versions_(versions), is_holder_(!versions.is_changing_.exchange(true)) {}
   ~Change() {
-    if (is_holder_) {
-      versions_.is_changing_ = false;
-    }
+    if (is_holder_) versions_.is_changing_ = false;
   }
   Change(const Change&) = delete;
   Change& operator=(const Change&) = delete;
@@ -100,9 +98,7 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadAs(const WeightsLoad& load,
     return LoadCandidate(load, std::move(candidate), ticker);
   };
   absl::StatusOr<WeightsVersion> loaded = load_candidate();
-  if (!loaded.ok()) {
-    RecordFailure(loaded.status());
-  }
+  if (!loaded.ok()) RecordFailure(loaded.status());
   return loaded;
 }
 
@@ -127,16 +123,12 @@ absl::StatusOr<WeightsVersion> HeadVersions::LoadCandidate(const WeightsLoad& lo
     const WeightsVersion& version = planned.candidate.version;
     LOGPROBD_RETURN_IF_ERROR(numbers_.CheckNames(version.version, version.sha256));
   }
-  if (load.in_place) {
-    return ReplaceInPlace(std::move(planned), std::move(turn), ticker);
-  }
+  if (load.in_place) return ReplaceInPlace(std::move(planned), std::move(turn), ticker);
   absl::StatusOr<WeightsVersion> staged = Stage(planned, ticker);
   if (!staged.ok()) {
     NotifyChange();  // the staging that it took is spare now
   }
-  if (!staged.ok() || !load.commit) {
-    return staged;
-  }
+  if (!staged.ok() || !load.commit) return staged;
   // A commit takes no memory, and waits for the batches of the old version, which may never end.
   turn.reset();
   std::unique_ptr<VersionEngines> next;
@@ -154,9 +146,7 @@ absl::StatusOr<uint64_t> HeadVersions::NumberOf(uint64_t requested) const {
     return absl::FailedPreconditionError(absl::StrCat("version ", staged_->version.version,
                                                       " is staged: commit or discard it first"));
   }
-  if (requested == 0) {
-    return numbers_.highest() + 1;
-  }
+  if (requested == 0) return numbers_.highest() + 1;
   if (requested > kVersionMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("version: ", requested, ", must be at most ", kVersionMax));
@@ -185,9 +175,7 @@ absl::StatusOr<LoadTurn::Holder> HeadVersions::AwaitTurn(LoadTicker& ticker) con
 absl::StatusOr<EnginePlan> HeadVersions::Plan(const HeadInfo& found, bool in_place,
                                               const MemoryPlan& freed) const {
   absl::StatusOr<EnginePlan> plan = loader_.Plan(found, freed);
-  if (!absl::IsResourceExhausted(plan.status())) {
-    return plan;
-  }
+  if (!absl::IsResourceExhausted(plan.status())) return plan;
   return absl::ResourceExhaustedError(
       in_place ? absl::StrCat("no room for the new version: ", plan.status().message())
                : absl::StrCat("no room for a second copy: ", plan.status().message(),
@@ -202,9 +190,7 @@ MemoryPlan HeadVersions::MemoryToFree(bool in_place) const {
     AddMemory(freed, {.place = "host", .kind = "weights", .bytes = -live->memory_bytes()});
   }
   const absl::MutexLock lock(&mutex_);
-  if (previous_ != nullptr) {
-    AddMemory(freed, previous_->memory());
-  }
+  if (previous_ != nullptr) AddMemory(freed, previous_->memory());
   return freed;
 }
 
@@ -247,16 +233,12 @@ absl::StatusOr<WeightsVersion> HeadVersions::ReplaceInPlace(Planned planned,
   // A batch of the old version that hangs must not hold up the loads of other heads.
   head_.BeginCommit(nullptr);
   const bool keeps_turn = head_.AwaitRetired();
-  if (!keeps_turn) {
-    turn.reset();
-  }
+  if (!keeps_turn) turn.reset();
   std::unique_ptr<VersionEngines> old = head_.EndCommit();
   {
     const absl::MutexLock lock(&mutex_);
     const WeightsVersion old_version = std::exchange(live_, WeightsVersion());
-    if (old != nullptr) {
-      old->version = old_version;
-    }
+    if (old != nullptr) old->version = old_version;
   }
 
   // Other heads may have taken memory meanwhile. A load of another head is not waited for, because
@@ -407,15 +389,11 @@ absl::StatusOr<HeadWeightsState> HeadVersions::Discard(bool staged, bool previou
   std::shared_ptr<const PendingPush::Version> dropped_push;
   {
     const absl::MutexLock lock(&mutex_);
-    if (staged) {
-      dropped_push = push_.Drop();
-    }
+    if (staged) dropped_push = push_.Drop();
     dropped[0] = staged ? std::move(staged_) : nullptr;
     dropped[1] = previous ? std::move(previous_) : nullptr;
   }
-  for (std::unique_ptr<VersionEngines>& version : dropped) {
-    releaser_.Release(std::move(version));
-  }
+  for (std::unique_ptr<VersionEngines>& version : dropped) releaser_.Release(std::move(version));
   RecordDropped(std::move(dropped_push), "it was discarded");
   NotifyChange();
   return State();
@@ -449,9 +427,7 @@ MemoryPlan HeadVersions::memory() const {
   MemoryPlan plan = releaser_.memory();
   const absl::MutexLock lock(&mutex_);
   for (const VersionEngines* version : {staged_.get(), previous_.get()}) {
-    if (version != nullptr) {
-      AddMemory(plan, version->memory());
-    }
+    if (version != nullptr) AddMemory(plan, version->memory());
   }
   if (const int64_t bytes = push_.memory_bytes(); bytes > 0) {
     AddMemory(plan, {.place = "host", .kind = "weights", .bytes = bytes});
@@ -465,9 +441,7 @@ absl::Status HeadVersions::DropPrevious() {
     const absl::MutexLock lock(&mutex_);
     dropped = std::move(previous_);
   }
-  if (dropped == nullptr) {
-    return absl::OkStatus();
-  }
+  if (dropped == nullptr) return absl::OkStatus();
   const bool is_released = releaser_.Release(std::move(dropped));
   NotifyChange();
   return is_released ? absl::OkStatus() : NotReleased();
@@ -481,12 +455,8 @@ HeadWeightsState HeadVersions::State() const {
                          .previous = {},
                          .pushed = push_.state(),
                          .highest_version = numbers_.highest()};
-  if (staged_ != nullptr) {
-    state.staged = staged_->version;
-  }
-  if (previous_ != nullptr) {
-    state.previous = previous_->version;
-  }
+  if (staged_ != nullptr) state.staged = staged_->version;
+  if (previous_ != nullptr) state.previous = previous_->version;
   // Only the first version was loaded without a digest.
   for (WeightsVersion* version : {&state.live, state.previous ? &*state.previous : nullptr}) {
     if (version != nullptr && version->sha256.empty()) {
@@ -497,9 +467,7 @@ HeadWeightsState HeadVersions::State() const {
 }
 
 void HeadVersions::NotifyChange() const {
-  if (options_.on_change) {
-    options_.on_change();
-  }
+  if (options_.on_change) options_.on_change();
 }
 
 }  // namespace logprobd

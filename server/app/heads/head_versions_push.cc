@@ -22,9 +22,7 @@ template <typename Take>
 absl::Status ReceiveRows(const NextPushedRows& next, const Take& take) {
   while (true) {
     LOGPROBD_ASSIGN_OR_RETURN(const std::optional<PushedRows> rows, next());
-    if (!rows.has_value()) {
-      return absl::OkStatus();
-    }
+    if (!rows.has_value()) return absl::OkStatus();
     LOGPROBD_RETURN_IF_ERROR(take(*rows));
   }
 }
@@ -50,9 +48,7 @@ absl::StatusOr<PushedWeightsResult> CompareWithStaged(const PushedWeights& rows,
   }
   const absl::Status compared =
       ReceiveRows(next, [&](const PushedRows& sent) { return rows.Compare(sent); });
-  if (absl::IsDataLoss(compared)) {
-    return OtherIsStaged(staged, compared.message());
-  }
+  if (absl::IsDataLoss(compared)) return OtherIsStaged(staged, compared.message());
   LOGPROBD_RETURN_IF_ERROR(compared);
   return PushedWeightsResult{.pushed = rows.progress(), .staged = staged};
 }
@@ -62,12 +58,8 @@ absl::StatusOr<PushedWeightsResult> CompareWithStaged(const PushedWeights& rows,
 absl::StatusOr<PushedWeightsResult> HeadVersions::Push(const WeightsPush& push,
                                                        const NextPushedRows& next,
                                                        const LoadTicker::Progress& progress) {
-  if (is_stopped_) {
-    return ShuttingDown();
-  }
-  if (push.version == 0) {
-    return absl::InvalidArgumentError("version: 0, must be at least 1");
-  }
+  if (is_stopped_) return ShuttingDown();
+  if (push.version == 0) return absl::InvalidArgumentError("version: 0, must be at least 1");
   LoadTicker ticker(progress, is_stopped_);
   LOGPROBD_ASSIGN_OR_RETURN(const HeadInfo info, loader_.PushedHead(push, *head_.info()));
   LOGPROBD_ASSIGN_OR_RETURN(const JoinedPush joined, JoinPush(push, info, ticker));
@@ -103,9 +95,7 @@ absl::StatusOr<HeadVersions::JoinedPush> HeadVersions::JoinPush(const WeightsPus
     if (staged_ != nullptr && staged_->version.version == push.version) {
       joined.staged = staged_->version;
       joined.staged_rows = std::dynamic_pointer_cast<const PushedWeights>(staged_->weights);
-      if (joined.staged_rows != nullptr) {
-        return joined;
-      }
+      if (joined.staged_rows != nullptr) return joined;
     }
     LOGPROBD_RETURN_IF_ERROR(NumberOf(push.version).status());
     LOGPROBD_RETURN_IF_ERROR(CheckIsFree(push.version));
@@ -187,9 +177,7 @@ void HeadVersions::DropIdlePush() {
 
 void HeadVersions::RecordDropped(std::shared_ptr<const PendingPush::Version> dropped,
                                  absl::string_view reason) {
-  if (dropped == nullptr || dropped->rows == nullptr) {
-    return;
-  }
+  if (dropped == nullptr || dropped->rows == nullptr) return;
   const PushedVersion progress = dropped->rows->progress();
   dropped = nullptr;  // calls that are sending rows still hold the memory
   metrics_.RecordWeightsSwap(name(), Metrics::WeightsSwap::kDiscarded);

@@ -70,17 +70,13 @@ InProcessHead::~InProcessHead() {
     const absl::MutexLock lock(&verify_mutex_);
     verify = std::move(verify_thread_);
   }
-  if (verify.joinable()) {
-    verify.join();
-  }
+  if (verify.joinable()) verify.join();
   batcher_.reset();
 }
 
 void InProcessHead::StopVerify() {
   const absl::MutexLock lock(&verify_mutex_);
-  if (verify_stop_ != nullptr) {
-    verify_stop_->store(true);
-  }
+  if (verify_stop_ != nullptr) verify_stop_->store(true);
 }
 
 std::shared_ptr<const HeadInfo> InProcessHead::info() const {
@@ -225,9 +221,7 @@ void InProcessHead::Verify(const VerifyOptions& options, VerifyCallback done) {
   if (previous.joinable()) {
     previous.join();  // the thread has cleared is_verifying_ and is about to return
   }
-  if (!refusal.ok()) {
-    answer(refusal);
-  }
+  if (!refusal.ok()) answer(refusal);
 }
 
 absl::StatusOr<VerifyReport> InProcessHead::RunVerify(const VerifyOptions& options) {
@@ -236,16 +230,12 @@ absl::StatusOr<VerifyReport> InProcessHead::RunVerify(const VerifyOptions& optio
   std::shared_ptr<const HeadInfo> info;
   {
     const absl::ReaderMutexLock lock(&version_mutex_);
-    if (live_ == nullptr) {
-      return absl::UnavailableError("the weights are being replaced");
-    }
+    if (live_ == nullptr) return absl::UnavailableError("the weights are being replaced");
     weights = live_->weights;
     info = live_->info;
   }
   absl::StatusOr<VerifyProbe> made = MakeVerifyProbe(*weights, options);
-  if (absl::IsCancelled(made.status())) {
-    return made.status();
-  }
+  if (absl::IsCancelled(made.status())) return made.status();
   LOGPROBD_RETURN_IF_ERROR(WithDetailsForLog(made.status()));
   const auto probe = std::make_shared<VerifyProbe>(*std::move(made));
   absl::Notification answered;

@@ -14,9 +14,7 @@ absl::Status ShuttingDown() { return absl::UnavailableError("the server is shutt
 std::optional<LoadTurn::Holder> LoadTurn::Take(absl::Duration wait_max) {
   const absl::MutexLock lock(&mutex_);
   const auto is_free = +[](bool* is_taken) { return !*is_taken; };
-  if (!mutex_.AwaitWithTimeout(absl::Condition(is_free, &is_taken_), wait_max)) {
-    return std::nullopt;
-  }
+  if (!mutex_.AwaitWithTimeout(absl::Condition(is_free, &is_taken_), wait_max)) return std::nullopt;
   is_taken_ = true;
   return std::optional<Holder>(std::in_place, *this);
 }
@@ -27,15 +25,11 @@ void LoadTurn::Release() {
 }
 
 absl::Status LoadTicker::Report(absl::string_view phase, int64_t bytes_done, int64_t bytes_total) {
-  if (is_stopped_) {
-    return ShuttingDown();
-  }
+  if (is_stopped_) return ShuttingDown();
   // The beginning and the end of each phase are always reported.
   const absl::Time now = Clock::Steady().Now();
   const bool is_end = bytes_total > 0 && bytes_done >= bytes_total;
-  if (phase == phase_ && now < next_ && !is_end) {
-    return absl::OkStatus();
-  }
+  if (phase == phase_ && now < next_ && !is_end) return absl::OkStatus();
   phase_ = std::string(phase);
   next_ = now + kProgressPeriod;
   if (progress_ && !progress_({phase_, bytes_done, bytes_total})) {

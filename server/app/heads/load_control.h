@@ -33,9 +33,7 @@ class LoadTurn {
     Holder(Holder&& other) noexcept : turn_(std::exchange(other.turn_, nullptr)) {}
     Holder& operator=(Holder&&) = delete;
     ~Holder() {
-      if (turn_ != nullptr) {
-        turn_->Release();
-      }
+      if (turn_ != nullptr) turn_->Release();
     }
 
    private:

@@ -23,9 +23,7 @@ absl::StatusOr<std::shared_ptr<PendingPush::Version>> PendingPush::Join(const We
       return absl::InvalidArgumentError(
           absl::StrCat("header: differs from that of the first push of version ", push.version));
     }
-    if (version_->is_busy) {
-      return nullptr;
-    }
+    if (version_->is_busy) return nullptr;
     ++version_->num_calls;
     return version_;
   }
@@ -43,9 +41,7 @@ absl::StatusOr<std::shared_ptr<PendingPush::Version>> PendingPush::Join(const We
 
 absl::Status PendingPush::EndOpen(const std::shared_ptr<Version>& version,
                                   absl::StatusOr<std::shared_ptr<PushedWeights>> rows) {
-  if (version != version_) {
-    return Discarded();
-  }
+  if (version != version_) return Discarded();
   version->is_busy = false;
   if (!rows.ok()) {
     version_ = nullptr;
@@ -59,15 +55,9 @@ absl::StatusOr<bool> PendingPush::Leave(const std::shared_ptr<Version>& version,
                                         absl::Time now) {
   --version->num_calls;
   version->left_at = now;
-  if (!has_all) {
-    return false;
-  }
-  if (version != version_) {
-    return version->is_staged ? absl::StatusOr<bool>(false) : Discarded();
-  }
-  if (version->is_busy || !version->rows->is_complete()) {
-    return false;
-  }
+  if (!has_all) return false;
+  if (version != version_) return version->is_staged ? absl::StatusOr<bool>(false) : Discarded();
+  if (version->is_busy || !version->rows->is_complete()) return false;
   version->is_busy = true;
   return true;
 }
@@ -84,9 +74,7 @@ void PendingPush::EndStaging(const std::shared_ptr<Version>& version, const absl
   // These errors return whenever the same rows are staged under the same number.
   const bool is_final =
       absl::IsDataLoss(staged) || absl::IsInvalidArgument(staged) || absl::IsAlreadyExists(staged);
-  if (version == version_ && (staged.ok() || is_final)) {
-    version_ = nullptr;
-  }
+  if (version == version_ && (staged.ok() || is_final)) version_ = nullptr;
 }
 
 std::shared_ptr<const PendingPush::Version> PendingPush::Drop() {

@@ -42,14 +42,10 @@ absl::Status PlanNext(ServerOptions& options, const ServerParts& parts, const Me
 
 std::vector<DeviceTurns::Lane> LanesOf(const EnginePlan& plan) {
   std::vector<DeviceTurns::Lane> lanes(static_cast<size_t>(plan.num_replicas()));
-  for (DeviceTurns::Lane& lane : lanes) {
-    lane.waits_for_peers = WaitsForPeers(plan.layout);
-  }
+  for (DeviceTurns::Lane& lane : lanes) lane.waits_for_peers = WaitsForPeers(plan.layout);
   for (const ShardPlace& place : plan.layout) {
     std::vector<std::string>& devices = lanes[static_cast<size_t>(place.replica)].devices;
-    if (!absl::c_linear_search(devices, place.device)) {
-      devices.push_back(place.device);
-    }
+    if (!absl::c_linear_search(devices, place.device)) devices.push_back(place.device);
   }
   return lanes;
 }
@@ -122,9 +118,7 @@ void AppendHead(std::string& text, const ServingPlan& plan) {
 }
 
 void AppendWarnings(std::string& text, const ServingPlan& plan) {
-  for (const std::string& warning : plan.warnings) {
-    AppendLine(text, "warning", warning);
-  }
+  for (const std::string& warning : plan.warnings) AppendLine(text, "warning", warning);
 }
 
 }  // namespace
@@ -166,9 +160,7 @@ ServingPlan MakeServingPlan(const ServerOptions& options, const HeadInfo& head,
 
 MemoryPlan ServerPlan::memory() const {
   MemoryPlan sum;
-  for (const ServingPlan& head : heads) {
-    AddMemory(sum, head.memory);
-  }
+  for (const ServingPlan& head : heads) AddMemory(sum, head.memory);
   sum.push_back({"host", "receive", receive_bytes});
   sum.push_back({"host", "shared", shared_bytes});
   return sum;
@@ -183,9 +175,7 @@ absl::StatusOr<ServerPlan> MakeServerPlan(const ServerOptions& options,
   for (const ServingPlan& head : plan.heads) {
     reserved += TotalBytes(head.memory, "host");
     for (const MemoryUse& free : head.engine.available) {
-      if (TotalBytes(plan.available, free.place) == 0) {
-        plan.available.push_back(free);
-      }
+      if (TotalBytes(plan.available, free.place) == 0) plan.available.push_back(free);
     }
   }
   plan.receive_bytes = options.receive_bytes;
@@ -260,16 +250,12 @@ void AddMemory(MemoryPlan& sum, const MemoryUse& use) {
 }
 
 void AddMemory(MemoryPlan& sum, const MemoryPlan& plan) {
-  for (const MemoryUse& use : plan) {
-    AddMemory(sum, use);
-  }
+  for (const MemoryUse& use : plan) AddMemory(sum, use);
 }
 
 int64_t TotalBytes(const MemoryPlan& plan, absl::string_view place) {
   int64_t total = 0;
-  for (const MemoryUse& use : plan) {
-    total += use.place == place ? use.bytes : 0;
-  }
+  for (const MemoryUse& use : plan) total += use.place == place ? use.bytes : 0;
   return total;
 }
 

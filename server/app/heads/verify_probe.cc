@@ -111,26 +111,18 @@ double Dot(std::span<const double> a, std::span<const double> b) {
   double lanes[kLanes] = {};
   size_t i = 0;
   for (; i + kLanes <= a.size(); i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] += a[i + lane] * b[i + lane];
-    }
+    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
   }
   double sum = 0;
-  for (; i < a.size(); ++i) {
-    sum += a[i] * b[i];
-  }
-  for (const double lane : lanes) {
-    sum += lane;
-  }
+  for (; i < a.size(); ++i) sum += a[i] * b[i];
+  for (const double lane : lanes) sum += lane;
   return sum;
 }
 
 /// Applies scale, bias and cap as kernels/common/logit_transform.h does.
 double Transform(double dot, int64_t column, const HeadInfo& head, const std::vector<float>& bias) {
   double z = static_cast<double>(head.scale) * dot;
-  if (!bias.empty()) {
-    z += static_cast<double>(bias[static_cast<size_t>(column)]);
-  }
+  if (!bias.empty()) z += static_cast<double>(bias[static_cast<size_t>(column)]);
   const double cap = head.softcap;
   return cap > 0 ? cap * std::tanh(z / cap) : z;
 }
@@ -201,9 +193,7 @@ absl::StatusOr<std::vector<std::vector<double>>> ProbeLogits(const HeadWeights& 
       "that are finite");
   WeightRows tile(finite);
   for (int64_t begin = 0; begin < head.vocab_size; begin += kernels::kTileColumns) {
-    if (stop.load(std::memory_order_relaxed)) {
-      return absl::CancelledError("the Verify was stopped");
-    }
+    if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("the Verify was stopped");
     const int64_t end = std::min<int64_t>(begin + kernels::kTileColumns, head.vocab_size);
     const absl::Status read = tile.Read(begin, end);
     if (absl::IsInvalidArgument(read)) {  // the weight is at fault, not the call

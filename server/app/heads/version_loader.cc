@@ -86,9 +86,7 @@ absl::StatusOr<std::unique_ptr<VersionEngines>> VersionEngines::Create(
 
 MemoryPlan VersionEngines::memory() const {
   MemoryPlan plan;
-  for (const std::unique_ptr<ScoringEngine>& engine : engines) {
-    AddMemory(plan, engine->memory());
-  }
+  for (const std::unique_ptr<ScoringEngine>& engine : engines) AddMemory(plan, engine->memory());
   AddMemory(plan, {.place = "host", .kind = "staging", .bytes = replicas->staging_bytes()});
   if (const int64_t bytes = weights->memory_bytes(); bytes > 0) {
     AddMemory(plan, {.place = "host", .kind = "weights", .bytes = bytes});
@@ -176,9 +174,7 @@ absl::StatusOr<std::shared_ptr<PushedWeights>> VersionLoader::OpenPush(const Hea
 absl::StatusOr<EnginePlan> VersionLoader::Plan(const HeadInfo& found,
                                                const MemoryPlan& freed) const {
   EngineOptions options = engine_options_;
-  for (const MemoryUse& use : freed) {
-    options.reserved.push_back({use.place, use.kind, -use.bytes});
-  }
+  for (const MemoryUse& use : freed) options.reserved.push_back({use.place, use.kind, -use.bytes});
   absl::StatusOr<EnginePlan> plan = parts_.plan_engine(found, options);
   if (absl::IsFailedPrecondition(plan.status())) {
     // The dtype and layout have worked before, so the cause is a lack of GPU memory.
@@ -203,9 +199,7 @@ absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const EngineP
       options_.batcher.staging == nullptr ? 0 : options_.batcher.staging->spare_bytes();
   int64_t freed_bytes = 0;
   for (const MemoryUse& use : freed) {
-    if (use.place == "host") {
-      (use.kind == "staging" ? spare_staging : freed_bytes) += use.bytes;
-    }
+    if (use.place == "host") (use.kind == "staging" ? spare_staging : freed_bytes) += use.bytes;
   }
   // The buffers of all versions have the same size, so spare ones are reused.
   if (options_.batcher.staging != nullptr) {
@@ -216,9 +210,7 @@ absl::Status VersionLoader::CheckHostMemory(const HeadInfo& found, const EngineP
   const int64_t needed = TotalBytes(plan.memory, "host") + staging +
                          plan.num_replicas() * plan.num_shards() * kLoadBytesOfShard;
   const int64_t usable = *available + freed_bytes;
-  if (needed <= usable) {
-    return absl::OkStatus();
-  }
+  if (needed <= usable) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "it needs ", HumanBytes(needed), " of host memory, but only ", HumanBytes(usable),
       " are available: ", HumanBytes(needed - usable), " are missing"));

@@ -12,16 +12,12 @@ void VersionNumbers::RecordLive(const WeightsVersion& version) {
   highest_ = std::max(highest_, version.version);
   digests_.try_emplace(version.version, version.sha256);
   highest_live_ = std::max(highest_live_, version.version);
-  if (digests_.size() > kDigestsMax) {
-    digests_.erase(digests_.begin());
-  }
+  if (digests_.size() > kDigestsMax) digests_.erase(digests_.begin());
 }
 
 void VersionNumbers::SetUnknownDigest(const std::string& sha256) {
   for (auto& [number, digest] : digests_) {
-    if (digest.empty()) {
-      digest = sha256;
-    }
+    if (digest.empty()) digest = sha256;
   }
 }
 
@@ -31,9 +27,7 @@ std::string VersionNumbers::DigestOf(uint64_t number) const {
 }
 
 absl::Status VersionNumbers::CheckRises(uint64_t number, uint64_t live) const {
-  if (number > highest_live_ || digests_.contains(number)) {
-    return absl::OkStatus();
-  }
+  if (number > highest_live_ || digests_.contains(number)) return absl::OkStatus();
   return absl::AlreadyExistsError(
       absl::StrCat("version: ", number, ", must be above ", highest_live_,
                    live == highest_live_ ? ", which is live" : ", which has been live",

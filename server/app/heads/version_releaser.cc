@@ -14,9 +14,7 @@ namespace logprobd {
 
 void VersionReleaser::Join(std::list<Releasing>& releasing) {
   for (Releasing& each : releasing) {
-    if (each.thread.joinable()) {
-      each.thread.join();
-    }
+    if (each.thread.joinable()) each.thread.join();
   }
 }
 
@@ -30,9 +28,7 @@ VersionReleaser::~VersionReleaser() {
 }
 
 bool VersionReleaser::Release(std::unique_ptr<VersionEngines> version) {
-  if (version == nullptr) {
-    return true;
-  }
+  if (version == nullptr) return true;
   EraseDone();
   const uint64_t number = version->version.version;
   const std::string head = version->info->name;
@@ -71,9 +67,7 @@ MemoryPlan VersionReleaser::memory() const {
   MemoryPlan plan;
   const absl::MutexLock lock(&mutex_);
   for (const Releasing& each : releasing_) {
-    if (!each.is_done) {
-      AddMemory(plan, each.memory);
-    }
+    if (!each.is_done) AddMemory(plan, each.memory);
   }
   return plan;
 }
@@ -84,9 +78,7 @@ void VersionReleaser::EraseDone() {
     const absl::MutexLock lock(&mutex_);
     for (auto each = releasing_.begin(); each != releasing_.end();) {
       const auto next = std::next(each);
-      if (each->is_done) {
-        done.splice(done.end(), releasing_, each);
-      }
+      if (each->is_done) done.splice(done.end(), releasing_, each);
       each = next;
     }
   }

@@ -103,9 +103,7 @@ std::vector<std::string> TextsOf(const Flag& flag, const toml::value& value) {
   std::vector<std::string> texts;
   if (flag.is_of_head && value.is_array()) {
     for (const toml::value& item : value.as_array()) {
-      if (!item.is_string()) {
-        return {};
-      }
+      if (!item.is_string()) return {};
       texts.push_back(TextOf(item));
     }
   }

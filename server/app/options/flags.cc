@@ -32,9 +32,7 @@ std::string WithDashes(absl::string_view name) { return absl::StrReplaceAll(name
 /// Returns the smallest number of letters to insert, delete or replace to turn `a` into `b`.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) {
-    row[j] = j;
-  }
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
     size_t diagonal = std::exchange(row[0], i);
     for (size_t j = 1; j <= b.size(); ++j) {
@@ -58,9 +56,7 @@ std::string RangeText(const Flag& flag) {
 
 std::optional<int64_t> ParseInteger(absl::string_view text) {
   int64_t value = 0;
-  if (absl::StartsWith(text, "+") || !absl::SimpleAtoi(text, &value)) {
-    return std::nullopt;
-  }
+  if (absl::StartsWith(text, "+") || !absl::SimpleAtoi(text, &value)) return std::nullopt;
   return value;
 }
 
@@ -76,9 +72,7 @@ std::optional<int64_t> ParseBytes(absl::string_view text) {
   const absl::string_view digits = absl::StripAsciiWhitespace(text);
   constexpr int64_t kLargest = int64_t{1} << 62;
   const std::optional<int64_t> value = ParseInteger(digits);
-  if (!value.has_value() || *value > (kLargest >> shift) || *value < -kLargest) {
-    return std::nullopt;
-  }
+  if (!value.has_value() || *value > (kLargest >> shift) || *value < -kLargest) return std::nullopt;
   return *value < 0 ? *value : *value << shift;
 }
 
@@ -86,9 +80,7 @@ absl::Status SetNumber(const Flag& flag, absl::string_view text, ServerOptions& 
   absl::Status error = absl::InvalidArgumentError(RangeText(flag));
   if (flag.kind == Flag::Kind::kNumber) {
     double value = 0;
-    if (!absl::SimpleAtod(text, &value) || !(value >= flag.min && value <= flag.max)) {
-      return error;
-    }
+    if (!absl::SimpleAtod(text, &value) || !(value >= flag.min && value <= flag.max)) return error;
     options.*std::get<double ServerOptions::*>(flag.member) = value;
     return absl::OkStatus();
   }
@@ -189,9 +181,7 @@ std::optional<size_t> ValueBegin(absl::string_view text) {
 size_t FirstLength(absl::string_view text) {
   for (size_t comma = text.find(','); comma != absl::string_view::npos;
        comma = text.find(',', comma + 1)) {
-    if (ValueBegin(text.substr(comma + 1)).has_value()) {
-      return comma;
-    }
+    if (ValueBegin(text.substr(comma + 1)).has_value()) return comma;
   }
   return text.size();
 }
@@ -212,13 +202,9 @@ std::string CommonValueAsToml(const Flag& flag, const ServerOptions& options) {
     const std::vector<int32_t>& value = options.**gpus;
     return TomlString(value.empty() ? kAuto : absl::StrJoin(value, ","));
   }
-  if (flag.kind == Flag::Kind::kChoice) {
-    return TomlString(ChoiceText(flag, options));
-  }
+  if (flag.kind == Flag::Kind::kChoice) return TomlString(ChoiceText(flag, options));
   const int64_t value = options.*std::get<int64_t ServerOptions::*>(flag.member);
-  if (flag.kind == Flag::Kind::kCount && value == 0) {
-    return TomlString(kAuto);
-  }
+  if (flag.kind == Flag::Kind::kCount && value == 0) return TomlString(kAuto);
   const std::string text = flag.kind == Flag::Kind::kBytes ? BytesText(value) : absl::StrCat(value);
   return std::isdigit(static_cast<unsigned char>(text.back())) != 0 ? text : TomlString(text);
 }
@@ -228,9 +214,7 @@ std::string CommonValueAsToml(const Flag& flag, const ServerOptions& options) {
 const Flag* FindFlag(absl::string_view name) {
   const std::string dashed = WithDashes(name);
   for (const Flag& flag : Flags()) {
-    if (flag.name == dashed) {
-      return &flag;
-    }
+    if (flag.name == dashed) return &flag;
   }
   return nullptr;
 }
@@ -334,9 +318,7 @@ absl::string_view ChoiceText(const Flag& flag, const ServerOptions& options) {
           return options.*std::get<decltype(value) ServerOptions::*>(flag.member) == value;
         },
         choice.value);
-    if (is_chosen) {
-      return choice.text;
-    }
+    if (is_chosen) return choice.text;
   }
   return "";
 }
@@ -354,9 +336,7 @@ std::string BytesText(int64_t bytes) {
   constexpr std::pair<int, absl::string_view> kUnits[] = {{30, "GiB"}, {20, "MiB"}, {10, "KiB"}};
   for (const auto& [shift, unit] : kUnits) {
     const int64_t one = int64_t{1} << shift;
-    if (bytes >= one && bytes % one == 0) {
-      return absl::StrCat(bytes / one, unit);
-    }
+    if (bytes >= one && bytes % one == 0) return absl::StrCat(bytes / one, unit);
   }
   return absl::StrCat(bytes);
 }
@@ -369,9 +349,7 @@ std::string FlagValueAsToml(const Flag& flag, const ServerOptions& options) {
     }
   }
   std::string common = CommonValueAsToml(flag, options);
-  if (values.empty()) {
-    return common;
-  }
+  if (values.empty()) return common;
   if (common != CommonValueAsToml(flag, ServerOptions())) {
     const bool is_text = absl::StartsWith(common, "\"");
     values.insert(values.begin(), is_text ? common : TomlString(common));

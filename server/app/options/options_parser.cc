@@ -49,9 +49,7 @@ std::string RangeSentence(const Flag& flag) {
 
 /// Returns the help of a flag: its meaning, range and default, and whether SIGHUP reloads it.
 std::string HelpOf(const Flag& flag) {
-  if (flag.command_line_only) {
-    return std::string(flag.help);
-  }
+  if (flag.command_line_only) return std::string(flag.help);
   const std::string value =
       absl::StrReplaceAll(FlagValueAsToml(flag, ServerOptions()), {{"\"", ""}});
   return absl::StrCat(flag.help, RangeSentence(flag),
@@ -80,9 +78,7 @@ class CommandLine {
     app_.set_help_flag("");
     app_.allow_extras();
     app_.get_formatter()->column_width(kHelpColumn);
-    for (const Flag& flag : Flags()) {
-      AddFlag(flag);
-    }
+    for (const Flag& flag : Flags()) AddFlag(flag);
     app_.add_flag("--help,-h", help_, "Print this help and exit.")->group("Actions");
     app_.footer(
         "Every setting can be given as a flag (--batch-rows 4096), as an environment variable\n"
@@ -236,13 +232,9 @@ absl::StatusOr<ParsedOptions> ParseOptions(absl::Span<const std::string> argumen
   CommandLine command_line;
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<Setting> from_flags, command_line.Parse(arguments));
   ParsedOptions parsed;
-  for (const Flag& flag : Flags()) {
-    parsed.sources[std::string(flag.name)] = "default";
-  }
+  for (const Flag& flag : Flags()) parsed.sources[std::string(flag.name)] = "default";
   parsed.help = command_line.help();
-  if (parsed.help) {
-    return parsed;
-  }
+  if (parsed.help) return parsed;
   LOGPROBD_ASSIGN_OR_RETURN(const std::vector<Setting> from_environment,
                             ReadEnvironment(environment));
   // The environment and the flags may name the file, and they override its values.
@@ -270,9 +262,7 @@ std::string ConfigText(const ParsedOptions& parsed) {
   std::string text;
   absl::string_view group;
   for (const Flag& flag : Flags()) {
-    if (flag.command_line_only || flag.name == "config") {
-      continue;
-    }
+    if (flag.command_line_only || flag.name == "config") continue;
     if (flag.group != group) {
       absl::StrAppend(&text, text.empty() ? "" : "\n", "# ", flag.group, "\n");
       group = flag.group;

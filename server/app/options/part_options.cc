@@ -29,16 +29,10 @@ ModelFolderOptions ModelOptionsOf(const ServerOptions& options) {
   ModelFolderOptions result;
   result.head_name = options.head_name;
   result.head_tensor = options.head_tensor;
-  if (options.valid_vocab > 0) {
-    result.valid_vocab = options.valid_vocab;
-  }
+  if (options.valid_vocab > 0) result.valid_vocab = options.valid_vocab;
   result.include_padding = options.include_padding;
-  if (options.softcap >= 0) {
-    result.logits.softcap = options.softcap;
-  }
-  if (options.logit_scale > 0) {
-    result.logits.scale = options.logit_scale;
-  }
+  if (options.softcap >= 0) result.logits.softcap = options.softcap;
+  if (options.logit_scale > 0) result.logits.scale = options.logit_scale;
   result.logits.ignored_keys =
       absl::StrSplit(options.ignore_config_key, ':', absl::SkipWhitespace());
   result.logits.strict = options.strict_config;
@@ -62,9 +56,7 @@ EngineOptions EngineOptionsOf(const ServerOptions& options) {
 }
 
 absl::StatusOr<std::shared_ptr<const AllowedRoots>> WeightsRootsOf(const ServerOptions& options) {
-  if (options.weights_root == "none") {
-    return nullptr;
-  }
+  if (options.weights_root == "none") return nullptr;
   if (!options.weights_root.empty()) {
     absl::StatusOr<AllowedRoots> roots =
         AllowedRoots::Create(absl::StrSplit(options.weights_root, ',', absl::SkipWhitespace()));
@@ -93,9 +85,7 @@ int NumStagingBuffers(const ServerOptions& options) {
 constexpr absl::Duration kDefaultWatchdog = absl::Seconds(120);
 
 absl::Duration BatchTimeMaxOf(const ServerOptions& options, Device device) {
-  if (options.watchdog_s > 0) {
-    return absl::Seconds(options.watchdog_s);
-  }
+  if (options.watchdog_s > 0) return absl::Seconds(options.watchdog_s);
   return device == Device::kCuda ? kDefaultWatchdog : absl::InfiniteDuration();
 }
 

@@ -38,9 +38,7 @@ constexpr size_t kTextBytesShown = 100;
 std::vector<const HeadValue*> ValuesOf(const ServerOptions& options, absl::string_view flag) {
   std::vector<const HeadValue*> values;
   for (const HeadValue& value : options.head_values) {
-    if (value.flag == flag) {
-      values.push_back(&value);
-    }
+    if (value.flag == flag) values.push_back(&value);
   }
   return values;
 }
@@ -139,9 +137,7 @@ absl::Status CheckReceiveBytes(const ServerOptions& options) {
 /// Checks --gpus, --replicas and --shards for errors that do not depend on the GPUs of the machine.
 /// Without this check, `--device auto` would later fall back to the CPU because of such an error.
 absl::Status CheckLayout(const ServerOptions& options) {
-  if (options.gpus.empty()) {
-    return absl::OkStatus();
-  }
+  if (options.gpus.empty()) return absl::OkStatus();
   if (options.device == Device::kCpu) {
     return absl::InvalidArgumentError("--gpus contradicts --device cpu");
   }
@@ -193,9 +189,7 @@ absl::Status CheckListener(absl::string_view flag, const ServerOptions& options,
   }
   const bool is_admin = flag == "--admin";
   const std::string& text = is_admin ? options.admin : options.listen;
-  if (is_admin && (text.empty() || text == kAutoPath)) {
-    return absl::OkStatus();
-  }
+  if (is_admin && (text.empty() || text == kAutoPath)) return absl::OkStatus();
   LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, is_admin
                                                              ? ParseListenAddressOrPath(flag, text)
                                                              : ParseListenAddress(flag, text));
@@ -296,9 +290,7 @@ std::vector<ServerOptions> HeadOptions(const ServerOptions& options) {
     heads.push_back(common);
     heads.back().head_name = model->head;
   }
-  if (heads.empty()) {
-    heads.push_back(common);
-  }
+  if (heads.empty()) heads.push_back(common);
   for (ServerOptions& head : heads) {
     head.queue_bytes =
         std::max<int64_t>(options.queue_bytes / static_cast<int64_t>(heads.size()), 1);
@@ -314,9 +306,7 @@ std::vector<ServerOptions> HeadOptions(const ServerOptions& options) {
 std::vector<std::string> InsecureListeners(const ServerOptions& options) {
   std::vector<std::string> flags;
   for (const absl::string_view flag : kListenerFlags) {
-    if (!CheckListener(flag, options, /*insecure=*/false).ok()) {
-      flags.emplace_back(flag);
-    }
+    if (!CheckListener(flag, options, /*insecure=*/false).ok()) flags.emplace_back(flag);
   }
   return flags;
 }
@@ -341,9 +331,7 @@ absl::StatusOr<Reload> PlanReload(const ServerOptions& start, const ServerOption
   Reload reload;
   reload.options = current;
   for (const Flag& flag : Flags()) {
-    if (FlagValueAsToml(flag, current) == FlagValueAsToml(flag, next)) {
-      continue;
-    }
+    if (FlagValueAsToml(flag, current) == FlagValueAsToml(flag, next)) continue;
     const std::string name(flag.name);
     if (!flag.is_reloadable) {
       reload.needs_restart.push_back(name);

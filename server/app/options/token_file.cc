@@ -38,9 +38,7 @@ bool IsName(absl::string_view name, size_t bytes_max) {
 }
 
 absl::StatusOr<std::string> TextOf(absl::string_view key, const toml::value& value) {
-  if (!value.is_string()) {
-    return Bad(key, "must be a string");
-  }
+  if (!value.is_string()) return Bad(key, "must be a string");
   return value.as_string().str;
 }
 
@@ -67,16 +65,12 @@ absl::Status SetScopes(const toml::value& value, bool is_token, AccessEntry& ent
   constexpr absl::string_view kProblem =
       "must be an array of \"score\", \"verify\", \"admin\" and \"metrics\" with at least one of "
       "them";
-  if (!value.is_array() || value.as_array().empty()) {
-    return Bad("scopes", kProblem);
-  }
+  if (!value.is_array() || value.as_array().empty()) return Bad("scopes", kProblem);
   for (const toml::value& item : value.as_array()) {
     const auto* const scope = absl::c_find_if(kScopes, [&](Scope known) {
       return item.is_string() && item.as_string().str == ScopeName(known);
     });
-    if (scope == std::end(kScopes)) {
-      return Bad("scopes", kProblem);
-    }
+    if (scope == std::end(kScopes)) return Bad("scopes", kProblem);
     if (*scope == Scope::kMetrics && !is_token) {
       return Bad("scopes",
                  "\"metrics\" is for tokens only, since HTTP asks for no certificates; give this "
@@ -134,36 +128,20 @@ constexpr Kind kCertificate = {"certificate", "name", kCertificateNameBytesMax, 
 
 absl::Status SetKey(const Kind& kind, const std::string& key, const toml::value& value,
                     AccessEntry& entry) {
-  if (key == kind.id_key) {
-    return SetName(key, value, entry.id, kind.id_bytes_max);
-  }
-  if (key == "sha256" && kind.has_digest) {
-    return SetSha256(value, entry.sha256);
-  }
-  if (key == "tenant") {
-    return SetName(key, value, entry.tenant);
-  }
-  if (key == "scopes") {
-    return SetScopes(value, kind.has_digest, entry);
-  }
-  if (key == "not_after") {
-    return SetNotAfter(value, entry.not_after);
-  }
-  if (key == "share") {
-    return SetShare(value, entry.share);
-  }
-  if (key == "priority_max") {
-    return SetPriorityMax(value, entry.priority_max);
-  }
+  if (key == kind.id_key) return SetName(key, value, entry.id, kind.id_bytes_max);
+  if (key == "sha256" && kind.has_digest) return SetSha256(value, entry.sha256);
+  if (key == "tenant") return SetName(key, value, entry.tenant);
+  if (key == "scopes") return SetScopes(value, kind.has_digest, entry);
+  if (key == "not_after") return SetNotAfter(value, entry.not_after);
+  if (key == "share") return SetShare(value, entry.share);
+  if (key == "priority_max") return SetPriorityMax(value, entry.priority_max);
   return Bad(OneLine(key), absl::StrCat("is unknown; the keys are ", kind.id_key,
                                         kind.has_digest ? ", sha256" : "",
                                         ", tenant, scopes, not_after, share and priority_max"));
 }
 
 absl::StatusOr<AccessEntry> EntryOf(const Kind& kind, const toml::value& table) {
-  if (!table.is_table()) {
-    return absl::InvalidArgumentError("must be a table");
-  }
+  if (!table.is_table()) return absl::InvalidArgumentError("must be a table");
   AccessEntry entry;
   for (const auto& [key, value] : table.as_table()) {
     LOGPROBD_RETURN_IF_ERROR(SetKey(kind, key, value, entry));
@@ -173,9 +151,7 @@ absl::StatusOr<AccessEntry> EntryOf(const Kind& kind, const toml::value& table) 
       return Bad(key, "is missing");
     }
   }
-  if (entry.tenant.empty()) {
-    entry.tenant = entry.id;
-  }
+  if (entry.tenant.empty()) entry.tenant = entry.id;
   return entry;
 }
 
@@ -186,9 +162,7 @@ absl::Status AppendEntries(const Kind& kind, const toml::array& tables,
   for (const toml::value& table : tables) {
     const std::string label = absl::StrCat(kind.name, " ", entries.size() - begin + 1);
     absl::StatusOr<AccessEntry> entry = EntryOf(kind, table);
-    if (!entry.ok()) {
-      return WithContext(entry.status(), label);
-    }
+    if (!entry.ok()) return WithContext(entry.status(), label);
     for (size_t i = begin; i < entries.size(); ++i) {
       const AccessEntry& other = entries[i];
       if (other.id == entry->id || (kind.has_digest && other.sha256 == entry->sha256)) {

@@ -29,13 +29,9 @@ constexpr int kNestingMax = 32;
 /// Returns the position after the string or comment that begins at `begin`, or `begin` itself if
 /// none does.
 size_t SkipText(absl::string_view text, size_t begin) {
-  if (text[begin] == '#') {
-    return std::min(text.find('\n', begin), text.size());
-  }
+  if (text[begin] == '#') return std::min(text.find('\n', begin), text.size());
   const char quote = text[begin];
-  if (quote != '"' && quote != '\'') {
-    return begin;
-  }
+  if (quote != '"' && quote != '\'') return begin;
   const std::string triple(3, quote);
   const bool is_long = absl::StartsWith(text.substr(begin), triple);
   size_t i = begin + (is_long ? triple.size() : 1);
@@ -64,9 +60,7 @@ bool IsNestedTooDeeply(absl::string_view text) {
     }
     const char c = text[i++];
     if (c == '[' || c == '{') {
-      if (++depth > kNestingMax) {
-        return true;
-      }
+      if (++depth > kNestingMax) return true;
     } else if ((c == ']' || c == '}') && depth > 0) {
       --depth;
     }
@@ -108,9 +102,7 @@ absl::StatusOr<toml::value> ParseTomlFile(absl::string_view what, const std::str
     return absl::InvalidArgumentError(absl::StrCat(what, " ", path, " is larger than 1 MiB"));
   }
   std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return absl::PermissionDeniedError(absl::StrCat(what, " ", path, " cannot be read"));
-  }
+  if (!file) return absl::PermissionDeniedError(absl::StrCat(what, " ", path, " cannot be read"));
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   // TOML allows neither of them, and toml11 3.7 reads beyond its buffer at some of them.
   if (!IsUtf8(text) || absl::c_any_of(text, IsForbiddenControl)) {

@@ -32,9 +32,7 @@ absl::Status HttpAccess::Check(absl::string_view path, absl::string_view authori
                                absl::string_view peer) {
   const std::string bearer = BearerOf(authorization);
   Credentials caller;
-  if (!bearer.empty()) {
-    caller.authorization = bearer;
-  }
+  if (!bearer.empty()) caller.authorization = bearer;
   absl::Status status = access_->Check(caller, Scope::kMetrics).status();
   if (!status.ok()) {
     refusals_.Record(

@@ -20,9 +20,7 @@ namespace logprobd {
 void NotifyServiceManager(absl::string_view message) {
   const char* const variable = std::getenv("NOTIFY_SOCKET");
   const absl::string_view path = variable == nullptr ? "" : variable;
-  if (path.empty()) {
-    return;
-  }
+  if (path.empty()) return;
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if ((path[0] != '/' && path[0] != '@') || path.size() >= sizeof(address.sun_path)) {

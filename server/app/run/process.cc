@@ -36,9 +36,7 @@ absl::Status CheckOpenFiles() {
   if (limit.rlim_cur < kOpenFilesTarget && limit.rlim_cur < limit.rlim_max) {
     rlimit raised = limit;
     raised.rlim_cur = std::min(limit.rlim_max, kOpenFilesTarget);
-    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) {
-      limit = raised;
-    }
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
   if (limit.rlim_cur < kOpenFilesMin) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -62,14 +60,10 @@ absl::Status CheckThreads() {
   while (error == 0 && threads.size() < kThreadsMin) {
     pthread_t thread{};
     error = pthread_create(&thread, nullptr, AwaitRelease, &release);
-    if (error == 0) {
-      threads.push_back(thread);
-    }
+    if (error == 0) threads.push_back(thread);
   }
   release.Notify();
-  for (const pthread_t thread : threads) {
-    pthread_join(thread, nullptr);
-  }
+  for (const pthread_t thread : threads) pthread_join(thread, nullptr);
   if (error != 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("only ", threads.size(), " threads can be started (", std::strerror(error),
@@ -99,9 +93,7 @@ absl::Status PrepareProcessLimits() {
 }
 
 void ExitHungAfter(absl::Duration delay) {
-  if (delay <= absl::ZeroDuration()) {
-    _exit(kExitHung);
-  }
+  if (delay <= absl::ZeroDuration()) _exit(kExitHung);
   // The default action would not do: the first process of a container ignores it.
   std::signal(SIGALRM, [](int) { _exit(kExitHung); });
   alarm(static_cast<unsigned>(absl::ToInt64Seconds(absl::Ceil(delay, absl::Seconds(1)))));
@@ -134,13 +126,9 @@ void StopSignals::Watch() {
     if (poll(fds, 2, -1) < 0) {
       continue;  // EINTR
     }
-    if (fds[1].revents != 0) {
-      return;
-    }
+    if (fds[1].revents != 0) return;
     signalfd_siginfo info{};
-    if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) {
-      continue;
-    }
+    if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
     if (info.ssi_signo == SIGHUP) {
       on_reload_();
     } else {

@@ -41,9 +41,7 @@ class SignalRelay {
   void OnReload() {
     const absl::MutexLock lock(&mutex_);
     is_reload_due_ = server_ == nullptr;
-    if (server_ != nullptr) {
-      server_->RequestReload();
-    }
+    if (server_ != nullptr) server_->RequestReload();
   }
 
   void OnStop(int signal, int count) {
@@ -54,18 +52,14 @@ class SignalRelay {
     }
     const absl::MutexLock lock(&mutex_);
     is_stopped_ = true;
-    if (server_ != nullptr) {
-      server_->RequestStop();
-    }
+    if (server_ != nullptr) server_->RequestStop();
   }
 
   /// Returns false if a signal to stop has already arrived.
   bool SetServer(Server* server) {
     const absl::MutexLock lock(&mutex_);
     server_ = server;
-    if (server_ != nullptr && is_reload_due_) {
-      server_->RequestReload();
-    }
+    if (server_ != nullptr && is_reload_due_) server_->RequestReload();
     return !is_stopped_;
   }
 
@@ -78,9 +72,7 @@ class SignalRelay {
 
 int DryRun(const ServerOptions& options) {
   const absl::StatusOr<PlannedHeads> planned = PlanHeads(options, ServerParts());
-  if (!planned.ok()) {
-    return Fail(planned.status(), kExitFailed);
-  }
+  if (!planned.ok()) return Fail(planned.status(), kExitFailed);
   Print(PlanText(planned->plan));
   return kExitStopped;
 }
@@ -91,14 +83,10 @@ int LoadAndRun(Server& server) {
     LogInfo("stopped while loading");
     return kExitStopped;
   }
-  if (!loaded.ok()) {
-    return Fail(loaded, kExitFailed);
-  }
+  if (!loaded.ok()) return Fail(loaded, kExitFailed);
   switch (server.Run()) {
     case Server::End::kStopped:
-      if (server.MayHang()) {
-        _exit(kExitStopped);
-      }
+      if (server.MayHang()) _exit(kExitStopped);
       return kExitStopped;
     case Server::End::kWorkCut:
       _exit(kExitWorkCut);
@@ -127,9 +115,7 @@ int Serve(const ServerOptions& options,
   parts.exit_hung_after = ExitHungAfter;
   parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == LogFormat::kText;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options, parts);
-  if (!server.ok()) {
-    return Fail(server.status(), kExitFailed);
-  }
+  if (!server.ok()) return Fail(server.status(), kExitFailed);
   const int exit_status = relay.SetServer(server->get()) ? LoadAndRun(**server) : kExitStopped;
   relay.SetServer(nullptr);
   return exit_status;
@@ -140,9 +126,7 @@ int Serve(const ServerOptions& options,
 int RunLogprobd(absl::Span<const std::string> arguments,
                 absl::Span<const std::string> environment) {
   const absl::StatusOr<ParsedOptions> parsed = ParseOptions(arguments, environment);
-  if (!parsed.ok()) {
-    return Fail(parsed.status(), kExitBadSettings);
-  }
+  if (!parsed.ok()) return Fail(parsed.status(), kExitBadSettings);
   const ServerOptions& options = parsed->options;
   if (parsed->help) {
     Print(HelpText());
@@ -160,9 +144,7 @@ int RunLogprobd(absl::Span<const std::string> arguments,
     return Fail(checked, kExitBadSettings);
   }
   ConfigureLog({.level = options.log_level, .format = options.log_format});
-  if (options.dry_run) {
-    return DryRun(options);
-  }
+  if (options.dry_run) return DryRun(options);
   return Serve(options, [&]() -> absl::StatusOr<ServerOptions> {
     LOGPROBD_ASSIGN_OR_RETURN(ParsedOptions again, ParseOptions(arguments, environment));
     return std::move(again.options);

@@ -43,27 +43,17 @@ std::string FolderInTmp() { return absl::StrCat("/tmp/logprobd-", geteuid()); }
 
 /// Returns the reason why a folder is not usable, or an empty string if it is usable.
 std::string Fault(const std::string& folder) {
-  if (!absl::StartsWith(folder, "/")) {
-    return "it is not an absolute path";
-  }
+  if (!absl::StartsWith(folder, "/")) return "it is not an absolute path";
   struct stat info = {};
   // lstat does not follow links: in /tmp a link could belong to another user.
-  if (lstat(folder.c_str(), &info) != 0) {
-    return std::strerror(errno);
-  }
-  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid()) {
-    return "it is not a folder of this user";
-  }
-  if ((info.st_mode & kOthers) != 0) {
-    return "other users have access to it";
-  }
+  if (lstat(folder.c_str(), &info) != 0) return std::strerror(errno);
+  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return "it is not a folder of this user";
+  if ((info.st_mode & kOthers) != 0) return "other users have access to it";
   return access(folder.c_str(), W_OK | X_OK) == 0 ? "" : std::strerror(errno);
 }
 
 std::string NameOf(int port) {
-  if (port != 0) {
-    return absl::StrCat("logprobd-", port, ".sock");
-  }
+  if (port != 0) return absl::StrCat("logprobd-", port, ".sock");
   uint32_t random = 0;
   (void)!getrandom(&random, sizeof(random), 0);
   return absl::StrCat("logprobd-", absl::Hex(random, absl::kZeroPad8), ".sock");
@@ -97,9 +87,7 @@ void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memo
   grpc.shared_memory.region_bytes_max = options.region_bytes;
   grpc.shared_memory.lease_bytes_max =
       static_cast<int64_t>(options.client_share * static_cast<double>(options.shared_memory_bytes));
-  if (options.local != kAutoPath) {
-    return;
-  }
+  if (options.local != kAutoPath) return;
   grpc.unix_socket_is_optional = true;
   absl::StatusOr<std::string> path = AutoSocketPath(PortOf(options), SameHostFolders());
   if (!path.ok()) {
@@ -109,9 +97,7 @@ void SetSameHostOptions(const ServerOptions& options, const SameHostMemory& memo
 }
 
 absl::StatusOr<std::string> AdminAddress(const ServerOptions& options) {
-  if (options.admin != kAutoPath) {
-    return options.admin;
-  }
+  if (options.admin != kAutoPath) return options.admin;
   absl::StatusOr<std::string> path = AutoSocketPath(PortOf(options), SameHostFolders());
   LOGPROBD_RETURN_IF_ERROR(WithContext(path.status(), "--admin auto: give unix:PATH"));
   return absl::StrCat("unix:", *path, ".admin");
@@ -134,9 +120,7 @@ absl::StatusOr<std::string> AutoSocketPath(int port, const std::vector<std::stri
       (void)mkdir(folder.c_str(), kOwnerOnly);  // Fault checks the result.
     }
     const std::string reason = Fault(folder);
-    if (reason.empty()) {
-      return absl::StrCat(folder, "/", NameOf(port));
-    }
+    if (reason.empty()) return absl::StrCat(folder, "/", NameOf(port));
     reasons.push_back(absl::StrCat(folder, ": ", reason));
   }
   return absl::UnavailableError(absl::StrJoin(reasons, "; "));

@@ -78,17 +78,13 @@ std::string MemoryText(const MemoryPlan& plan) {
 
 std::vector<std::string> NamesOf(const ServerPlan& plan) {
   std::vector<std::string> names;
-  for (const ServingPlan& head : plan.heads) {
-    names.push_back(head.head.name);
-  }
+  for (const ServingPlan& head : plan.heads) names.push_back(head.head.name);
   return names;
 }
 
 std::vector<HeadInfo> InfosOf(const ServerPlan& plan) {
   std::vector<HeadInfo> infos;
-  for (const ServingPlan& head : plan.heads) {
-    infos.push_back(head.head);
-  }
+  for (const ServingPlan& head : plan.heads) infos.push_back(head.head);
   return infos;
 }
 
@@ -279,9 +275,7 @@ void Server::Impl::EndHung(absl::Span<const HungThread> still) {
 ServerPlan Server::Impl::Plan() {
   const absl::MutexLock lock(&mutex);
   ServerPlan now = plan;
-  for (size_t i = 0; i < heads.size(); ++i) {
-    now.heads[i] = heads[i]->plan();
-  }
+  for (size_t i = 0; i < heads.size(); ++i) now.heads[i] = heads[i]->plan();
   return now;
 }
 
@@ -350,9 +344,7 @@ void Server::Impl::LogReady(absl::Duration load_time) {
   const ServerPlan now = Plan();
   std::vector<std::string> engines;
   for (const ServingPlan& head : now.heads) {
-    if (!absl::c_linear_search(engines, head.head.engine)) {
-      engines.push_back(head.head.engine);
-    }
+    if (!absl::c_linear_search(engines, head.head.engine)) engines.push_back(head.head.engine);
   }
   LogAlways("ready",
             {{"head", absl::StrJoin(NamesOf(now), ", ")},
@@ -449,9 +441,7 @@ bool Server::Impl::Drain() {
   }
   NotifyStopping();
   head_table.StopChanges();
-  for (const std::unique_ptr<HeadManager>& head : heads) {
-    metrics.SetReady(head->name(), false);
-  }
+  for (const std::unique_ptr<HeadManager>& head : heads) metrics.SetReady(head->name(), false);
   grpc->Shutdown(absl::Seconds(options.grace_s));
   bool is_finished = clock.Now() < deadline;
   for (const std::unique_ptr<HeadManager>& head : heads) {
@@ -475,9 +465,7 @@ absl::Status Server::Impl::LoadHead(HeadManager& head) {
     return IsOnly() ? status : WithContext(status, absl::StrCat("head \"", head.name(), "\""));
   }
   PublishMemory();
-  if (serves_while_loading) {
-    Publish(head);
-  }
+  if (serves_while_loading) Publish(head);
   return absl::OkStatus();
 }
 
@@ -525,9 +513,7 @@ absl::Status Server::Load() {
     }
   }
   for (const std::unique_ptr<HeadManager>& head : impl.heads) {
-    if (!impl.serves_while_loading) {
-      impl.Publish(*head);
-    }
+    if (!impl.serves_while_loading) impl.Publish(*head);
   }
   {
     const absl::MutexLock lock(&impl.mutex);
@@ -554,14 +540,10 @@ Server::End Server::Run() {
       impl.Notify(
           absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(impl.clock.Now()), "\n"));
       impl.Reload();
-      if (impl.tls != nullptr) {
-        impl.tls->Reload();
-      }
+      if (impl.tls != nullptr) impl.tls->Reload();
       impl.Notify("READY=1\n");
     }
-    if (impl.tls != nullptr) {
-      impl.tls->ReloadIfChanged();
-    }
+    if (impl.tls != nullptr) impl.tls->ReloadIfChanged();
     impl.grpc->CancelUnreadAnswers();
     any_left = impl.WatchHeads();
     impl.UpdateServing();
@@ -575,9 +557,7 @@ Server::End Server::Run() {
     LogInfo("stopping", {{"grace_seconds", impl.options.grace_s}});
   }
   const bool finished = impl.Drain();
-  if (!stop) {
-    return End::kEngineFailed;
-  }
+  if (!stop) return End::kEngineFailed;
   if (!finished) {
     LogWarning("stopped before all work was finished", {{"grace_seconds", impl.options.grace_s}});
     return End::kWorkCut;

@@ -130,14 +130,10 @@ MemoryPlace GpuMemoryOf(const GpuStatus& gpu, const MetricsSnapshot& now) {
 std::vector<MemoryPlace> OtherMemoryOf(const MemoryPlan& plan) {
   std::vector<MemoryPlace> places;
   for (const MemoryUse& use : plan) {
-    if (GpuOrdinal(use.place).has_value()) {
-      continue;
-    }
+    if (GpuOrdinal(use.place).has_value()) continue;
     auto place = absl::c_find_if(
         places, [&use](const MemoryPlace& other) { return other.place == use.place; });
-    if (place == places.end()) {
-      place = places.insert(places.end(), MemoryPlace{use.place});
-    }
+    if (place == places.end()) place = places.insert(places.end(), MemoryPlace{use.place});
     const auto part = absl::c_find_if(
         place->parts, [&use](const MemoryPart& other) { return other.kind == use.kind; });
     if (part == place->parts.end()) {
@@ -191,9 +187,7 @@ std::string FailureText(const ServerHealth& health) {
 }
 
 std::string NotReadyReason(const ServerHealth& health) {
-  if (!health.hang.empty()) {
-    return health.hang;
-  }
+  if (!health.hang.empty()) return health.hang;
   switch (health.phase) {
     case ServerHealth::Phase::kLoading:
       return LoadingText(health);
@@ -214,9 +208,7 @@ std::string ReadyText(const ServerHealth& health) {
 
 std::pair<ServingState, std::string> StateOf(const ServerHealth& health) {
   const std::string reason = NotReadyReason(health);
-  if (!reason.empty()) {
-    return {ServingState::kNotReady, reason};
-  }
+  if (!reason.empty()) return {ServingState::kNotReady, reason};
   return {FailureText(health).empty() ? ServingState::kReady : ServingState::kDegraded,
           ReadyText(health)};
 }
@@ -224,9 +216,7 @@ std::pair<ServingState, std::string> StateOf(const ServerHealth& health) {
 void LoadProgress::Update(int64_t done_bytes, int64_t total_bytes) {
   done_bytes_ = done_bytes;
   total_bytes_ = total_bytes;
-  if (!on_terminal_) {
-    return;
-  }
+  if (!on_terminal_) return;
   const absl::MutexLock lock(&mutex_);
   const absl::Time now = clock_.Now();
   if (now >= next_line_) {
@@ -248,9 +238,7 @@ void LoadProgress::Finish() {
 
 std::string LoadProgress::Text() const {
   const int64_t total = total_bytes_;
-  if (total <= 0) {
-    return "";
-  }
+  if (total <= 0) return "";
   const double percent = 100 * static_cast<double>(done_bytes_) / static_cast<double>(total);
   return absl::StrCat(static_cast<int>(percent), " % of ", HumanBytes(total));
 }
@@ -263,13 +251,9 @@ StatusBoard::StatusBoard(Metrics& metrics, const Clock& clock)
 void StatusBoard::Sample() {
   const absl::Time now = clock_.Now();
   const absl::MutexLock lock(&mutex_);
-  if (now - samples_.back().time < kSamplePeriod) {
-    return;
-  }
+  if (now - samples_.back().time < kSamplePeriod) return;
   samples_.push_back({now, metrics_.Snapshot()});
-  while (samples_.size() > 1 && now - samples_[1].time >= kWindow) {
-    samples_.pop_front();
-  }
+  while (samples_.size() > 1 && now - samples_[1].time >= kWindow) samples_.pop_front();
 }
 
 StatusBoard::Sampled StatusBoard::Baseline(absl::Time now) const {
@@ -301,9 +285,7 @@ StatusPage StatusBoard::Page(const ServerStatus& status) {
   }
   page.inflight_bytes = static_cast<int64_t>(now.Sum("logprobd_inflight_bytes"));
   page.inflight_bytes_max = static_cast<int64_t>(now.Sum("logprobd_inflight_bytes_limit"));
-  for (const HeadStatus& head : status.heads) {
-    page.heads.push_back(WithFigures(head, window));
-  }
+  for (const HeadStatus& head : status.heads) page.heads.push_back(WithFigures(head, window));
   for (const char* const stage : kStages) {
     page.stages.push_back(
         SummaryOf(stage, window.Histogram("logprobd_stage_duration_seconds", {{"stage", stage}})));
@@ -320,9 +302,7 @@ StatusPage StatusBoard::Page(const ServerStatus& status) {
   }
   absl::c_sort(page.gpus, [](const GpuStatus& a, const GpuStatus& b) { return a.gpu < b.gpu; });
   page.memory = OtherMemoryOf(status.memory);
-  for (const GpuStatus& gpu : page.gpus) {
-    page.memory.push_back(GpuMemoryOf(gpu, now));
-  }
+  for (const GpuStatus& gpu : page.gpus) page.memory.push_back(GpuMemoryOf(gpu, now));
   page.process = ProcessOf(window);
   return page;
 }

@@ -17,9 +17,7 @@ std::vector<HungThread> HangMeter::Look(
   SeenHeartbeats seen;
   std::vector<HungThread> still;
   for (const std::shared_ptr<const Heartbeat>& heartbeat : heartbeats) {
-    if (!heartbeat->is_at_work()) {
-      continue;
-    }
+    if (!heartbeat->is_at_work()) continue;
     Seen current = {heartbeat->beats(), absl::ZeroDuration()};
     const auto before = seen_.find(heartbeat);
     if (before != seen_.end() && before->second.beats == current.beats) {
@@ -51,9 +49,7 @@ Watchdog::~Watchdog() {
     const absl::MutexLock lock(&mutex_);
     is_stopping_ = true;
   }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
+  if (thread_.joinable()) thread_.join();
 }
 
 void Watchdog::Run() {
@@ -75,9 +71,7 @@ void Watchdog::Run() {
       next_ping = now + options_.ping_interval;
     }
     const absl::MutexLock lock(&mutex_);
-    if (clock_.AwaitUntil(mutex_, absl::Condition(&is_stopping_), now + kInterval)) {
-      return;
-    }
+    if (clock_.AwaitUntil(mutex_, absl::Condition(&is_stopping_), now + kInterval)) return;
   }
 }
 
