@@ -16,3 +16,4 @@ python=build/venv-tests/bin/python
 "$python" -m ruff "${ruff[@]}" --config .ci/ruff.toml tests deploy .ci proto
 "$python" .ci/check_documents.py "${documents[@]}"
 "$python" .ci/draw_pictures.py "${pictures[@]}"
+echo "format: ok"
