@@ -20,11 +20,13 @@ struct FaultyResources final : public EngineResources {
 
   absl::StatusOr<std::unique_ptr<Collective>> TakeCollective(
       std::unique_ptr<Collective> made) override {
-    return collective ? collective(std::move(made)) : std::move(made);
+    if (collective) return collective(std::move(made));
+    return made;
   }
 
   std::function<absl::Status(int32_t shard, absl::string_view what)> memory;
-  std::function<std::unique_ptr<Collective>(std::unique_ptr<Collective>)> collective;
+  std::function<absl::StatusOr<std::unique_ptr<Collective>>(std::unique_ptr<Collective>)>
+      collective;
 };
 
 }  // namespace logprobd::testing

@@ -16,6 +16,7 @@
 #include "tests/support/engine_case.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/faulty_collective.h"
+#include "tests/support/faulty_resources.h"
 #include "tests/support/in_memory_head.h"
 
 namespace logprobd {
@@ -24,6 +25,7 @@ namespace {
 using testing::EngineCase;
 using testing::EngineScores;
 using testing::FaultyCollective;
+using testing::FaultyResources;
 using ::testing::HasSubstr;
 using testing::InMemoryHead;
 using testing::RunCase;
@@ -165,8 +167,10 @@ TEST(CpuShardsTest, ReadsEveryRowOnceAndReportsTheProgress) {
 TEST(CpuShardsTest, AShardWithoutMemoryAtStartFailsTheStart) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   for (const absl::string_view what : {"weight", "workspace"}) {
+    FaultyResources resources;
     EngineOptions options{.shards = 3};
-    options.faults.memory = [&](int32_t shard, absl::string_view asked) {
+    options.resources = &resources;
+    resources.memory = [&](int32_t shard, absl::string_view asked) {
       return shard == 2 && asked == what
                  ? absl::ResourceExhaustedError(absl::StrCat("no memory for the ", what))
                  : absl::OkStatus();
@@ -181,8 +185,10 @@ TEST(CpuShardsTest, AShardWithoutMemoryAtStartFailsTheStart) {
 // E82: the start fails with one message if the shards cannot be connected.
 TEST(CpuShardsTest, ACollectiveThatCannotBeCreatedFailsTheStart) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
+  FaultyResources resources;
   EngineOptions options{.shards = 3};
-  options.faults.collective = [](const std::unique_ptr<Collective>& /*real*/) {
+  options.resources = &resources;
+  resources.collective = [](const std::unique_ptr<Collective>& /*real*/) {
     return absl::InternalError("NCCL did not connect the GPUs");
   };
 
@@ -196,8 +202,10 @@ TEST(CpuShardsTest, AShardWithoutMemoryFailsOnlyThatBatch) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   const EngineCase inputs = testing::MakeRandomCase(*head, 7);
   std::atomic<bool> is_short = false;
+  FaultyResources resources;
   EngineOptions options{.batch_rows_max = 7, .shards = 3};
-  options.faults.memory = [&](int32_t shard, absl::string_view what) {
+  options.resources = &resources;
+  resources.memory = [&](int32_t shard, absl::string_view what) {
     return shard == 1 && what == "batch" && is_short
                ? absl::ResourceExhaustedError("no memory for a batch")
                : absl::OkStatus();
@@ -228,8 +236,10 @@ TEST(CpuShardsTest, ABrokenCollectiveFailsTheBatchAndTheReplica) {
            {FaultyCollective::Fault::kFails, FaultyCollective::Fault::kIsLater}) {
         SCOPED_TRACE(
             absl::StrCat("rank ", rank, ", call ", call, ", fault ", static_cast<int>(fault)));
+        FaultyResources resources;
         EngineOptions options{.batch_rows_max = 7, .shards = 3};
-        options.faults.collective = [&](std::unique_ptr<Collective> real) {
+        options.resources = &resources;
+        resources.collective = [&](std::unique_ptr<Collective> real) {
           return std::make_unique<FaultyCollective>(std::move(real), fault, rank, call);
         };
         const auto engine = Create(*head, options);
@@ -253,9 +263,11 @@ TEST(CpuShardsTest, ARankThatHangsFailsTheBatchAfterItsTime) {
   const auto head = testing::MakeRandomHead({.vocab_size = 1'000, .hidden_size = 64});
   const EngineCase inputs = testing::MakeRandomCase(*head, 7);
   testing::FakeClock clock;
+  FaultyResources resources;
   EngineOptions options{
       .batch_rows_max = 7, .shards = 3, .batch_time_max = absl::Seconds(60), .clock = &clock};
-  options.faults.collective = [](std::unique_ptr<Collective> real) {
+  options.resources = &resources;
+  resources.collective = [](std::unique_ptr<Collective> real) {
     return std::make_unique<FaultyCollective>(std::move(real), FaultyCollective::Fault::kHangs, 1,
                                               1);
   };
