@@ -16,7 +16,11 @@ import grpc
 
 from logprobd import _wire, settings
 from logprobd._local_transport import LocalTransport
-from logprobd._policy import READY_PAUSE_FIRST_SECONDS, READY_PAUSE_MAX_SECONDS
+from logprobd._policy import (
+    CHECK_TIMEOUT_SECONDS,
+    READY_PAUSE_FIRST_SECONDS,
+    READY_PAUSE_MAX_SECONDS,
+)
 from logprobd._pool import HEALTH_REQUEST, Answer, Call, Mailbox, Pool, Sender, Source, Stream
 from logprobd._queue import ChunkQueue, Job, stream_plan
 from logprobd._status import decode_answer
@@ -265,7 +269,8 @@ class ClientCore:
         while (left := deadline - time.monotonic()) > 0:
             if self._pool.balance.solo:
                 server = self._pool.balance.all()[0]
-                call = Call(server, _wire.HEALTH_CHECK, HEALTH_REQUEST, min(left, 5.0))
+                limit = min(left, CHECK_TIMEOUT_SECONDS)
+                call = Call(server, _wire.HEALTH_CHECK, HEALTH_REQUEST, limit)
                 answer = await self._pool.ask(call)
                 if answer.code is grpc.StatusCode.UNIMPLEMENTED:
                     raise answer.error(self.address)
