@@ -223,9 +223,7 @@ __device__ inline void WriteScores(const RowScoresParams& params, int64_t row,
   }
   if (params.lse != nullptr) params.lse[row] = LseOf(normalizer);
   if (params.lse_rest != nullptr) params.lse_rest[row] = LseRestOf(normalizer);
-  if (params.sum_p_squared != nullptr) {
-    params.sum_p_squared[row] = SumPSquaredOf(sums, normalizer);
-  }
+  if (params.sum_p_squared != nullptr) params.sum_p_squared[row] = SumPSquaredOf(sums, normalizer);
   if (params.target_rank != nullptr) {
     params.target_rank[row] = normalizer.finite ? params.rank_counts[row] : -1;
   }

@@ -44,9 +44,7 @@ struct PanelWeights {
   template <int kVectors>
   void Load(int64_t k, typename V::Float (&out)[kSteps][kVectors]) const {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      out[0][v] = V::Load(panel + (k * kVectors + v) * V::kLanes);
-    }
+    for (int v = 0; v < kVectors; ++v) out[0][v] = V::Load(panel + (k * kVectors + v) * V::kLanes);
   }
 };
 

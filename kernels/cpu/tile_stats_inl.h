@@ -132,9 +132,7 @@ inline LaneSums<V> SumsOfRow(const float* logits, float log2_scale, float expone
 /// maximum is -inf.
 inline bool HasNan(const float* logits) {
   bool has_nan = false;
-  for (int column = 0; column < kTileColumns; ++column) {
-    has_nan |= logits[column] != logits[column];
-  }
+  for (int column = 0; column < kTileColumns; ++column) has_nan |= logits[column] != logits[column];
   return has_nan;
 }
 
@@ -181,9 +179,7 @@ inline void SumsOfGroup(const float* logits, int64_t num_rows, const float* max_
   Float sum[V::kLanes];
   Float weighted[V::kLanes];
   Float squares[V::kLanes];
-  for (int row = 0; row < V::kLanes; ++row) {
-    sum[row] = weighted[row] = squares[row] = V::Set(0.0F);
-  }
+  for (int row = 0; row < V::kLanes; ++row) sum[row] = weighted[row] = squares[row] = V::Set(0.0F);
   for (int64_t row = 0; row < num_rows; ++row) {
     exponents[row] = TileExponent(max_logits[row], scales[row]);
     const bool is_real = exponents[row] != kEmptyExponent && exponents[row] != kNonfiniteExponent;

@@ -29,9 +29,7 @@ double HalfToDouble(uint16_t bits) {
 /// Returns ln sum exp(z / t), computed relative to the maximum.
 double LogSumExp(std::span<const double> logits, double max_logit, double temperature) {
   double sum = 0;
-  for (const double z : logits) {
-    sum += std::exp((z - max_logit) / temperature);
-  }
+  for (const double z : logits) sum += std::exp((z - max_logit) / temperature);
   return max_logit / temperature + std::log(sum);
 }
 
@@ -67,9 +65,7 @@ RowReference ScoreRowReference(std::span<const double> logits, const RowQuestion
   const auto [min, max] = std::minmax_element(logits.begin(), logits.end());
   const bool has_nan =
       std::any_of(logits.begin(), logits.end(), [](double z) { return std::isnan(z); });
-  if (has_nan || std::isinf(*max)) {
-    return NonfiniteRow(question);
-  }
+  if (has_nan || std::isinf(*max)) return NonfiniteRow(question);
   RowReference row;
   row.max_logit = *max;
   row.min_logit = *min;
@@ -106,9 +102,7 @@ RowReference ScoreRowReference(std::span<const double> logits, const RowQuestion
     row.top_k_ids.push_back(ids[i]);
     row.top_k_logprobs.push_back(logprob(ids[i]));
   }
-  for (const int32_t id : question.candidate_ids) {
-    row.candidate_logprobs.push_back(logprob(id));
-  }
+  for (const int32_t id : question.candidate_ids) row.candidate_logprobs.push_back(logprob(id));
   return row;
 }
 
@@ -140,9 +134,7 @@ std::vector<double> LogitsReference(const void* hidden_row, Dtype hidden_dtype, 
              ElementReference(weight, column * hidden_size + i, weight_dtype);
     }
     double z = static_cast<double>(transform.scale) * dot;
-    if (!bias.empty()) {
-      z += static_cast<double>(bias[static_cast<size_t>(column)]);
-    }
+    if (!bias.empty()) z += static_cast<double>(bias[static_cast<size_t>(column)]);
     if (transform.softcap > 0) {
       z = static_cast<double>(transform.softcap) * std::tanh(z / transform.softcap);
     }

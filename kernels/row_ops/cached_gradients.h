@@ -11,7 +11,7 @@
 namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchCachedGradients. Pointers point to device memory that the caller
-/// owns and are 16-byte aligned. CachedExponentials (kernels/fused_sm90/fused_partials.h) defines
+/// owns and are 16-byte aligned. CachedExponentials (kernels/fused/params.h) defines
 /// the exponentials and the exponents.
 struct CachedGradientsParams {
   int64_t num_rows = 0;  ///< 0 to 2^31 - 1; 0 does nothing.

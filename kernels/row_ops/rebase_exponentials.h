@@ -10,7 +10,7 @@
 namespace logprobd::kernels {
 
 /// Inputs and outputs of LaunchRebaseExponentials. Pointers point to device memory, which the
-/// caller owns. CachedExponentials (kernels/fused_sm90/fused_partials.h) defines the exponentials
+/// caller owns. CachedExponentials (kernels/fused/params.h) defines the exponentials
 /// and the exponents.
 struct RebaseExponentialsParams {
   int64_t num_rows = 0;                   ///< 0 to 2^31 - 1; 0 does nothing.

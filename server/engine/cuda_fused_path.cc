@@ -1,10 +1,11 @@
 #include <algorithm>
 
 #include "kernels/common/dtype.h"
-#include "kernels/fused_sm90/fused_choice.h"
-#include "kernels/fused_sm90/fused_partials.h"
-#include "kernels/fused_sm90/fused_top_k.h"
-#include "kernels/fused_sm90/listed_logits.h"
+#include "kernels/fused/choice.h"
+#include "kernels/fused/launch.h"
+#include "kernels/fused/listed_logits.h"
+#include "kernels/fused/params.h"
+#include "kernels/fused/top_k.h"
 #include "server/engine/cuda_score_path.h"
 
 namespace logprobd {

@@ -136,7 +136,7 @@ class ScorePath {
   virtual absl::Status EnqueueTopK(const CudaBlock& block, cudaStream_t stream) = 0;
 };
 
-/// Creates the path through kernels/fused_sm90 or kernels/fused_sm80, which keep logits in
+/// Creates the path through kernels/fused, which keep logits in
 /// registers, on the current device.
 std::unique_ptr<ScorePath> CreateFusedPath(const CudaWorkspace& workspace);
 

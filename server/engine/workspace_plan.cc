@@ -6,7 +6,7 @@
 #include "kernels/combine/exchange_mailbox.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/tile.h"
-#include "kernels/fused_sm90/top_k_scratch.h"
+#include "kernels/fused/top_k_scratch.h"
 #include "server/base/scoring_engine.h"
 
 namespace logprobd {

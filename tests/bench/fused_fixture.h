@@ -7,7 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/common/dtype.h"
-#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused/choice.h"
+#include "kernels/fused/params.h"
 #include "server/engine/cuda_resources.h"
 #include "server/engine/workspace_plan.h"
 

@@ -7,7 +7,7 @@
 //
 // --help lists the parts. The part `large` also reports the energy of a call and the name of
 // cuBLASLt's kernel; the part `rows` replays CUDA graphs at many numbers of rows; `choices` prints
-// the time of each block tile and order, from which fused_choice.cc is derived, and records
+// the time of each block tile and order, from which choice.cc is derived, and records
 // nothing. A settled time is measured after untimed runs of the same work (--settle-ms), so that
 // the power limit is in force. A burst is two milliseconds of work after 25 ms of rest. With five
 // rounds a head of `large` takes about 70 s.

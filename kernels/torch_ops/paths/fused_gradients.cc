@@ -14,7 +14,8 @@
 
 #include "kernels/common/row_gradient.h"
 #include "kernels/common/tile.h"
-#include "kernels/fused_sm90/fused_gradient.h"
+#include "kernels/fused/launch.h"
+#include "kernels/fused/params.h"
 #include "kernels/row_ops/cached_gradients.h"
 #include "kernels/row_ops/rebase_exponentials.h"
 #include "kernels/row_ops/row_constants.h"
@@ -36,7 +37,7 @@ using kernels::RowGradient;
 constexpr int64_t kGradientBytesMaxWithCopy = int64_t{250} << 20;
 
 /// Blocks are whole multiples of this many tiles, which suits the groups of tiles of the fused
-/// kernel (kernels/fused_sm90/fused_choice.h) and the tiles of cuBLAS: at hidden size 2,048, blocks
+/// kernel (kernels/fused/choice.h) and the tiles of cuBLAS: at hidden size 2,048, blocks
 /// of 40 tiles were measured to take a tenth longer than blocks of 32.
 constexpr int64_t kTileGroup = 16;
 

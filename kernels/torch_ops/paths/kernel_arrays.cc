@@ -14,7 +14,7 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/logit_transform.h"
 #include "kernels/common/tile.h"
-#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused/params.h"
 #include "kernels/torch_ops/paths/logits.h"
 
 namespace logprobd::torch_ops {

@@ -23,7 +23,9 @@
 #include <sstream>
 #include <string>
 
-#include "kernels/fused_sm90/fused_partials.h"
+#include "kernels/fused/choice.h"
+#include "kernels/fused/launch.h"
+#include "kernels/fused/params.h"
 #include "kernels/row_ops/compact_rows.h"
 #include "kernels/row_ops/copy_and_scale.h"
 #include "kernels/row_ops/row_loss.h"

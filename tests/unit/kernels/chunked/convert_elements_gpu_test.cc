@@ -9,7 +9,7 @@
 #include "kernels/common/dtype.h"
 #include "tests/support/gpu_test.h"
 #include "tests/unit/kernels/chunked/device_array.h"
-#include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
+#include "tests/unit/kernels/fused/sixteen_bits.h"
 
 namespace logprobd::kernels {
 namespace {

@@ -18,7 +18,7 @@
 #include "tests/support/half_floats.h"
 #include "tests/unit/kernels/chunked/device_array.h"
 #include "tests/unit/kernels/common/gradient_truth.h"
-#include "tests/unit/kernels/fused_sm90/sixteen_bits.h"
+#include "tests/unit/kernels/fused/sixteen_bits.h"
 
 // Rows of logits whose exponentials are cached, their gradients in double precision, and runs of
 // the kernel.

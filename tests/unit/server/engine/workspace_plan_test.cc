@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/common/tile.h"
-#include "kernels/fused_sm90/top_k_scratch.h"
+#include "kernels/fused/top_k_scratch.h"
 
 namespace logprobd {
 namespace {

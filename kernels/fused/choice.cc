@@ -1,0 +1,162 @@
+#include "kernels/fused/choice.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace logprobd::kernels {
+namespace {
+
+/// Smallest depth at which the exposed epilogue of k256Cooperative costs less than the operand
+/// traffic of smaller tiles.
+constexpr int64_t kCooperativeDepthMin = 4'608;
+/// Smallest depth at which the order along the vocabulary has more hits in the second-level cache.
+constexpr int64_t kAlongVocabDepthMin = 3'584;
+/// Largest depth at which the weight tiles of twice as many columns fit into the second-level
+/// cache.
+constexpr int64_t kWideDepthMax = 1'280;
+/// Largest number of rows for which the order along the rows is faster at any depth.
+constexpr int64_t kFewRowsMax = 1'024;
+/// Largest number of rows for which swapped tiles were measured to be fastest. With more rows, the
+/// empty rows of other tiles weigh less than the hidden rows that swapped tiles read again.
+constexpr int64_t kSwappedRowsMax = 4'608;
+
+/// Row steps up to kFewRowsMax and up to kSwappedRowsMax rows, whose multiples leave few rows of
+/// the last cluster empty.
+constexpr int64_t kFineStep = 64;
+constexpr int64_t kCoarseStep = 256;
+
+/// Number of blocks that run at once, just below the number of multiprocessors of a GPU.
+constexpr int64_t kBlocksAtOnce = 128;
+/// Number of pairs of blocks that run at once on the 132 multiprocessors of an H100 or H200.
+constexpr int64_t kPairsAtOnce = 66;
+
+/// Time of a row of a block tile: `rate` per unit of depth plus `overhead`, in units of the time
+/// that k128PingPong takes per row and unit of depth. Fitted to the times in tests/bench/FUSED.md.
+struct TileCost {
+  FusedTile tile;
+  double rate;
+  double overhead;
+};
+constexpr TileCost kPartialsCosts[] = {{FusedTile::k64Pair, 1.05, 110},
+                                       {FusedTile::k128PingPong, 1.0, 0},
+                                       {FusedTile::kSwapped80, 0.885, 435},
+                                       {FusedTile::kSwapped96, 0.89, 283},
+                                       {FusedTile::kSwapped112, 0.90, 283}};
+/// Of more than kFewRowsMax rows and at least kCooperativeDepthMin.
+constexpr TileCost kCooperativeCost = {FusedTile::k256Cooperative, 0.955, 165};
+constexpr TileCost kCachingCosts[] = {{FusedTile::k128PingPong, 1.0, 0},
+                                      {FusedTile::kSwapped80, 0.885, 720},
+                                      {FusedTile::kSwapped96, 0.89, 515}};
+constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0},
+                                       {FusedTile::k128PingPong, 1.0, 0},
+                                       {FusedTile::kSwapped80, 0.885, 1'100},
+                                       {FusedTile::kSwapped96, 0.89, 750}};
+
+/// Size of hidden rows, in elements, beyond which swapped tiles, which read all of them for each
+/// column tile, miss the second-level cache, and the factor of their time then.
+constexpr int64_t kCachedHiddenElements = int64_t{9} << 20;
+constexpr double kUncachedFactor = 1.12;
+
+/// Returns the time of a launch with pairs of blocks, in the units of TileCost. The rows of a
+/// partly filled pair and the pairs of a partly filled wave take as long as others.
+constexpr double CostOf(const FusedShape& shape, const TileCost& cost) {
+  const int64_t cluster_rows = ClusterRows(cost.tile);
+  const int64_t clusters = (shape.num_rows + cluster_rows - 1) / cluster_rows * shape.num_tiles;
+  const int64_t waves = (clusters + kPairsAtOnce - 1) / kPairsAtOnce;
+  const bool is_cached =
+      !IsSwapped(cost.tile) || shape.num_rows * shape.depth <= kCachedHiddenElements;
+  return static_cast<double>(waves * cluster_rows) * (is_cached ? 1.0 : kUncachedFactor) *
+         (cost.rate * static_cast<double>(shape.depth) + cost.overhead);
+}
+
+/// Returns the lowest cost of a tile, the first one among equals.
+template <size_t kCount>
+const TileCost& Cheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
+  return *std::min_element(costs, costs + kCount, [&](const TileCost& a, const TileCost& b) {
+    return CostOf(shape, a) < CostOf(shape, b);
+  });
+}
+
+/// Returns true when there are so few tiles that even the smallest blocks do not fill the GPU.
+/// Blocks that share nothing then finish first.
+bool FitsAtOnce(const FusedShape& shape) {
+  constexpr int64_t kBlockRows = TileRows(FusedTile::k64PingPong);
+  return (shape.num_rows + kBlockRows - 1) / kBlockRows * shape.num_tiles <= kBlocksAtOnce;
+}
+
+/// Returns the fastest order of tiles of 128 rows.
+FusedChoice ChoosePingPong(const FusedShape& shape) {
+  constexpr FusedTile kPingPong = FusedTile::k128PingPong;
+  if (shape.num_rows <= kFewRowsMax || shape.depth < kAlongVocabDepthMin) {
+    return {kPingPong, FusedRaster::kAlongRows, shape.depth <= kWideDepthMax ? 8 : 4};
+  }
+  return {kPingPong, FusedRaster::kAlongVocab, 8};
+}
+
+/// Returns the cheapest tile and its order.
+template <size_t kCount>
+FusedChoice ChooseCheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
+  const FusedTile tile = Cheapest(shape, costs).tile;
+  return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
+                                         : FusedChoice{tile, FusedRaster::kAlongRows, 1};
+}
+
+}  // namespace
+
+FusedChoice ChooseFused(const FusedShape& shape) {
+  if (shape.num_rows <= ClusterRows(FusedTile::k64PingPong) || FitsAtOnce(shape)) {
+    return {FusedTile::k64PingPong, FusedRaster::kAlongRows, 1};
+  }
+  // Up to 128 rows, a pair takes as long as reading the weight.
+  if (shape.num_rows <= ClusterRows(FusedTile::k64Pair)) {
+    return {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
+  }
+  const bool may_cooperate = shape.num_rows > kFewRowsMax && shape.depth >= kCooperativeDepthMin;
+  if (may_cooperate &&
+      (shape.num_rows > kSwappedRowsMax ||
+       CostOf(shape, kCooperativeCost) < CostOf(shape, Cheapest(shape, kPartialsCosts)))) {
+    return {kCooperativeCost.tile, FusedRaster::kAlongVocab, 4};
+  }
+  return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kPartialsCosts)
+                                           : ChoosePingPong(shape);
+}
+
+FusedChoice ChooseMma(int64_t num_rows) {
+  // kMma64 reads 1.6 times as many bytes per product; a tenth more time is an estimate.
+  constexpr double kSmallTileCost = 1.1;
+  const auto rows_of = [&](FusedTile tile) {
+    const int64_t tiles = (num_rows + TileRows(tile) - 1) / TileRows(tile);
+    return static_cast<double>(tiles * TileRows(tile));
+  };
+  const bool is_small = kSmallTileCost * rows_of(FusedTile::kMma64) < rows_of(FusedTile::kMma128);
+  return {is_small ? FusedTile::kMma64 : FusedTile::kMma128, FusedRaster::kAlongRows, 1};
+}
+
+FusedChoice ChooseFor(FusedArch arch, const FusedShape& shape) {
+  return arch == FusedArch::kSm90 ? ChooseFused(shape) : ChooseMma(shape.num_rows);
+}
+
+FusedChoice ChooseCaching(const FusedShape& shape) {
+  return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kCachingCosts)
+                                           : ChoosePingPong(shape);
+}
+
+FusedChoice ChooseGradient(const FusedShape& shape) {
+  return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kGradientCosts)
+                                           : ChoosePingPong(shape);
+}
+
+int64_t FusedRowStep(const FusedShape& shape) {
+  const FusedChoice choice = ChooseFused(shape);
+  if (choice.tile == FusedTile::k64PingPong) return TileRows(choice.tile);
+  if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && shape.num_rows <= kSwappedRowsMax) {
+    return shape.num_rows <= kFewRowsMax ? kFineStep : kCoarseStep;
+  }
+  return ClusterRows(choice.tile);
+}
+
+int64_t RowStepFor(FusedArch arch, const FusedShape& shape) {
+  return arch == FusedArch::kSm90 ? FusedRowStep(shape) : TileRows(ChooseMma(shape.num_rows).tile);
+}
+
+}  // namespace logprobd::kernels
