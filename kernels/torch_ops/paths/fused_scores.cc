@@ -127,7 +127,75 @@ Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
   return memory;
 }
 
-m), "the kernel of target logits");
+// Partials.
+
+void ComputeOperands(int64_t num_rows, const RowArrays& arrays, const Memory& memory,
+                     cudaStream_t stream) {
+  kernels::RowOperandsParams params;
+  params.num_rows = num_rows;
+  params.source = arrays.source();
+  params.log2_scales = memory.log2_scales;
+  params.target_columns = memory.target_columns;
+  params.target_logits = memory.target_logits;
+  params.max_keys = memory.max_keys;
+  CheckLaunch(LaunchRowOperands(params, stream), "the kernel of row operands");
+  if (memory.min_keys != nullptr) memory.Values(memory.min_keys, num_rows, at::kInt).zero_();
+}
+
+/// The operands of a block of rows.
+struct Operands {
+  Operands(const at::Tensor& rows, const Problem& problem) : hidden(rows, problem), head(problem) {}
+
+  FusedRows hidden;
+  FusedHead head;
+};
+
+/// Rows [begin, begin + size) of a block.
+struct PartOfRows {
+  int64_t begin;
+  int64_t size;
+  const int64_t* row_count;  ///< FusedPartialsParams::row_count; not null only if all rows.
+};
+
+/// Returns the parameters of the fused kernel for tiles [0, tile_end) of some rows.
+kernels::FusedPartialsParams PartialsParams(const PartOfRows& part, const Operands& operands,
+                                            int64_t tile_end, const Memory& memory) {
+  kernels::FusedPartialsParams params =
+      operands.head.Params(operands.hidden.Slice(part.begin, part.size), 0, tile_end);
+  params.row_count = part.row_count;
+  params.log2_scales = memory.log2_scales + part.begin;
+  params.targets = memory.target_columns + part.begin;
+  params.target_logits = memory.target_logits + part.begin;
+  return params;
+}
+
+/// Returns the parameters for the partials of all tiles of some rows.
+kernels::FusedPartialsParams AllPartialsParams(const PartOfRows& part, const Operands& operands,
+                                               const Memory& memory) {
+  kernels::FusedPartialsParams params =
+      PartialsParams(part, operands, operands.head.num_tiles(), memory);
+  params.layout = memory.layout;
+  params.sums = memory.partials + part.begin * memory.layout.row_stride;
+  if (memory.max_keys != nullptr) params.max_keys = memory.max_keys + part.begin;
+  if (memory.min_keys != nullptr) params.min_keys = memory.min_keys + part.begin;
+  if (memory.tile_max != nullptr) {
+    params.tile_max = memory.tile_max + part.begin * operands.head.num_tiles();
+  }
+  params.wants_sum_squares = memory.wants_sum_squares;
+  if (memory.rank_counts != nullptr) params.rank_counts = memory.rank_counts + part.begin;
+  return params;
+}
+
+/// Computes the logits of the targets, with which the fused kernel compares all others.
+void ComputeTargetLogits(int64_t num_rows, const Operands& operands, const Memory& memory,
+                         cudaStream_t stream) {
+  memory.Values(memory.rank_counts, num_rows, at::kInt).zero_();
+  kernels::ListedLogitsParams params;
+  params.partials = operands.head.Params(operands.hidden, 0, operands.head.num_tiles());
+  params.ids = memory.target_columns;
+  params.count = num_rows;
+  params.logits = memory.target_logits;
+  CheckLaunch(LaunchListedLogits(params, stream), "the kernel of target logits");
 }
 
 /// Computes the sums of the first tile, whose exponents are near those of the other tiles.
