@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include in the C++ and CUDA files against the table of layers in ARCHITECTURE.md.
+"""Checks every #include in the C++ and CUDA files against the table of layers in ARCHITECTURE.md, and inside a folder
+whose README declares layers against the table there.
 
 Usage: check_layers.py [ROOT]. Prints each include that breaks a rule. Exits with 1 if there is one.
 """
@@ -75,21 +76,41 @@ SYSTEM = {
 }
 
 
+def table(text: str, last_column: str) -> list[tuple[list[str], set[str]]]:
+    """Returns the rows of the table with this last column, of three: the names in the first column and in the last."""
+    body = text.split(f"| {last_column} |", 1)[1].split("\n\n", 1)[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in body.splitlines()[2:]]
+    names = re.compile(r"`([^`]+?)/?`")
+    return [(names.findall(first), set(names.findall(last))) for first, _, last in rows]
+
+
+INNER_COLUMN = "layers that it may include"
+
+
+def inner_layers(root: pathlib.Path) -> dict[str, dict[str, set[str]]]:
+    """Returns for each folder whose README has a table of layers the folders in it, and those that each may include."""
+    found = {}
+    for folder in THIRD_PARTIES:
+        readme = root / folder / "README.md"
+        text = readme.read_text() if readme.exists() else ""
+        if f"| {INNER_COLUMN} |" in text:
+            rows = table(text, INNER_COLUMN)
+            found[folder] = {name: allowed | {name} for names, allowed in rows for name in names}
+    return found
+
+
 def layers(root: pathlib.Path) -> dict[str, set[str]]:
     """Returns for each folder the project's folders that it may include, and itself, from the table of ARCHITECTURE.md.
 
     A row has the form | `folder`, ... | what | `base`, `kernels`, ... |. The last column may omit "server/".
     """
-    text = (root / "ARCHITECTURE.md").read_text()
-    table = text.split("| project folders that it may include |", 1)[1].split("\n\n", 1)[0]
-    rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in table.splitlines()[2:]]
-    names = {n.rstrip("/") for cells in rows for n in re.findall(r"`([^`]+)`", cells[0])}
+    rows = table((root / "ARCHITECTURE.md").read_text(), "project folders that it may include")
+    all_names = {name for names, _ in rows for name in names}
     found = {}
-    for folders, _, allowed in rows:
-        given = set(re.findall(r"`([^`]+)`", allowed))
-        ours = {f"server/{name}" if f"server/{name}" in names else name for name in given}
-        for name in re.findall(r"`([^`]+)`", folders):
-            found[name.rstrip("/")] = ours | {name.rstrip("/")}
+    for names, given in rows:
+        ours = {f"server/{name}" if f"server/{name}" in all_names else name for name in given}
+        for name in names:
+            found[name] = ours | {name}
     missing = THIRD_PARTIES.keys() - found.keys()
     if missing:
         raise SystemExit(
@@ -117,7 +138,7 @@ def third_party(include: str) -> str | None:
 
 def check(root: pathlib.Path) -> list[str]:
     problems = []
-    allowed = layers(root)
+    allowed, inner = layers(root), inner_layers(root)
     for path in sorted(root.glob("**/*")):
         relative = path.relative_to(root).as_posix()
         if path.suffix not in {".h", ".cc", ".cu", ".cuh", ".inc"} or relative.startswith("build"):
@@ -135,6 +156,13 @@ def check(root: pathlib.Path) -> list[str]:
             if include.split("/")[0] in {"server", "kernels", "client", "tests"}:
                 if not any(include.startswith(f + "/") for f in ours):
                     problems.append(f"{where}: {folder} may not include {include}")
+                elif folder in inner and include.startswith(folder + "/"):
+                    mine, other = (
+                        name.removeprefix(folder + "/").split("/")[0]
+                        for name in (relative, include)
+                    )
+                    if other not in inner[folder].get(mine, set()):
+                        problems.append(f"{where}: {folder}/{mine} may not include {include}")
                 continue
             library = third_party(include)
             if library is None:

@@ -22,18 +22,8 @@ absl::StatusOr<std::unique_ptr<CudaWorkspace>> CudaWorkspace::Create(
                             AllocateDevice(plan.arena_bytes, "partials and logits"));
   LOGPROBD_ASSIGN_OR_RETURN(workspace->row_state,
                             AllocateDevice(plan.row_state_bytes, "row states"));
-  CudaWorkspace& w = *workspace;
-  w.normalizers = reinterpret_cast<kernels::RowNormalizer*>(w.row_state.get());
-  w.max_keys = reinterpret_cast<uint64_t*>(w.normalizers + plan.row_state_rows);
-  w.chunked_top_k_keys = w.max_keys + plan.row_state_rows;
-  w.target_logits =
-      reinterpret_cast<float*>(w.chunked_top_k_keys + plan.block_rows * plan.top_k_max);
-  w.min_keys = reinterpret_cast<uint32_t*>(w.target_logits + plan.row_state_rows);
-  w.rank_counts = reinterpret_cast<int32_t*>(w.min_keys + plan.row_state_rows);
-  if (plan.num_shards > 1) {  // aligned, since the number of rows is even
-    w.row_sums = reinterpret_cast<int64_t*>(w.rank_counts + plan.row_state_rows);
-    w.exponents = reinterpret_cast<int32_t*>(w.row_sums + kSharedSumFields * plan.row_state_rows);
-  }
+  kernels::Arena arrays(workspace->row_state.get());
+  static_cast<RowState&>(*workspace) = PlaceRowState(plan, arrays);
   return workspace;
 }
 

@@ -52,23 +52,13 @@ struct CudaBlock {
 
 /// The head and the device memory with which a GPU scores one block at a time. Both paths and the
 /// combine step use it.
-struct CudaWorkspace {
+struct CudaWorkspace : RowState {
   const WorkspacePlan plan;
   const std::shared_ptr<const CudaHead> head;
   bool truncates = false;  ///< True if this GPU's tensor cores truncate by a known amount.
 
   DeviceBuffer arena;      ///< plan.arena_bytes; each path divides it in its own way.
-  DeviceBuffer row_state;  ///< plan.row_state_bytes, divided into the arrays below.
-  kernels::RowNormalizer* normalizers = nullptr;  ///< [row_state_rows]
-  uint64_t* max_keys = nullptr;                   ///< [row_state_rows]
-  uint64_t* chunked_top_k_keys = nullptr;         ///< [block_rows, top_k_max], chunked path only.
-  float* target_logits = nullptr;                 ///< [row_state_rows]
-  uint32_t* min_keys = nullptr;                   ///< [row_state_rows]
-  int32_t* rank_counts = nullptr;                 ///< [row_state_rows]
-  /// Arrays that are reduced over the shards, [kSharedSumFields, row_state_rows] and
-  /// [2, row_state_rows]; null for one shard.
-  int64_t* row_sums = nullptr;
-  int32_t* exponents = nullptr;
+  DeviceBuffer row_state;  ///< plan.row_state_bytes, which hold the arrays of RowState.
 
   /// Allocates the memory on the current device. If memory runs out, returns RESOURCE_EXHAUSTED,
   /// and the message names the buffer.

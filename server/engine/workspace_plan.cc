@@ -1,6 +1,7 @@
 #include "server/engine/workspace_plan.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
 #include "kernels/combine/exchange_mailbox.h"
@@ -12,6 +13,8 @@
 namespace logprobd {
 namespace {
 
+using kernels::AlignToArena;
+using kernels::kArenaAlignment;
 using kernels::kHiddenSplits;
 using kernels::kTileColumns;
 using kernels::SplitPitch;
@@ -24,9 +27,6 @@ constexpr int64_t kConvertedWeightBytes = int64_t{32} << 20;
 constexpr int64_t kConvertedWeightBytesWithFused = int64_t{12} << 20;
 /// A tile has TileSums at two temperatures.
 constexpr int64_t kPartialBytesPerTile = 2 * int64_t{sizeof(TileSums)};
-/// Bytes per row: normalizer (24), largest logit (8), target logit (4), smallest logit (4), count
-/// of logits above the target's (4).
-constexpr int64_t kRowStateBytes = 44;
 /// Maximum number of rows of one fused launch; more rows do not make it faster per row. Counts of
 /// at least kFusedGranularity rows are multiples of it, so that they fill the kernel's clusters.
 constexpr int64_t kFusedRowsMax = 8'192;
@@ -39,8 +39,6 @@ constexpr int64_t kTopKEntryBytes = 8;
 constexpr int64_t kSlotBytesPerRow = int64_t{3} * 4 + kRowScoreBytes;
 /// The inputs are a row and an id, and the output is a logprob, of four bytes each.
 constexpr int64_t kSlotBytesPerCandidate = int64_t{3} * 4;
-/// Alignment of buffers in bytes.
-constexpr int64_t kAlignment = 256;
 
 /// Size of the output of one thread block of the GEMM that cuBLASLt chooses on Hopper for a large
 /// bf16 product. With another GEMM, the chunk sizes are less efficient but still fit.
@@ -53,8 +51,6 @@ constexpr int64_t kChunkCost = 1;
 
 int64_t CeilDivide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-int64_t Align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 int64_t RoundDownRows(int64_t rows) {
   return std::max(rows / kRowGranularity * kRowGranularity, kRowGranularity);
 }
@@ -65,9 +61,6 @@ int64_t WidestRowBytes(const WorkspacePlan& plan) {
                   SplitPitch(plan.hidden_size) * kHiddenSplits * 2);
 }
 
-/// Bytes per row of the exponents at both temperatures and of the shared sums.
-constexpr int64_t kSharedRowBytes = 2 * 4 + kSharedSumFields * 8;
-
 /// Returns the bytes for the keys of the longest top-k lists of `rows` rows, plus the larger of the
 /// fused path's scratch for a search of `rows_at_once` rows and the lists of all shards.
 int64_t ListBytes(const WorkspacePlan& plan, int64_t rows, int64_t rows_at_once) {
@@ -76,7 +69,7 @@ int64_t ListBytes(const WorkspacePlan& plan, int64_t rows, int64_t rows_at_once)
          std::max(
              kernels::TopKScratchOf(rows_at_once, plan.top_k_max, plan.num_tiles_max).size_bytes,
              plan.GatheredKeyBytes(rows, plan.top_k_max)) +
-         kAlignment;
+         kArenaAlignment;
 }
 
 /// Returns the largest WorkspacePlan::TargetProductOf of one group of rows.
@@ -95,26 +88,26 @@ void SizeBuffers(WorkspacePlan& plan, const WorkspacePlanOptions& options) {
       plan.with_fused ? std::max(plan.block_rows, plan.row_state_rows) : plan.block_rows;
   const int64_t least_hidden = kRowGranularity * (widest_row + plan.padded_hidden * 4);
   plan.hidden_bytes =
-      Align(std::max(std::min(hidden_rows * widest_row, kHiddenBytesMax), least_hidden));
+      AlignToArena(std::max(std::min(hidden_rows * widest_row, kHiddenBytesMax), least_hidden));
   const int64_t tile_logits = kTileColumns * int64_t{sizeof(float)};
   const int64_t whole = plan.block_rows * plan.num_tiles_max * tile_logits;
   plan.logits_bytes =
-      Align(std::max(std::min(options.logits_bytes, whole), plan.block_rows * tile_logits));
+      AlignToArena(std::max(std::min(options.logits_bytes, whole), plan.block_rows * tile_logits));
   const int64_t tile_weight = kTileColumns * widest_row;
   plan.converted_weight_bytes =
       plan.head_dtype == kernels::Dtype::kF32
           ? 0
-          : Align(std::max(
+          : AlignToArena(std::max(
                 std::min(plan.with_fused ? kConvertedWeightBytesWithFused : kConvertedWeightBytes,
                          plan.num_tiles_max * tile_weight),
                 tile_weight));
-  plan.partial_bytes = Align(plan.block_rows * plan.num_tiles_max * kPartialBytesPerTile);
-  const int64_t row_bytes = kRowStateBytes + (plan.num_shards > 1 ? kSharedRowBytes : 0);
-  plan.row_state_bytes =
-      Align(plan.row_state_rows * row_bytes + plan.block_rows * plan.top_k_max * kTopKEntryBytes);
+  plan.partial_bytes = AlignToArena(plan.block_rows * plan.num_tiles_max * kPartialBytesPerTile);
+  kernels::Arena row_state;
+  PlaceRowState(plan, row_state);
+  plan.row_state_bytes = row_state.size();
   plan.slot_bytes =
-      Align(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
-            plan.candidates_per_pass * kSlotBytesPerCandidate);
+      AlignToArena(plan.batch_rows_max * (kSlotBytesPerRow + plan.top_k_max * kTopKEntryBytes) +
+                   plan.candidates_per_pass * kSlotBytesPerCandidate);
   plan.gemm_bytes = (plan.head_dtype == kernels::Dtype::kF32 ? 1 : 2) * kGemmCounterBytes;
   plan.arena_bytes = std::max({plan.logits_bytes + plan.converted_weight_bytes + plan.partial_bytes,
                                plan.GatheredKeyBytes(plan.block_rows, plan.top_k_max),
@@ -181,17 +174,18 @@ int64_t WorkspacePlan::BlockRows(kernels::Dtype hidden_dtype) const {
 
 TargetProduct WorkspacePlan::TargetProductOf(kernels::Dtype hidden_dtype, int64_t rows) const {
   TargetProduct product;
-  const int64_t native_bytes = Align(rows * padded_hidden * kernels::DtypeBytes(head_dtype));
-  product.converted_offset = native_bytes;
-  product.dots_offset =
-      native_bytes +
-      (ConvertsWeight(hidden_dtype) ? Align(rows * MultipliedRowBytes(hidden_dtype)) : 0);
-  product.bytes = product.dots_offset + Align(rows * rows * int64_t{sizeof(float)});
+  kernels::Arena arena;
+  arena.Take<std::byte>(rows * padded_hidden * kernels::DtypeBytes(head_dtype));
+  product.converted_offset = arena.size();
+  arena.Take<std::byte>(rows * MultipliedRowBytes(hidden_dtype), ConvertsWeight(hidden_dtype));
+  product.dots_offset = arena.size();
+  arena.Take<float>(rows * rows);
+  product.bytes = arena.size();
   return product;
 }
 
 int64_t WorkspacePlan::TopKKeyBytes(int64_t rows, int32_t top_k) {
-  return Align(rows * top_k * kTopKEntryBytes);
+  return AlignToArena(rows * top_k * kTopKEntryBytes);
 }
 
 int64_t WorkspacePlan::GatheredKeyBytes(int64_t rows, int32_t top_k) const {
@@ -202,15 +196,15 @@ int64_t WorkspacePlan::FusedRows(kernels::Dtype hidden_dtype, int num_sums, int3
   const int64_t tile_bytes =
       num_sums * int64_t{sizeof(TileSums)} + (top_k > 0 ? int64_t{sizeof(float)} : 0);
   const int64_t row_bytes = num_tiles_max * tile_bytes + top_k * kTopKEntryBytes;
-  int64_t rows =
-      std::min({(arena_bytes - kAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
+  int64_t rows = std::min(
+      {(arena_bytes - kArenaAlignment) / row_bytes, HiddenRows(hidden_dtype), row_state_rows});
   if (top_k > 0) {
     // After the combine, the scratch of the search overwrites the partials, and then the lists of
     // all shards do.
     const int64_t scratch = kernels::TopKScratchOf(1, top_k, num_tiles_max).size_bytes;
     const int64_t row_keys = top_k * kTopKEntryBytes;
-    rows = std::min({rows, (arena_bytes - kAlignment - scratch) / row_keys,
-                     (arena_bytes - kAlignment) / (row_keys + GatheredKeyBytes(1, top_k))});
+    rows = std::min({rows, (arena_bytes - kArenaAlignment - scratch) / row_keys,
+                     (arena_bytes - kArenaAlignment) / (row_keys + GatheredKeyBytes(1, top_k))});
   }
   return rows >= kFusedGranularity ? rows / kFusedGranularity * kFusedGranularity
                                    : RoundDownRows(rows);
@@ -247,6 +241,21 @@ int64_t WorkspacePlan::ChunkTiles(kernels::Dtype hidden_dtype, int64_t rows) con
   return best_tiles;
 }
 
+RowState PlaceRowState(const WorkspacePlan& plan, kernels::Arena& arena) {
+  const int64_t rows = plan.row_state_rows;
+  const bool is_sharded = plan.num_shards > 1;
+  RowState state;
+  state.normalizers = arena.Take<kernels::RowNormalizer>(rows);
+  state.max_keys = arena.Take<uint64_t>(rows);
+  state.chunked_top_k_keys = arena.Take<uint64_t>(plan.block_rows * plan.top_k_max);
+  state.target_logits = arena.Take<float>(rows);
+  state.min_keys = arena.Take<uint32_t>(rows);
+  state.rank_counts = arena.Take<int32_t>(rows);
+  state.row_sums = arena.Take<int64_t>(kSharedSumFields * rows, is_sharded);
+  state.exponents = arena.Take<int32_t>(2 * rows, is_sharded);
+  return state;
+}
+
 WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options) {
   WorkspacePlan plan;
   plan.vocab_size = options.vocab_size;
@@ -262,9 +271,10 @@ WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options) {
       (options.tile_end > 0 ? options.tile_end : kernels::NumTiles(options.vocab_size)) -
       options.tile_begin;
   plan.num_tiles_max = CeilDivide(kernels::NumTiles(options.vocab_size), options.num_shards);
-  plan.exchange_bytes = options.num_shards == 1
-                            ? 0
-                            : Align(kernels::MailboxBytes(options.num_shards, kExchangeSliceBytes));
+  plan.exchange_bytes =
+      options.num_shards == 1
+          ? 0
+          : AlignToArena(kernels::MailboxBytes(options.num_shards, kExchangeSliceBytes));
   plan.padded_hidden = (options.hidden_size + 7) / 8 * 8;
   plan.block_rows =
       std::min(RoundDownRows(options.block_rows_max), PadRows(options.batch_rows_max));
@@ -289,12 +299,12 @@ WorkspacePlan PlanWorkspace(const WorkspacePlanOptions& options) {
   if (plan.with_fused) {
     // The arena grows to the bound, but not beyond the size that the largest block can use.
     const int64_t room = std::min(
-        options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kAlignment,
+        options.fused_workspace_bytes - plan.row_state_bytes - plan.gemm_bytes - kArenaAlignment,
         options.workspace_bytes_max - plan.workspace_bytes + plan.arena_bytes);
     const int64_t useful = std::max(plan.row_state_rows * plan.num_tiles_max * kPartialBytesPerTile,
                                     ListBytes(plan, plan.row_state_rows, plan.row_state_rows));
     const int64_t grown =
-        std::max(plan.arena_bytes, std::min(room, useful) / kAlignment * kAlignment);
+        std::max(plan.arena_bytes, std::min(room, useful) / kArenaAlignment * kArenaAlignment);
     plan.workspace_bytes += grown - plan.arena_bytes;
     plan.arena_bytes = grown;
   }

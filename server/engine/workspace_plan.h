@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/arena.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/row_sums.h"
 #include "server/base/scoring_engine.h"
 #include "server/engine/kernel_params.h"
 
@@ -125,10 +127,8 @@ struct WorkspacePlan {
   int64_t partial_bytes = 0;           ///< Tile partials of a block at both temperatures.
   int64_t arena_bytes = 0;             ///< Partials, logits and converted weight together.
   bool with_fused = false;
-  int64_t row_state_rows = 0;  ///< Maximum number of rows of a block on either path.
-  /// Normalizers, largest, smallest and target logits, counts of ranks, running top-k keys, and the
-  /// sums and exponents that the shards of a head exchange.
-  int64_t row_state_bytes = 0;
+  int64_t row_state_rows = 0;   ///< Maximum number of rows of a block on either path.
+  int64_t row_state_bytes = 0;  ///< The arrays of RowState.
   int64_t slot_bytes = 0;       ///< Inputs and scores of one of the two batches in flight.
   int64_t gemm_bytes = 0;       ///< Counters of the GEMM kernels.
   int64_t exchange_bytes = 0;   ///< Mailbox that other shards write to; 0 for one shard.
@@ -191,6 +191,23 @@ struct WorkspacePlan {
   /// in waves of thread blocks and launches.
   int64_t ChunkTiles(kernels::Dtype hidden_dtype, int64_t rows) const;
 };
+
+/// Arrays in device memory with the state of a block's rows on either path.
+struct RowState {
+  kernels::RowNormalizer* normalizers = nullptr;  ///< [row_state_rows]
+  uint64_t* max_keys = nullptr;                   ///< [row_state_rows]
+  uint64_t* chunked_top_k_keys = nullptr;         ///< [block_rows, top_k_max], chunked path only.
+  float* target_logits = nullptr;                 ///< [row_state_rows]
+  uint32_t* min_keys = nullptr;                   ///< [row_state_rows]
+  int32_t* rank_counts = nullptr;                 ///< [row_state_rows]
+  /// Arrays that are reduced over the shards, [kSharedSumFields, row_state_rows] and
+  /// [2, row_state_rows]; null for one shard.
+  int64_t* row_sums = nullptr;
+  int32_t* exponents = nullptr;
+};
+
+/// Places the arrays in `arena`. Reads only counts of rows and shards, and top_k_max.
+RowState PlaceRowState(const WorkspacePlan& plan, kernels::Arena& arena);
 
 /// Returns `rows` rounded up to a multiple of kRowGranularity.
 constexpr int64_t PadRows(int64_t rows) {

@@ -270,6 +270,31 @@ def test_an_include_that_breaks_the_layers_is_found(tmp_path: pathlib.Path) -> N
     assert "server/base/clock.h" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [("types", "rows"), ("rows", "ranks"), ("ranks", "paths"), ("paths", "ops"), ("types", "ops")],
+)
+def test_an_include_of_a_layer_above_is_found(
+    tmp_path: pathlib.Path, lower: str, upper: str
+) -> None:
+    operator = pathlib.Path("kernels", "torch_ops")
+    for document in ("ARCHITECTURE.md", operator / "README.md"):
+        (tmp_path / document).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / document).write_text((ROOT / document).read_text())
+    for folder, other in ((lower, upper), (upper, lower)):
+        header = tmp_path / operator / folder / "made_up.h"
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(f'#include "kernels/torch_ops/{other}/made_up.h"\n')
+
+    result = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "check_layers.py", tmp_path], capture_output=True, text=True
+    )
+
+    assert result.returncode == 1
+    (problem,) = result.stdout.splitlines()
+    assert problem.startswith(f"kernels/torch_ops/{lower}/made_up.h:1: ")
+
+
 RECORD = {
     "what": str,
     "machine": str,

@@ -311,7 +311,7 @@ class CpuScores : public PendingScores {
       if (output.need != nullptr) of_lse.options.*output.need = false;
     }
     of_lse.options.top_k = 0;
-    of_lse.options.keep_logits = LogitCacheKind::kNone;
+    of_lse.options.memory.keep_logits = LogitCacheKind::kNone;
     of_lse.options.out_of_vocab_is_zero = true;
     const at::Tensor lse = GetTensorPath().Score(rows, of_lse, /*cache=*/{}).lse;
     scores_.lse_rest.index_copy_(0, peaked,
@@ -375,25 +375,10 @@ class CpuScores : public PendingScores {
 
 class CpuPath : public ScoringPath {
  public:
-  bool is_fused() const override { return false; }
-
   // Only scores are stored for every row of a block.
   int64_t BlockRows(const Problem& /*problem*/) const override {
     return std::numeric_limits<int64_t>::max();
   }
-
-  bool ScoresDuringCompaction(const Problem& /*problem*/) const override { return false; }
-
-  bool DifferentiatesDuringCompaction(const UpstreamGradients& /*upstream*/,
-                                      const Problem& /*problem*/) const override {
-    return false;
-  }
-
-  // The scorer reads weights with any strides, and copies the rows of a step if necessary.
-  void AlignInputs(LinearLogprobInputs& /*inputs*/) const override {}
-
-  // Ranks report a failure to each other at every step, so no memory has to be reserved.
-  void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
 
   std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
                                              const at::Tensor& cache) const override {

@@ -10,17 +10,13 @@
 #include <atomic>
 
 #include "kernels/common/tile.h"
+#include "kernels/torch_ops/types/kernel_dtype.h"
 
 namespace logprobd::torch_ops {
 namespace {
 
 /// Largest number of threads for which a scorer's workspace stays below its bound.
 constexpr int kThreadsMax = 256;
-
-kernels::Dtype KernelDtype(at::ScalarType dtype) {
-  if (dtype == at::kBFloat16) return kernels::Dtype::kBf16;
-  return dtype == at::kHalf ? kernels::Dtype::kF16 : kernels::Dtype::kF32;
-}
 
 at::Tensor PaddedBias(const Problem& problem, Columns columns) {
   if (!problem.inputs.bias.has_value()) return {};
@@ -35,7 +31,7 @@ kernels::CpuHead HeadOf(const Problem& problem, Columns columns, int64_t first_i
                         int64_t vocab_size, const at::Tensor& bias) {
   const at::Tensor& weight = problem.inputs.weight;
   kernels::CpuHead head;
-  head.dtype = KernelDtype(weight.scalar_type());
+  head.dtype = *KernelDtype(weight.scalar_type());
   head.strided_weight =
       kernels::StridedWeight{weight.const_data_ptr(), weight.stride(0), weight.stride(1)}.From(
           head.dtype, columns.begin, 0);
@@ -88,7 +84,7 @@ CpuScorer::CpuScorer(const Problem& problem, Columns columns, int64_t first_id, 
 
 kernels::ScoreRowsParams RowsParams(const at::Tensor& hidden) {
   kernels::ScoreRowsParams params;
-  params.hidden_dtype = KernelDtype(hidden.scalar_type());
+  params.hidden_dtype = *KernelDtype(hidden.scalar_type());
   params.hidden = hidden.const_data_ptr();
   params.num_rows = hidden.size(0);
   return params;

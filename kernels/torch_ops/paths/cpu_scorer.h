@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/row_scorer.h"
-#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/problem.h"
 #include "kernels/torch_ops/rows/shard.h"
 
 namespace logprobd::torch_ops {

@@ -24,6 +24,8 @@
 #include "kernels/torch_ops/paths/logit_cache.h"
 #include "kernels/torch_ops/paths/logits.h"
 #include "kernels/torch_ops/rows/device_ops.h"
+#include "kernels/torch_ops/rows/kernel_operands.h"
+#include "kernels/torch_ops/types/kernel_dtype.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -142,7 +144,8 @@ class FusedDotGradients : public DotGradients {
 
   /// Whether rebasing alone turns the exponentials into gradients, up to a factor per row.
   bool is_rebased() const {
-    return is_in_place() && problem_.options.keep_logits == LogitCacheKind::kRebasedExponentials;
+    return is_in_place() &&
+           problem_.options.memory.keep_logits == LogitCacheKind::kRebasedExponentials;
   }
 
   /// Memory for the gradients of some tiles, [n, 192 * tiles].
@@ -178,8 +181,7 @@ class FusedDotGradients : public DotGradients {
     params.tile_end = tile_end;
     params.rows = row_gradients();
     params.softcap = static_cast<float>(problem_.options.softcap);
-    params.dtype =
-        tiles.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
+    params.dtype = *KernelDtype(tiles.scalar_type());
     params.gradients = tiles.mutable_data_ptr();
     params.gradient_stride = tiles.stride(0);
     CheckLaunch(LaunchCachedGradients(params, c10::cuda::getCurrentCUDAStream()),
@@ -225,10 +227,10 @@ class FusedDotGradients : public DotGradients {
     params.num_rows = num_rows_;
     params.source = arrays.source();
     params.ignore_index = problem_.options.ignore_index;
-    params.d_logprob = upstream.logprob();
-    params.d_entropy = upstream.entropy();
-    params.d_lse = upstream.lse();
-    params.d_mean_logit = upstream.mean_logit();
+    params.d_logprob = upstream.Of(&UpstreamGradients::logprob);
+    params.d_entropy = upstream.Of(&UpstreamGradients::entropy);
+    params.d_lse = upstream.Of(&UpstreamGradients::lse);
+    params.d_mean_logit = upstream.Of(&UpstreamGradients::mean_logit);
     params.lse = Floats(lse);
     params.lse_rest = Floats(lse_rest);
     if (rows_.upstream.entropy.has_value()) params.entropy = Floats(entropy);
@@ -236,7 +238,7 @@ class FusedDotGradients : public DotGradients {
     if (uses_cache()) {
       params.cached_rows = cached_rows();
       params.cached_row_bytes = layout_.row_bytes();
-      if (problem_.options.keep_logits == LogitCacheKind::kExponentials) {
+      if (problem_.options.memory.keep_logits == LogitCacheKind::kExponentials) {
         params.max_keys = reinterpret_cast<const uint64_t*>(cache() + layout_.max_key());
       }
       params.target_logits = reinterpret_cast<const float*>(cache() + layout_.target_logit());

@@ -4,16 +4,22 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/torch_ops/paths/scoring_path.h"
 
 namespace logprobd::torch_ops {
 
-/// Computes scores and gradients with the fused kernels. It supports the inputs that
-/// DeviceOps::FusedPath accepts; the tensor path computes the gradients that the kernels do not
-/// support. Defined only in builds with CUDA.
+/// Computes scores and gradients with the fused kernels; the tensor path computes the gradients
+/// that the kernels do not support. Defined only in builds with CUDA.
 class FusedPath : public ScoringPath {
  public:
+  /// See GetFusedPath and SlowPathReason. `device` is a CUDA device.
+  static const ScoringPath* For(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                                int64_t hidden_size);
+  static std::string SlowReason(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                                int64_t hidden_size);
+
   /// Largest number of rows for which kernels start during the row compaction. The rows are then
   /// copied even if all of them are valid, which costs more than the wait if there are more rows.
   static constexpr int64_t kCompactionRowsMax = 4'096;

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "kernels/combine/list_scores.h"
 #include "kernels/combine/row_scores.h"
 #include "kernels/combine/shard_sums.h"
+#include "kernels/common/arena.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused/launch.h"
 #include "kernels/fused/listed_logits.h"
@@ -32,6 +34,7 @@
 #include "kernels/torch_ops/paths/kernel_arrays.h"
 #include "kernels/torch_ops/paths/logit_cache.h"
 #include "kernels/torch_ops/paths/logits.h"
+#include "kernels/torch_ops/rows/kernel_operands.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -82,60 +85,46 @@ bool NeedsMaxKeys(const LinearLogprobOptions& options) {
   return options.need_argmax || options.need_max_logit;
 }
 
-Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
-  const LinearLogprobOptions& options = problem.options;
-  const bool needs_reference = options.keep_logits == LogitCacheKind::kRebasedExponentials;
+/// Places the arrays of a block of `num_rows` rows in `arena`.
+Memory PlaceArrays(int64_t num_rows, int64_t num_tiles, const LinearLogprobOptions& options,
+                   kernels::Arena& arena) {
   // Gradients that are linear in the exponentials do not need the largest logit in fp32.
   const bool needs_max =
-      NeedsMaxKeys(options) || options.keep_logits == LogitCacheKind::kExponentials;
+      NeedsMaxKeys(options) || options.memory.keep_logits == LogitCacheKind::kExponentials;
+  const bool needs_reference = options.memory.keep_logits == LogitCacheKind::kRebasedExponentials;
   const bool has_top_k = options.top_k > 0;
-  const auto top_k = static_cast<size_t>(options.top_k);
-  constexpr int64_t kAlignment = 256;
-  int64_t size = 0;
-  const auto reserve = [&](size_t row_bytes) {
-    const int64_t begin = size;
-    const int64_t bytes = num_rows * static_cast<int64_t>(row_bytes);
-    size += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return begin;
-  };
-  const int64_t log2_scales = reserve(sizeof(float));
-  const int64_t target_columns = reserve(sizeof(int32_t));
-  const int64_t target_logits = reserve(sizeof(float));
-  const int64_t max_keys = reserve(needs_max ? sizeof(uint64_t) : 0);
-  const int64_t min_keys = reserve(options.need_min_logit ? sizeof(uint32_t) : 0);
-  const int64_t top_keys = reserve(top_k * sizeof(uint64_t));
-  const int64_t partials = reserve(static_cast<size_t>(num_tiles) * sizeof(TileSums));
-  const int64_t tile_max = reserve(has_top_k ? static_cast<size_t>(num_tiles) * sizeof(float) : 0);
-  if (has_top_k) {
-    const auto scratch = kernels::TopKScratchOf(1, static_cast<int32_t>(top_k), num_tiles);
-    size = std::max(size, partials + scratch.size_bytes);
-  }
-  const int64_t scratch_end = size;
-  const int64_t reference_sums = reserve(needs_reference ? sizeof(TileSums) : 0);
-  const int64_t rank_counts = reserve(options.need_target_rank ? sizeof(int32_t) : 0);
-  const int64_t normalizers = reserve(sizeof(RowNormalizer));
-  const int64_t nonfinite = reserve(sizeof(uint8_t));
   Memory memory;
-  memory.bytes = at::empty({size}, problem.inputs.hidden.options().dtype(at::kByte));
-  auto* const begin = memory.bytes.mutable_data_ptr<uint8_t>();
-  memory.log2_scales = reinterpret_cast<float*>(begin + log2_scales);
-  memory.target_columns = reinterpret_cast<int32_t*>(begin + target_columns);
-  memory.target_logits = reinterpret_cast<float*>(begin + target_logits);
-  memory.max_keys = needs_max ? reinterpret_cast<uint64_t*>(begin + max_keys) : nullptr;
-  memory.min_keys =
-      options.need_min_logit ? reinterpret_cast<uint32_t*>(begin + min_keys) : nullptr;
-  memory.partials = reinterpret_cast<TileSums*>(begin + partials);
-  memory.top_keys = has_top_k ? reinterpret_cast<uint64_t*>(begin + top_keys) : nullptr;
-  memory.tile_max = has_top_k ? reinterpret_cast<float*>(begin + tile_max) : nullptr;
-  memory.scratch_bytes = has_top_k ? scratch_end - partials : 0;
-  memory.reference_sums =
-      needs_reference ? reinterpret_cast<TileSums*>(begin + reference_sums) : nullptr;
-  memory.rank_counts =
-      options.need_target_rank ? reinterpret_cast<int32_t*>(begin + rank_counts) : nullptr;
-  memory.normalizers = reinterpret_cast<RowNormalizer*>(begin + normalizers);
-  memory.nonfinite = begin + nonfinite;
+  memory.log2_scales = arena.Take<float>(num_rows);
+  memory.target_columns = arena.Take<int32_t>(num_rows);
+  memory.target_logits = arena.Take<float>(num_rows);
+  memory.max_keys = arena.Take<uint64_t>(num_rows, needs_max);
+  memory.min_keys = arena.Take<uint32_t>(num_rows, options.need_min_logit);
+  memory.top_keys = arena.Take<uint64_t>(num_rows * options.top_k, has_top_k);
+  const int64_t scratch_begin = arena.size();
+  memory.partials = arena.Take<TileSums>(num_rows * num_tiles);
+  memory.tile_max = arena.Take<float>(num_rows * num_tiles, has_top_k);
+  if (has_top_k) {
+    const auto scratch = kernels::TopKScratchOf(1, static_cast<int32_t>(options.top_k), num_tiles);
+    arena.ExtendTo(scratch_begin + scratch.size_bytes);
+  }
+  memory.scratch_bytes = has_top_k ? arena.size() - scratch_begin : 0;
+  memory.reference_sums = arena.Take<TileSums>(num_rows, needs_reference);
+  memory.rank_counts = arena.Take<int32_t>(num_rows, options.need_target_rank);
+  memory.normalizers = arena.Take<RowNormalizer>(num_rows);
+  memory.nonfinite = arena.Take<uint8_t>(num_rows);
   memory.layout = kernels::PartialLayoutOf(num_rows, num_tiles);
   memory.wants_sum_squares = options.need_sum_p_squared;
+  return memory;
+}
+
+Memory Allocate(int64_t num_rows, int64_t num_tiles, const Problem& problem) {
+  kernels::Arena sizes;
+  PlaceArrays(num_rows, num_tiles, problem.options, sizes);
+  const at::Tensor bytes =
+      at::empty({sizes.size()}, problem.inputs.hidden.options().dtype(at::kByte));
+  kernels::Arena arena(PointerTo<std::byte>(bytes));
+  Memory memory = PlaceArrays(num_rows, num_tiles, problem.options, arena);
+  memory.bytes = bytes;
   return memory;
 }
 

@@ -240,7 +240,7 @@ void ReserveHiddenSum(const Problem& problem) {
   const auto wide = problem.inputs.hidden.options().dtype(problem.wide);
   const int64_t num_rows = problem.num_rows();
   const at::Tensor all = at::empty({num_rows, problem.hidden_size()}, wide);
-  if (!problem.options.sequence_parallel) return;
+  if (!problem.options.parallel.sequence_parallel) return;
   at::empty({num_rows / problem.group.size(), problem.hidden_size()}, wide);
 }
 
@@ -253,14 +253,13 @@ RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const at::Tensor&
   rows.row_indices = row_indices;
   rows.num_all = problem.num_rows();
   const RankGroup& ranks = is_summed ? problem.group : RankGroup::Alone();
-  return ranks.StartSum(rows.ScatterToAll(part), problem.options.sequence_parallel);
+  return ranks.StartSum(rows.ScatterToAll(part), problem.options.parallel.sequence_parallel);
 }
 
 InputGradients ToInputGradients(const std::optional<RankGroup::PendingSum>& hidden_sum,
                                 const GradientSums& sums, const LinearLogprobInputs& inputs) {
-  const auto none = [](const at::Tensor& like) { return at::empty({0}, like.options()); };
-  InputGradients gradients = {none(inputs.hidden), none(inputs.weight),
-                              none(inputs.bias.value_or(inputs.weight))};
+  InputGradients gradients =
+      EmptyGradients(inputs.hidden, inputs.weight, inputs.bias, GradientNeeds::None());
   if (hidden_sum.has_value()) {
     gradients.hidden =
         hidden_sum->Result().to(inputs.hidden.scalar_type()).view(inputs.hidden.sizes());

@@ -5,12 +5,12 @@
 #include <functional>
 #include <optional>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
-#include "kernels/torch_ops/api/problem.h"
 #include "kernels/torch_ops/paths/listed_gradients.h"
 #include "kernels/torch_ops/paths/logits.h"
+#include "kernels/torch_ops/paths/problem.h"
 #include "kernels/torch_ops/paths/scoring_path.h"
 #include "kernels/torch_ops/ranks/rank_group.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
 
@@ -48,8 +48,8 @@ void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums&
 void ReserveHiddenSum(const Problem& problem);
 
 /// Starts to sum the gradient of hidden over the ranks, unless the caller does so
-/// (options.partial_hidden_gradient). `hidden`, [n, H], has the rows at `row_indices`, or all rows
-/// if undefined; the other rows are exact zeros.
+/// (options.parallel.partial_hidden_gradient). `hidden`, [n, H], has the rows at `row_indices`, or
+/// all rows if undefined; the other rows are exact zeros.
 RankGroup::PendingSum StartHiddenSum(const at::Tensor& hidden, const at::Tensor& row_indices,
                                      const Problem& problem);
 

@@ -16,15 +16,11 @@
 #include "kernels/common/tile.h"
 #include "kernels/fused/params.h"
 #include "kernels/torch_ops/paths/logits.h"
+#include "kernels/torch_ops/rows/kernel_operands.h"
+#include "kernels/torch_ops/types/kernel_dtype.h"
 
 namespace logprobd::torch_ops {
 namespace {
-
-constexpr int64_t kVectorBytes = 16;
-
-bool IsAddressAligned(const at::Tensor& values) {
-  return reinterpret_cast<uintptr_t>(values.const_data_ptr()) % kVectorBytes == 0;
-}
 
 /// Returns the number of rows, counted from the first of `rows`, whose memory can be read. The
 /// memory behind `rows` may hold other data.
@@ -42,14 +38,6 @@ int32_t NumSplits(const Problem& problem) {
   return hidden == at::kHalf ? 2 : static_cast<int32_t>(problem.options.hidden_splits);
 }
 
-at::Tensor FlatOrUndefined(const MaybeTensor& values) {
-  return values.has_value() ? Flat(*values) : at::Tensor();
-}
-
-bool IsFp32On(const at::Tensor& values, const at::Device& device) {
-  return !values.defined() || (values.scalar_type() == at::kFloat && values.device() == device);
-}
-
 }  // namespace
 
 at::Tensor Aligned(const at::Tensor& rows) {
@@ -58,55 +46,11 @@ at::Tensor Aligned(const at::Tensor& rows) {
   return is_aligned ? rows : rows.clone(at::MemoryFormat::Contiguous);
 }
 
-void CheckLaunch(int error, const char* what) {
-  TORCH_CHECK(error == cudaSuccess, what,
-              " failed: ", cudaGetErrorString(static_cast<cudaError_t>(error)));
-}
-
-const float* Floats(const at::Tensor& values) {
-  return values.defined() ? values.const_data_ptr<float>() : nullptr;
-}
-
-bool IsVectorAligned(const at::Tensor& rows) {
-  const auto is_aligned = [&](int64_t elements) {
-    return elements * static_cast<int64_t>(rows.element_size()) % kVectorBytes == 0;
-  };
-  return rows.stride(1) == 1 && is_aligned(rows.size(1)) && rows.stride(0) >= 0 &&
-         is_aligned(rows.stride(0)) && IsAddressAligned(rows);
-}
-
-kernels::CopyRowsParams CopyParams(const at::Tensor& source, const at::Tensor& rows) {
-  const auto element_size = static_cast<int64_t>(source.element_size());
-  kernels::CopyRowsParams params;
-  params.num_rows = rows.size(0);
-  params.source = source.const_data_ptr();
-  params.source_stride_bytes = source.stride(0) * element_size;
-  params.row_bytes = source.size(1) * element_size;
-  params.rows = rows.mutable_data_ptr();
-  return params;
-}
-
 at::Tensor PaddedToTiles(const at::Tensor& values, int64_t columns) {
   at::Tensor padded = at::zeros({kernels::NumTiles(columns) * kernels::kTileColumns},
                                 values.options().dtype(at::kFloat));
   padded.narrow(0, 0, columns).copy_(values.narrow(0, 0, columns));
   return padded;
-}
-
-UpstreamArrays::UpstreamArrays(const UpstreamGradients& upstream)
-    : logprob_(FlatOrUndefined(upstream.logprob)),
-      entropy_(FlatOrUndefined(upstream.entropy)),
-      lse_(FlatOrUndefined(upstream.lse)),
-      mean_logit_(FlatOrUndefined(upstream.mean_logit)) {}
-
-bool UpstreamArrays::AreFp32On(const at::Device& device) const {
-  return IsFp32On(logprob_, device) && IsFp32On(entropy_, device) && IsFp32On(lse_, device) &&
-         IsFp32On(mean_logit_, device);
-}
-
-kernels::RowValues UpstreamArrays::Values(const at::Tensor& values) {
-  if (!values.defined()) return {};
-  return {values.const_data_ptr<float>(), values.stride(0)};
 }
 
 FusedRows::FusedRows(const at::Tensor& hidden, const Problem& problem)
@@ -117,7 +61,7 @@ FusedRows::FusedRows(const at::Tensor& hidden, const Problem& problem)
   const c10::cuda::CUDAGuard on_device(hidden.device());
   const at::Tensor aligned = Aligned(hidden);
   kernels::Bf16SplitParams params;
-  params.dtype = hidden.scalar_type() == at::kHalf ? kernels::Dtype::kF16 : kernels::Dtype::kF32;
+  params.dtype = *KernelDtype(hidden.scalar_type());
   params.in = aligned.const_data_ptr();
   params.in_stride = aligned.stride(0);
   params.num_rows = aligned.size(0);
@@ -187,8 +131,7 @@ kernels::FusedPartialsParams FusedHead::Params(const FusedRows& rows, int64_t ti
                                                int64_t tile_end) const {
   const at::Tensor& hidden = rows.operand();
   kernels::FusedPartialsParams params;
-  params.dtype =
-      weight_.scalar_type() == at::kBFloat16 ? kernels::Dtype::kBf16 : kernels::Dtype::kF16;
+  params.dtype = *KernelDtype(weight_.scalar_type());
   params.num_rows = hidden.size(0);
   params.readable_rows = params.num_rows == 0 ? 0 : ReadableRows(hidden);
   params.hidden_size = weight_.size(1);

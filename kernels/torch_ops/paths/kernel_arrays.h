@@ -1,6 +1,6 @@
 #pragma once
 
-// Converts tensors to operands of the CUDA kernels. Compiled only in builds with CUDA.
+// Converts tensors to operands of the fused kernels. Compiled only in builds with CUDA.
 
 #include <ATen/core/Tensor.h>
 
@@ -8,10 +8,8 @@
 #include <vector>
 
 #include "kernels/common/logit_scale.h"
-#include "kernels/row_ops/copy_and_scale.h"
 #include "kernels/row_ops/row_source.h"
-#include "kernels/torch_ops/api/linear_logprob.h"
-#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/problem.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::kernels {
@@ -28,43 +26,8 @@ inline constexpr int64_t kRowAlignment = 8;
 /// copy.
 at::Tensor Aligned(const at::Tensor& rows);
 
-/// Throws a c10::Error that names `what`, unless `error` is cudaSuccess.
-void CheckLaunch(int error, const char* what);
-
-/// Returns a pointer to contiguous fp32 values, or null for an undefined tensor.
-const float* Floats(const at::Tensor& values);
-
-/// Returns whether LaunchCopyRows supports `rows`, [n, H].
-bool IsVectorAligned(const at::Tensor& rows);
-
-/// Returns the parameters that copy the first n rows of `source`, [.., H], to the contiguous
-/// `rows`, [n, H].
-kernels::CopyRowsParams CopyParams(const at::Tensor& source, const at::Tensor& rows);
-
 /// Returns the first `columns` elements of `values` as fp32, padded with zeros to whole tiles.
 at::Tensor PaddedToTiles(const at::Tensor& values, int64_t columns);
-
-/// Holds the upstream gradients, [all rows] each, with any stride. Owns their memory.
-class UpstreamArrays {
- public:
-  explicit UpstreamArrays(const UpstreamGradients& upstream);
-
-  /// Returns whether all of them are fp32 on `device`, so that kernels can read them.
-  bool AreFp32On(const at::Device& device) const;
-  kernels::RowValues logprob() const { return Values(logprob_); }
-  kernels::RowValues entropy() const { return Values(entropy_); }
-  kernels::RowValues lse() const { return Values(lse_); }
-  kernels::RowValues mean_logit() const { return Values(mean_logit_); }
-
- private:
-  static kernels::RowValues Values(const at::Tensor& values);
-
-  // Each is [all rows] or undefined.
-  at::Tensor logprob_;
-  at::Tensor entropy_;
-  at::Tensor lse_;
-  at::Tensor mean_logit_;
-};
 
 /// Holds a block of hidden states as the fused kernels multiply them: in the weight's dtype or, if
 /// hidden has another one, as bf16 splits (kernels/common/dtype.h). Owns the splits, or a copy if

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
-#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/problem.h"
 #include "kernels/torch_ops/rows/listed_pairs.h"
 #include "kernels/torch_ops/rows/shard.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
 

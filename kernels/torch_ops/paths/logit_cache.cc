@@ -30,9 +30,9 @@ CacheFormat FormatOf(LogitCacheKind kind, at::ScalarType wide, const c10::SymInt
 }
 
 c10::SymInt NumCachedRows(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  if (options.keep_logits == LogitCacheKind::kNone) return 0;
+  if (options.memory.keep_logits == LogitCacheKind::kNone) return 0;
   const c10::SymInt num_rows = inputs.target.sym_numel();
-  return options.cached_rows < 0 ? num_rows : num_rows.min(options.cached_rows);
+  return options.memory.cached_rows < 0 ? num_rows : num_rows.min(options.memory.cached_rows);
 }
 
 /// Returns the indices of `rows` among the valid rows, or an undefined tensor if `rows` are all of
@@ -60,9 +60,9 @@ LinearLogprobOptions WithRebasedCache(const LinearLogprobInputs& inputs,
   const bool has_lists = options.top_k > 0 || inputs.candidate_ids.has_value();
   const bool is_linear =
       !options.need_entropy && !options.need_mean_logit && !inputs.bias.has_value() && !has_lists;
-  if (options.keep_logits == LogitCacheKind::kExponentials && is_linear &&
+  if (options.memory.keep_logits == LogitCacheKind::kExponentials && is_linear &&
       CanRebaseExponentials(inputs, options)) {
-    options.keep_logits = LogitCacheKind::kRebasedExponentials;
+    options.memory.keep_logits = LogitCacheKind::kRebasedExponentials;
   }
   return options;
 }
@@ -85,22 +85,23 @@ int64_t CachedRowsWithin(int64_t budget_bytes, LogitCacheKind kind, at::ScalarTy
 }
 
 bool IsPartlyCached(const Problem& problem) {
-  const int64_t rows = problem.options.cached_rows;
-  return problem.options.keep_logits != LogitCacheKind::kNone && rows >= 0 &&
+  const int64_t rows = problem.options.memory.cached_rows;
+  return problem.options.memory.keep_logits != LogitCacheKind::kNone && rows >= 0 &&
          rows < problem.num_rows();
 }
 
 at::Tensor EmptyLogitCache(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  const CacheFormat format = FormatOf(
-      options.keep_logits, WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
-      inputs.weight.sym_size(0));
+  const CacheFormat format =
+      FormatOf(options.memory.keep_logits,
+               WideDtype(inputs.hidden.scalar_type(), inputs.weight.scalar_type()),
+               inputs.weight.sym_size(0));
   return at::empty_symint({NumCachedRows(inputs, options), format.pitch},
                           inputs.hidden.options().dtype(format.dtype));
 }
 
 at::Tensor EmptyLogitCache(int64_t num_rows, const Problem& problem) {
   const CacheFormat format =
-      FormatOf(problem.options.keep_logits, problem.wide, problem.inputs.weight.size(0));
+      FormatOf(problem.options.memory.keep_logits, problem.wide, problem.inputs.weight.size(0));
   return at::empty({num_rows, format.pitch.expect_int()},
                    problem.inputs.hidden.options().dtype(format.dtype));
 }
@@ -123,9 +124,9 @@ at::Tensor CachedRows::Logits(Columns columns) const {
 }
 
 CachedRows FindCachedRows(const MaybeTensor& cache, const Rows& rows, const Problem& problem) {
-  if (problem.options.keep_logits == LogitCacheKind::kNone || !cache.has_value()) return {};
+  if (problem.options.memory.keep_logits == LogitCacheKind::kNone || !cache.has_value()) return {};
   const CacheFormat format =
-      FormatOf(problem.options.keep_logits, problem.wide, problem.inputs.weight.size(0));
+      FormatOf(problem.options.memory.keep_logits, problem.wide, problem.inputs.weight.size(0));
   const int64_t num_cached = NumCachedRows(problem.inputs, problem.options).expect_int();
   TORCH_CHECK_VALUE(cache->scalar_type() == format.dtype && cache->dim() == 2 &&
                         cache->size(0) == num_cached && cache->sym_size(1) == format.pitch,

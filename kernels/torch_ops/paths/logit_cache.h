@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #include "kernels/common/tile.h"
-#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/problem.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::torch_ops {

@@ -29,14 +29,6 @@ at::Tensor PerLog2Scale(double factor, const Rows& rows, const Problem& problem)
 
 }  // namespace
 
-bool IsMultipliedInSixteenBits(at::Device device, at::ScalarType a, at::ScalarType b) {
-  return device.is_cuda() && (a == at::kBFloat16 || a == at::kHalf) && a == b;
-}
-
-bool IsMultipliedInSixteenBits(const at::Tensor& a, const at::Tensor& b) {
-  return IsMultipliedInSixteenBits(a.device(), a.scalar_type(), b.scalar_type());
-}
-
 at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide) {
   if (IsMultipliedInSixteenBits(a, b)) return at::mm(a, b, at::kFloat);
   const at::NoTF32Guard no_tf32;

@@ -4,18 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/torch_ops/api/problem.h"
+#include "kernels/torch_ops/paths/problem.h"
 #include "kernels/torch_ops/rows/shard.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::torch_ops {
 
 inline constexpr double kLog2E = 1.44269504088896340736;
-
-/// Returns whether two factors are multiplied in their own dtype, which is the case on a GPU if
-/// both have the same 16-bit dtype. Other factors are converted to the wide dtype first.
-bool IsMultipliedInSixteenBits(at::Device device, at::ScalarType a, at::ScalarType b);
-bool IsMultipliedInSixteenBits(const at::Tensor& a, const at::Tensor& b);
 
 /// Returns the product of a [n, k] and b [k, m], with sums and result in `wide`. Factors are never
 /// rounded.

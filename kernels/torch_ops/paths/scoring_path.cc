@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "kernels/common/tile.h"
-#include "kernels/torch_ops/api/argument_checks.h"
 #include "kernels/torch_ops/paths/cpu_scorer.h"
-#include "kernels/torch_ops/rows/device_ops.h"
+#include "kernels/torch_ops/paths/fused_path.h"
+#include "kernels/torch_ops/types/argument_checks.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -46,9 +46,8 @@ void ClearGradients(UpstreamGradients& upstream, const at::Tensor& rows) {
 /// Warns if the device has fused kernels that do not support the inputs, once for each reason.
 void WarnOfSlowPath(const Problem& problem) {
   const LinearLogprobInputs& inputs = problem.inputs;
-  const std::string reason =
-      problem.device_ops->SlowPathReason(problem.device(), inputs.hidden.scalar_type(),
-                                         inputs.weight.scalar_type(), problem.hidden_size());
+  const std::string reason = SlowPathReason(problem.device(), inputs.hidden.scalar_type(),
+                                            inputs.weight.scalar_type(), problem.hidden_size());
   if (reason.empty()) return;
   WarnOfSlowInputs(
       "linear_logprob uses tensor operations, which are many times slower than its fused kernels, "
@@ -75,7 +74,7 @@ std::unique_ptr<PendingScores> StartBlock(const ScoringPath& path, const Rows& r
                                           const Problem& problem, const at::Tensor& cache) {
   const int64_t size = std::min(path.BlockRows(problem), rows.size() - begin);
   at::Tensor block_cache;
-  if (problem.options.keep_logits != LogitCacheKind::kNone) {
+  if (problem.options.memory.keep_logits != LogitCacheKind::kNone) {
     const int64_t cached = std::min(size, cache.size(0) - begin);
     if (cached > 0) block_cache = SliceRows(cache, begin, cached);
   }
@@ -122,14 +121,30 @@ std::unique_ptr<PendingScores> ScoringPath::StartFirstBlock(const Rows& rows,
   return StartBlock(*this, rows, 0, problem, cache);
 }
 
+const ScoringPath* GetFusedPath(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                                int64_t hidden_size) {
+  if constexpr (LOGPROBD_TORCH_OPS_CUDA != 0) {
+    if (device.is_cuda()) return FusedPath::For(device, hidden, weight, hidden_size);
+  }
+  return nullptr;
+}
+
+std::string SlowPathReason(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                           int64_t hidden_size) {
+  if constexpr (LOGPROBD_TORCH_OPS_CUDA != 0) {
+    if (device.is_cuda()) return FusedPath::SlowReason(device, hidden, weight, hidden_size);
+  }
+  return {};
+}
+
 const ScoringPath& ChoosePath(const Problem& problem) {
   const LinearLogprobInputs& inputs = problem.inputs;
   const LinearLogprobOptions& options = problem.options;
-  const ScoringPath* const fused =
-      problem.device_ops->FusedPath(problem.device(), inputs.hidden.scalar_type(),
-                                    inputs.weight.scalar_type(), problem.hidden_size());
-  const bool caches_exponentials = options.keep_logits == LogitCacheKind::kExponentials ||
-                                   options.keep_logits == LogitCacheKind::kRebasedExponentials;
+  const ScoringPath* const fused = GetFusedPath(problem.device(), inputs.hidden.scalar_type(),
+                                                inputs.weight.scalar_type(), problem.hidden_size());
+  const bool caches_exponentials =
+      options.memory.keep_logits == LogitCacheKind::kExponentials ||
+      options.memory.keep_logits == LogitCacheKind::kRebasedExponentials;
   TORCH_CHECK_VALUE(
       !caches_exponentials || fused != nullptr,
       "keep_logits is 2, but the fused kernels do not support these inputs: use 0 or 1");
@@ -143,7 +158,7 @@ const ScoringPath& ChoosePath(const Problem& problem) {
   // The fused path has the logits of all shards' targets only after it has read the logits.
   const bool ranks_over_shards = options.need_target_rank && !problem.group.is_alone();
   const bool is_fused =
-      fused != nullptr && options.keep_logits != LogitCacheKind::kWide && !ranks_over_shards;
+      fused != nullptr && options.memory.keep_logits != LogitCacheKind::kWide && !ranks_over_shards;
   if (is_fused) return *fused;
   return UsesCpuKernels(problem) ? GetCpuPath() : GetTensorPath();
 }

@@ -4,13 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
-#include "kernels/torch_ops/api/problem.h"
 #include "kernels/torch_ops/paths/logit_cache.h"
+#include "kernels/torch_ops/paths/problem.h"
 #include "kernels/torch_ops/rows/shard.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
 
@@ -86,31 +87,34 @@ class ScoringPath {
   virtual ~ScoringPath() = default;
 
   /// Returns whether this is the path of the fused kernels.
-  virtual bool is_fused() const = 0;
+  virtual bool is_fused() const { return false; }
 
   /// Returns the number of rows in a block. It is the same on every rank, because each block runs
   /// collectives.
   virtual int64_t BlockRows(const Problem& problem) const = 0;
 
   /// Returns whether a forward pass may start before the host knows the number of valid rows.
-  virtual bool ScoresDuringCompaction(const Problem& problem) const = 0;
+  virtual bool ScoresDuringCompaction(const Problem& /*problem*/) const { return false; }
 
   /// Returns whether a backward pass may start before the host knows its number of rows.
-  virtual bool DifferentiatesDuringCompaction(const UpstreamGradients& upstream,
-                                              const Problem& problem) const = 0;
+  virtual bool DifferentiatesDuringCompaction(const UpstreamGradients& /*upstream*/,
+                                              const Problem& /*problem*/) const {
+    return false;
+  }
 
   /// Replaces inputs by copies where this path cannot read them in place. hidden is [n, H].
-  virtual void AlignInputs(LinearLogprobInputs& inputs) const = 0;
+  virtual void AlignInputs(LinearLogprobInputs& /*inputs*/) const {}
 
   /// Allocates and frees the memory that the scores of `num_rows` rows take, except for arrays with
-  /// a few numbers per row (ReserveForwardMemory) and where the path shares errors.
-  virtual void ReserveMemory(int64_t num_rows, const Problem& problem) const = 0;
+  /// a few numbers per row (ReserveForwardMemory) and where the path shares errors before the
+  /// collectives that follow its allocations, as all but the fused path do.
+  virtual void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const {}
 
-  /// Starts to compute the scores of a block of rows. The values that options.keep_logits requests
-  /// are written to `cache`, which is the part of a cache for the block's first rows, or undefined
-  /// if none of its rows is cached. Ranks of a group call it together unless the path is fused. A
-  /// fused path only enqueues kernels, which is also allowed while ranks exchange information. The
-  /// vocabulary's size need not be known yet.
+  /// Starts to compute the scores of a block of rows. The values that options.memory.keep_logits
+  /// requests are written to `cache`, which is the part of a cache for the block's first rows, or
+  /// undefined if none of its rows is cached. Ranks of a group call it together unless the path is
+  /// fused. A fused path only enqueues kernels, which is also allowed while ranks exchange
+  /// information. The vocabulary's size need not be known yet.
   virtual std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,
                                                      const at::Tensor& cache) const = 0;
 
@@ -137,6 +141,16 @@ const ScoringPath& GetTensorPath();
 /// tiles (PathForShards).
 const ScoringPath& GetCpuPath();
 
+/// Returns the path of the fused kernels, or null if they do not support the device, dtypes or
+/// hidden size.
+const ScoringPath* GetFusedPath(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                                int64_t hidden_size);
+
+/// Returns why the device's fused kernels do not support these inputs, and a remedy. Returns an
+/// empty string if they do, or if the device has none.
+std::string SlowPathReason(at::Device device, at::ScalarType hidden, at::ScalarType weight,
+                           int64_t hidden_size);
+
 /// Returns problem.path, or the tensor path if that path does not support the vocabulary: shards
 /// that begin or end inside a tile, or one id alone. `shards` are the valid ids of all ranks, so
 /// that all ranks choose the same path; problem.shard is known.
@@ -144,8 +158,8 @@ const ScoringPath& PathForShards(const Problem& problem, const std::vector<IdRan
 
 /// Returns the path that scores the problem's inputs. Warns once per process and reason if
 /// that is the tensor path although the device has fused kernels. Throws c10::ValueError if
-/// options.keep_logits requests exponentials, which only the fused path can cache, and that path
-/// does not support the inputs.
+/// options.memory.keep_logits requests exponentials, which only the fused path can cache, and that
+/// path does not support the inputs.
 const ScoringPath& ChoosePath(const Problem& problem);
 
 /// Reserves the memory that this rank needs to score `num_rows` rows while other ranks wait for it:

@@ -10,16 +10,6 @@ namespace logprobd::torch_ops {
 /// Computes scores and gradients with tensor operations, for every device, dtype and option.
 class TensorPath : public ScoringPath {
  public:
-  bool is_fused() const override { return false; }
-  bool ScoresDuringCompaction(const Problem& /*problem*/) const override { return false; }
-  bool DifferentiatesDuringCompaction(const UpstreamGradients& /*upstream*/,
-                                      const Problem& /*problem*/) const override {
-    return false;
-  }
-  void AlignInputs(LinearLogprobInputs& /*inputs*/) const override {}
-  // Ranks share errors before each collective that follows large allocations.
-  void ReserveMemory(int64_t /*num_rows*/, const Problem& /*problem*/) const override {}
-
   // tensor_scores.cc
   int64_t BlockRows(const Problem& problem) const override;
   std::unique_ptr<PendingScores> StartScores(const Rows& block, const Problem& problem,

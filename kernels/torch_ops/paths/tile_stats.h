@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
 

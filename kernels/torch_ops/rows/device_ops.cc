@@ -7,6 +7,8 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include "kernels/torch_ops/types/loss.h"
+
 namespace logprobd::torch_ops {
 namespace {
 
@@ -33,19 +35,14 @@ const DeviceOps& DeviceOps::For(at::DeviceType type) {
   return host;
 }
 
-const ScoringPath* DeviceOps::FusedPath(at::Device /*device*/, at::ScalarType /*hidden*/,
-                                        at::ScalarType /*weight*/, int64_t /*hidden_size*/) const {
-  return nullptr;
-}
-
-std::string DeviceOps::SlowPathReason(at::Device /*device*/, at::ScalarType /*hidden*/,
-                                      at::ScalarType /*weight*/, int64_t /*hidden_size*/) const {
-  return {};
-}
-
 int64_t DeviceOps::FreeBytes(int64_t /*device*/, int64_t /*enough*/) const { return 0; }
 
 bool DeviceOps::IsCapturing(at::Device /*device*/) const { return false; }
+
+bool IsCapturing(const at::Tensor& on_device) {
+  const at::Device device = on_device.device();
+  return DeviceOps::For(device.type()).IsCapturing(device);
+}
 
 RowSubset DeviceOps::CompactRows(const at::Tensor& target, int64_t ignore_index,
                                  const UpstreamGradients& upstream, IdRange ids,
@@ -76,15 +73,12 @@ RowSubset DeviceOps::CompactRows(const at::Tensor& target, int64_t ignore_index,
 at::Tensor DeviceOps::SumLoss(const LinearLogprobOutputs& scores,
                               const UpstreamGradients& coefficients) const {
   at::Tensor loss = at::zeros({}, scores.logprob.options().dtype(at::kDouble));
-  const auto add = [&](const at::Tensor& score, const MaybeTensor& coefficient) {
-    if (!coefficient.has_value()) return;
+  for (const LossScore& score : kLossScores) {
+    const MaybeTensor& coefficient = coefficients.*score.upstream;
+    if (!coefficient.has_value()) continue;
     const at::Tensor wide = coefficient->to(at::kDouble);
-    loss += at::where(wide == 0, 0, wide * score).sum();
-  };
-  add(scores.logprob, coefficients.logprob);
-  add(scores.entropy, coefficients.entropy);
-  add(scores.lse, coefficients.lse);
-  add(scores.mean_logit, coefficients.mean_logit);
+    loss += at::where(wide == 0, 0, wide * (scores.*score.output)).sum();
+  }
   return loss;
 }
 

@@ -3,14 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <string>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
-
-class ScoringPath;
 
 /// Operations on rows for which some devices have their own kernels. This class implements them
 /// with tensor operations for every device; subclasses replace them with kernels. Thread-safe.
@@ -21,16 +18,6 @@ class DeviceOps {
   static const DeviceOps& For(at::DeviceType type);
 
   virtual ~DeviceOps() = default;
-
-  /// Returns the path of the fused kernels, or null if they do not support the device, dtypes or
-  /// hidden size.
-  virtual const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden,
-                                       at::ScalarType weight, int64_t hidden_size) const;
-
-  /// Returns why the device's fused kernels do not support these inputs, and a remedy. Returns an
-  /// empty string if they do, or if the device has none.
-  virtual std::string SlowPathReason(at::Device device, at::ScalarType hidden,
-                                     at::ScalarType weight, int64_t hidden_size) const;
 
   /// Returns the size in bytes of the largest tensor that can still be allocated on the device, or
   /// 0 if it is unknown. Fragments of memory that PyTorch holds unused do not count. If it is at
@@ -58,6 +45,9 @@ class DeviceOps {
   /// Multiplies `gradient` in place by `factor`, which has one element. See ScaleGradient.
   virtual void Scale(at::Tensor& gradient, const at::Tensor& factor) const;
 };
+
+/// Calls DeviceOps::IsCapturing for the device of a tensor.
+bool IsCapturing(const at::Tensor& on_device);
 
 /// Returns the operations for CUDA devices. Defined only in builds with CUDA.
 const DeviceOps& CudaDeviceOps();

@@ -7,31 +7,28 @@
 #include <c10/core/Event.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
-#include <string>
 
-#include "kernels/fused/choice.h"
-#include "kernels/fused/launch.h"
-#include "kernels/fused/params.h"
 #include "kernels/row_ops/compact_rows.h"
 #include "kernels/row_ops/copy_and_scale.h"
 #include "kernels/row_ops/row_loss.h"
-#include "kernels/torch_ops/paths/fused_path.h"
-#include "kernels/torch_ops/paths/kernel_arrays.h"
 #include "kernels/torch_ops/rows/device_ops.h"
+#include "kernels/torch_ops/rows/kernel_operands.h"
+#include "kernels/torch_ops/types/kernel_dtype.h"
+#include "kernels/torch_ops/types/loss.h"
 
 namespace logprobd::torch_ops {
 namespace {
@@ -81,10 +78,9 @@ class CudaCompaction : public PendingCompaction {
     params.num_rows = num_rows_;
     params.targets = targets.const_data_ptr<int64_t>();
     params.ignore_index = ignore_index;
-    params.gradients[0] = gradients.logprob();
-    params.gradients[1] = gradients.entropy();
-    params.gradients[2] = gradients.lse();
-    params.gradients[3] = gradients.mean_logit();
+    for (size_t i = 0; i < kUpstreamScores.size(); ++i) {
+      params.gradients[i] = gradients.Of(kUpstreamScores[i]);
+    }
     params.first_id = ids.begin;
     params.end_id = ids.end;
     params.row_indices = indices_.mutable_data_ptr<int64_t>();
@@ -156,66 +152,8 @@ class CudaCompaction : public PendingCompaction {
   std::optional<RowSubset> subset_;
 };
 
-std::optional<kernels::Dtype> KernelDtype(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return kernels::Dtype::kF32;
-    case at::kBFloat16:
-      return kernels::Dtype::kBf16;
-    case at::kHalf:
-      return kernels::Dtype::kF16;
-    default:
-      return std::nullopt;
-  }
-}
-
-/// Returns whether the device runs fused kernels.
-bool HasFusedKernels(at::Device device) {
-  const c10::DeviceIndex index = device.has_index() ? device.index() : c10::cuda::current_device();
-  return kernels::FusedArchOf(index) != kernels::FusedArch::kNone;
-}
-
-/// Returns why the fused kernels do not support these inputs, and a remedy, or an empty string if
-/// they do.
-std::string FusedObstacle(at::ScalarType hidden, at::ScalarType weight, int64_t hidden_size) {
-  std::ostringstream obstacle;
-  // Hidden states of other dtypes are split into bf16 values. fp16 has too few exponents for that.
-  const bool is_supported =
-      (weight == at::kBFloat16 &&
-       (hidden == at::kBFloat16 || hidden == at::kHalf || hidden == at::kFloat)) ||
-      (weight == at::kHalf && hidden == at::kHalf);
-  if (!is_supported) {
-    obstacle << "hidden is " << c10::getDtypeNames(hidden).first << " and weight is "
-             << c10::getDtypeNames(weight).first << ": ";
-    if (hidden == at::kDouble || weight == at::kDouble) {
-      obstacle << "cast both to bfloat16 unless the results must be float64";
-    } else if (weight == at::kHalf) {
-      obstacle << "cast hidden to float16 or the weight to bfloat16";
-    } else {
-      obstacle << "cast the weight to bfloat16 or run under torch.autocast";
-    }
-  } else if (hidden_size % kRowAlignment != 0) {
-    obstacle << "the hidden size is " << hidden_size << ": pad hidden and weight with zeros to a "
-             << "multiple of " << kRowAlignment;
-  }
-  return obstacle.str();
-}
-
 class CudaOps : public DeviceOps {
  public:
-  const ScoringPath* FusedPath(at::Device device, at::ScalarType hidden, at::ScalarType weight,
-                               int64_t hidden_size) const override {
-    static const torch_ops::FusedPath path;
-    const bool is_supported =
-        HasFusedKernels(device) && FusedObstacle(hidden, weight, hidden_size).empty();
-    return is_supported ? &path : nullptr;
-  }
-
-  std::string SlowPathReason(at::Device device, at::ScalarType hidden, at::ScalarType weight,
-                             int64_t hidden_size) const override {
-    return HasFusedKernels(device) ? FusedObstacle(hidden, weight, hidden_size) : std::string();
-  }
-
   int64_t FreeBytes(int64_t device, int64_t enough) const override {
     namespace allocator = c10::cuda::CUDACachingAllocator;
     const auto index = static_cast<c10::DeviceIndex>(device);
@@ -259,23 +197,18 @@ class CudaOps : public DeviceOps {
       return DeviceOps::SumLoss(scores, coefficients);
     }
     const c10::cuda::CUDAGuard on_device(any.device());
-    const auto contiguous = [](const at::Tensor& values) {
-      return values.defined() ? values.contiguous() : values;
-    };
-    const at::Tensor logprob = contiguous(scores.logprob);
-    const at::Tensor entropy = contiguous(scores.entropy);
-    const at::Tensor lse = contiguous(scores.lse);
-    const at::Tensor mean_logit = contiguous(scores.mean_logit);
-    if (mean_logit.defined() && mean_logit.scalar_type() != at::kFloat) {
-      return DeviceOps::SumLoss(scores, coefficients);
-    }
-    at::Tensor loss = at::empty({}, any.options());
     kernels::RowLossParams params;
     params.num_rows = any.size(0);
-    params.scores[0] = {Floats(logprob), arrays.logprob()};
-    params.scores[1] = {Floats(entropy), arrays.entropy()};
-    params.scores[2] = {Floats(lse), arrays.lse()};
-    params.scores[3] = {Floats(mean_logit), arrays.mean_logit()};
+    std::array<at::Tensor, kLossScores.size()> values;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const at::Tensor& given = scores.*kLossScores[i].output;
+      if (given.defined()) values[i] = given.contiguous();
+      if (given.defined() && given.scalar_type() != at::kFloat) {
+        return DeviceOps::SumLoss(scores, coefficients);
+      }
+      params.scores[i] = {Floats(values[i]), arrays.Of(kLossScores[i].upstream)};
+    }
+    at::Tensor loss = at::empty({}, any.options());
     params.loss = loss.mutable_data_ptr<float>();
     CheckLaunch(LaunchRowLoss(params, c10::cuda::getCurrentCUDAStream()), "the loss");
     return loss;
@@ -283,7 +216,7 @@ class CudaOps : public DeviceOps {
 
   void MultiplyRows(const at::Tensor& rows, const at::Tensor& factors,
                     at::Tensor& products) const override {
-    const auto dtype = KernelDtype(rows);
+    const auto dtype = KernelDtype(rows.scalar_type());
     if (!dtype.has_value() || factors.scalar_type() != at::kFloat || !factors.is_contiguous() ||
         !products.is_contiguous() || !IsVectorAligned(rows) || !IsVectorAligned(products)) {
       return DeviceOps::MultiplyRows(rows, factors, products);
@@ -297,11 +230,9 @@ class CudaOps : public DeviceOps {
   }
 
   void Scale(at::Tensor& gradient, const at::Tensor& factor) const override {
-    constexpr uintptr_t kAlignment = 16;
-    const auto dtype = KernelDtype(gradient);
+    const auto dtype = KernelDtype(gradient.scalar_type());
     if (!dtype.has_value() || !gradient.is_contiguous() || factor.device() != gradient.device() ||
-        factor.scalar_type() != at::kFloat ||
-        reinterpret_cast<uintptr_t>(gradient.const_data_ptr()) % kAlignment != 0) {
+        factor.scalar_type() != at::kFloat || !IsAddressAligned(gradient)) {
       return DeviceOps::Scale(gradient, factor);
     }
     const c10::cuda::CUDAGuard on_device(gradient.device());

@@ -9,8 +9,8 @@
 
 #include <vector>
 
-#include "kernels/torch_ops/api/problem.h"
 #include "kernels/torch_ops/rows/device_ops.h"
+#include "kernels/torch_ops/rows/pass.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::torch_ops {
@@ -45,10 +45,10 @@ ListedPairs CandidatesOf(const LinearLogprobInputs& inputs) {
   return {rows.clamp_(0, num_rows - 1), ids};
 }
 
-ListedPairs CandidatesAmong(const Rows& rows, const Problem& problem) {
-  ListedPairs pairs = CandidatesOf(problem.inputs);
+ListedPairs CandidatesAmong(const Rows& rows, const Pass& pass) {
+  ListedPairs pairs = CandidatesOf(pass.inputs);
   if (!pairs.defined() || !rows.row_indices.defined()) return pairs;
-  const at::Tensor is_valid = rows.all_targets != problem.options.ignore_index;
+  const at::Tensor is_valid = rows.all_targets != pass.options.ignore_index;
   pairs.rows = at::where(is_valid, is_valid.cumsum(0) - 1, -1).index_select(0, pairs.rows);
   return pairs;
 }
@@ -61,13 +61,13 @@ PairsInBlock FindPairs(const ListedPairs& pairs, int64_t num_rows, int64_t num_c
           is_below(pairs.rows, num_rows).logical_and_(is_below(pairs.ids, num_columns))};
 }
 
-CandidateNumbers ReadCandidates(const Problem& problem) {
-  const MaybeTensor& given = problem.inputs.candidate_ids;
-  if (!given.has_value() || problem.device_ops->IsCapturing(problem.device())) return {};
+CandidateNumbers ReadCandidates(const Pass& pass) {
+  const MaybeTensor& given = pass.inputs.candidate_ids;
+  if (!given.has_value() || pass.device_ops->IsCapturing(pass.device())) return {};
   const at::Tensor ids = Flat(*given).to(at::kLong);
   std::vector<at::Tensor> numbers;
-  if (problem.inputs.candidate_offsets.has_value()) {
-    const at::Tensor offsets = problem.inputs.candidate_offsets->to(at::kLong);
+  if (pass.inputs.candidate_offsets.has_value()) {
+    const at::Tensor offsets = pass.inputs.candidate_offsets->to(at::kLong);
     const at::Tensor decreases = offsets.diff() < 0;
     numbers = {offsets[0], offsets[-1], decreases.any().to(at::kLong), Checksum(offsets)};
   } else {
@@ -88,11 +88,11 @@ CandidateNumbers ReadCandidates(const Problem& problem) {
           .offsets_checksum = values[3]};
 }
 
-void CheckCandidateIds(const CandidateNumbers& numbers, const Problem& problem) {
-  const MaybeTensor& given = problem.inputs.candidate_ids;
+void CheckCandidateIds(const CandidateNumbers& numbers, const Pass& pass) {
+  const MaybeTensor& given = pass.inputs.candidate_ids;
   if (!given.has_value() || given->numel() == 0) return;
-  const bool is_alone = problem.group.is_alone();
-  const IdRange ids = is_alone ? problem.shard.ids() : IdRange{0, problem.shard.vocab_size};
+  const bool is_alone = pass.is_alone;
+  const IdRange ids = is_alone ? pass.shard.ids() : IdRange{0, pass.shard.vocab_size};
   for (const int64_t id : {numbers.min_id, numbers.max_id}) {
     TORCH_CHECK_INDEX(id >= ids.begin && id < ids.end, "candidate_ids contains ", id,
                       ", which is outside the vocabulary, [", ids.begin, ", ", ids.end, ")");

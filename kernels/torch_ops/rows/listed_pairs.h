@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
 
-struct Problem;
+struct Pass;
 struct Rows;
 
 /// Pairs of a row and an id whose log-probabilities are requested, int64 [N] each. Undefined if
@@ -27,7 +27,7 @@ ListedPairs CandidatesOf(const LinearLogprobInputs& inputs);
 
 /// Returns the same pairs with rows counted among `rows`, which are the valid rows or all rows. The
 /// candidates of ignored rows get row -1.
-ListedPairs CandidatesAmong(const Rows& rows, const Problem& problem);
+ListedPairs CandidatesAmong(const Rows& rows, const Pass& pass);
 
 /// Positions of pairs in a block of rows and columns, [N] each.
 struct PairsInBlock {
@@ -52,9 +52,9 @@ struct CandidateNumbers {
 
 /// Waits for the device to read the candidates. While a CUDA graph is captured nothing is read.
 /// Throws c10::ValueError for offsets that do not increase from 0 to the number of ids.
-CandidateNumbers ReadCandidates(const Problem& problem);
+CandidateNumbers ReadCandidates(const Pass& pass);
 
 /// Throws c10::IndexError if a candidate is not an id of the vocabulary, whose size is known.
-void CheckCandidateIds(const CandidateNumbers& numbers, const Problem& problem);
+void CheckCandidateIds(const CandidateNumbers& numbers, const Pass& pass);
 
 }  // namespace logprobd::torch_ops

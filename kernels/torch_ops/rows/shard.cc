@@ -21,18 +21,18 @@ void SortByBegin(std::vector<IdRange>& ranges) {
 
 }  // namespace
 
-Shard::Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, int64_t end)
-    : begin(options.vocab_start), vocab_size(end) {
+Shard::Shard(const at::Tensor& weight, const VocabularyParallel& parallel, int64_t end)
+    : begin(parallel.vocab_start), vocab_size(end) {
   TORCH_CHECK_VALUE(vocab_size <= kVocabSizeMax, "the vocabulary has ", vocab_size,
                     " ids: at most ", kVocabSizeMax, " are supported");
-  TORCH_CHECK_VALUE(options.vocab_valid <= vocab_size, "vocab_valid is ", options.vocab_valid,
+  TORCH_CHECK_VALUE(parallel.vocab_valid <= vocab_size, "vocab_valid is ", parallel.vocab_valid,
                     ", but the weight ends at id ", vocab_size);
-  if (options.vocab_valid > 0) vocab_size = options.vocab_valid;
-  columns = std::clamp<int64_t>(vocab_size - begin, 0, inputs.weight.size(0));
+  if (parallel.vocab_valid > 0) vocab_size = parallel.vocab_valid;
+  columns = std::clamp<int64_t>(vocab_size - begin, 0, weight.size(0));
 }
 
-IdRange ShardIds(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options) {
-  return {options.vocab_start, options.vocab_start + inputs.weight.size(0)};
+IdRange ShardIds(const at::Tensor& weight, const VocabularyParallel& parallel) {
+  return {parallel.vocab_start, parallel.vocab_start + weight.size(0)};
 }
 
 void CheckNoOverlap(std::vector<IdRange> shards) {

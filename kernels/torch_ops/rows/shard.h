@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
 
@@ -25,7 +25,7 @@ struct Shard {
   Shard() = default;
   /// `end` is one past the last id that any rank has. Throws c10::ValueError if vocab_valid is
   /// greater than `end`, or if the vocabulary is larger than supported.
-  Shard(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options, int64_t end);
+  Shard(const at::Tensor& weight, const VocabularyParallel& parallel, int64_t end);
 
   /// Returns the valid ids of this rank.
   IdRange ids() const { return {begin, begin + columns}; }
@@ -36,7 +36,7 @@ struct Shard {
 };
 
 /// Returns the ids of this rank's weight, including padding.
-IdRange ShardIds(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
+IdRange ShardIds(const at::Tensor& weight, const VocabularyParallel& parallel);
 
 /// Throws c10::ValueError if two of the ranks' shards have an id in common.
 void CheckNoOverlap(std::vector<IdRange> shards);

@@ -6,7 +6,6 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/util/Exception.h>
 
-#include <utility>
 #include <vector>
 
 #include "kernels/torch_ops/rows/device_ops.h"
@@ -22,20 +21,20 @@ at::Tensor InPlainLayout(const at::Tensor& rows) {
 
 RowSubset RowSubset::Resolved() const { return pending == nullptr ? *this : pending->Result(); }
 
-RowSubset CompactRows(const Problem& problem, const at::Tensor& target,
-                      const UpstreamGradients& upstream, IdRange ids, Wait wait) {
-  if (problem.device_ops->IsCapturing(target.device())) return {.is_unchecked = true};
-  return problem.device_ops->CompactRows(target, problem.options.ignore_index, upstream, ids, wait);
+RowSubset CompactRows(const Pass& pass, const at::Tensor& target, const UpstreamGradients& upstream,
+                      IdRange ids, Wait wait) {
+  if (pass.device_ops->IsCapturing(target.device())) return {.is_unchecked = true};
+  return pass.device_ops->CompactRows(target, pass.options.ignore_index, upstream, ids, wait);
 }
 
-RowSubset CompactValidRows(const Problem& problem, const UpstreamGradients& upstream, Wait wait) {
-  const at::Tensor target = FlatTarget(problem.inputs);
-  if (!problem.group.is_alone()) {
+RowSubset CompactValidRows(const Pass& pass, const UpstreamGradients& upstream, Wait wait) {
+  const at::Tensor target = FlatTarget(pass.inputs);
+  if (!pass.is_alone) {
     // Another rank may have the target, whatever it is.
-    return CompactRows(problem, target, upstream, /*ids=*/{}, wait);
+    return CompactRows(pass, target, upstream, /*ids=*/{}, wait);
   }
-  RowSubset subset = CompactRows(problem, target, upstream, problem.shard.ids(), wait);
-  CheckTargets(subset, target, problem);
+  RowSubset subset = CompactRows(pass, target, upstream, pass.shard.ids(), wait);
+  CheckTargets(subset, target, pass);
   return subset;
 }
 
@@ -110,27 +109,21 @@ Rows GatherRows(const RowSubset& subset, const at::Tensor& hidden,
   return rows;
 }
 
-at::Tensor HiddenOfAllRows(Problem& problem) {
-  if (!problem.options.sequence_parallel) return problem.inputs.hidden;
-  problem.group.GatherInto(problem.gathered_hidden, problem.inputs.hidden);
-  return std::exchange(problem.gathered_hidden, {});
-}
-
 TargetColumns FindTargets(const Rows& rows, int64_t first, int64_t count) {
   const at::Tensor column = rows.target() - first;
   return {column.clamp(0, count - 1), column.ge(0).logical_and_(column.lt(count))};
 }
 
-void CheckTargets(const RowSubset& subset, const at::Tensor& target, const Problem& problem) {
-  if (problem.options.out_of_vocab_is_zero || subset.num_out_of_vocab == 0) return;
+void CheckTargets(const RowSubset& subset, const at::Tensor& target, const Pass& pass) {
+  if (pass.options.out_of_vocab_is_zero || subset.num_out_of_vocab == 0) return;
   TORCH_CHECK_INDEX(false, "target ", target[subset.first_out_of_vocab].item<int64_t>(), " of row ",
                     subset.first_out_of_vocab, " is outside the vocabulary, [0, ",
-                    problem.shard.vocab_size, "), as are ", subset.num_out_of_vocab - 1,
+                    pass.shard.vocab_size, "), as are ", subset.num_out_of_vocab - 1,
                     " other targets; rows to be ignored must hold ignore_index");
 }
 
-void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Problem& problem) {
-  if (problem.options.out_of_vocab_is_zero) return;
+void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Pass& pass) {
+  if (pass.options.out_of_vocab_is_zero) return;
   const at::Tensor out_of_vocab = at::nonzero(num_owners == 0).squeeze(1);
   if (out_of_vocab.size(0) == 0) return;
   const auto first = out_of_vocab[0].item<int64_t>();
@@ -138,7 +131,7 @@ void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Pro
                             .first_out_of_vocab = rows.row_indices.defined()
                                                       ? rows.row_indices[first].item<int64_t>()
                                                       : first};
-  CheckTargets(subset, FlatTarget(problem.inputs), problem);
+  CheckTargets(subset, FlatTarget(pass.inputs), pass);
 }
 
 }  // namespace logprobd::torch_ops

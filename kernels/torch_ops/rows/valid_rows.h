@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/torch_ops/api/linear_logprob.h"
-#include "kernels/torch_ops/api/problem.h"
 #include "kernels/torch_ops/rows/listed_pairs.h"
+#include "kernels/torch_ops/rows/pass.h"
 #include "kernels/torch_ops/rows/shard.h"
+#include "kernels/torch_ops/types/linear_logprob.h"
 
 namespace logprobd::torch_ops {
 
@@ -90,13 +90,13 @@ enum class Wait {
 /// all valid rows if there is no upstream gradient. Counts targets outside `ids` as
 /// out-of-vocabulary. Waits for the GPU unless `wait` is kLater and a kernel does the work, or a
 /// CUDA graph is being captured (RowSubset::is_unchecked).
-RowSubset CompactRows(const Problem& problem, const at::Tensor& target,
-                      const UpstreamGradients& upstream, IdRange ids, Wait wait = Wait::kNow);
+RowSubset CompactRows(const Pass& pass, const at::Tensor& target, const UpstreamGradients& upstream,
+                      IdRange ids, Wait wait = Wait::kNow);
 
 /// Calls CompactRows for a forward pass. Throws c10::IndexError for an out-of-vocabulary target if
 /// this rank is alone and the result is known. Otherwise CheckTargets or CheckTargetOwners throw it
 /// later.
-RowSubset CompactValidRows(const Problem& problem, const UpstreamGradients& upstream, Wait wait);
+RowSubset CompactValidRows(const Pass& pass, const UpstreamGradients& upstream, Wait wait);
 
 /// Returns all targets, int64 [all rows].
 at::Tensor FlatTarget(const LinearLogprobInputs& inputs);
@@ -139,10 +139,6 @@ Rows RowsWithoutHidden(const RowSubset& subset, const LinearLogprobInputs& input
 Rows GatherRows(const RowSubset& subset, const at::Tensor& hidden,
                 const LinearLogprobInputs& inputs);
 
-/// Returns the hidden states of all rows, [num_all, H]. With sequence parallelism the ranks of the
-/// group gather them, so they must call it together, once; it allocates nothing.
-at::Tensor HiddenOfAllRows(Problem& problem);
-
 /// The column of each row's target within ids [first, first + count).
 struct TargetColumns {
   at::Tensor column;       ///< [n], int64; an arbitrary valid column when the target is elsewhere.
@@ -152,10 +148,10 @@ TargetColumns FindTargets(const Rows& rows, int64_t first, int64_t count);
 
 /// Throws a c10::IndexError that names the first such row if targets of the subset are
 /// out-of-vocabulary, unless the options allow them. `target` has all rows.
-void CheckTargets(const RowSubset& subset, const at::Tensor& target, const Problem& problem);
+void CheckTargets(const RowSubset& subset, const at::Tensor& target, const Pass& pass);
 
 /// Performs the check of CheckTargets with the number of ranks that have each row's target, int64
 /// [n]. Waits for the GPU.
-void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Problem& problem);
+void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Pass& pass);
 
 }  // namespace logprobd::torch_ops

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 Memory = Literal["recompute", "cached", "auto"]
 
-# Values of the operators' keep_logits: LogitCacheKind in kernels/torch_ops/api/linear_logprob.h.
+# Values of the operators' keep_logits: LogitCacheKind in kernels/torch_ops/types/linear_logprob.h.
 NOT_CACHED = 0
 WIDE = 1
 EXPONENTIALS = 2
@@ -54,7 +55,7 @@ def budget_bytes(
         enough = memory_budget + reserve
     index = hidden.device.index
     device = torch.cuda.current_device() if index is None else index
-    free = min(torch.ops.logprobd.free_bytes(device, enough), _allowed_bytes(device))
+    free = min(torch.ops.logprobd.free_bytes(device, enough=enough), _allowed_bytes(device))
     if memory_budget is None:
         memory_budget = max(BUDGET_MIN, min(BUDGET_MAX, free // 8))
     return min(memory_budget, max(free_min, free - reserve))
@@ -84,11 +85,15 @@ def _allowed_bytes(device: int) -> float:
     return max(0, int(fraction * total) - kept)
 
 
-class LogitCache(NamedTuple):
+@dataclasses.dataclass
+class LogitCache:
     """What a forward caches: the operators' keep_logits and cached_rows."""
 
-    kind: int
-    rows: int
+    kind: int = NOT_CACHED
+    rows: int = ALL_ROWS
+
+    def arguments(self) -> dict[str, int]:
+        return {"keep_logits": self.kind, "cached_rows": self.rows}
 
 
 def logit_cache(
@@ -106,7 +111,7 @@ def logit_cache(
     check_memory(memory)
     budget = budget_bytes(memory_budget, hidden, weight) if memory == "auto" else None
     if memory == "recompute" or not any(gradients_needed(hidden, weight, bias)):
-        return LogitCache(NOT_CACHED, ALL_ROWS)
+        return LogitCache()
     kind = cache_kind(hidden, weight, autocast=autocast)
     is_hooked = are_saved_tensors_hooked()
     rows = target.numel()
@@ -114,7 +119,7 @@ def logit_cache(
         dtypes = dtype_after_autocast(hidden, autocast), dtype_after_autocast(weight, autocast)
         rows_max = _cacheable_rows(kind, *dtypes, _as_number(weight.shape[0]), _as_number(budget))
         if is_hooked or rows_max == 0:
-            return LogitCache(NOT_CACHED, ALL_ROWS)
+            return LogitCache()
         if rows > rows_max:
             return LogitCache(kind, rows_max)
     # A forward that is traced, or run again by a checkpoint, must save tensors of known shapes.
@@ -183,11 +188,19 @@ def _cacheable_rows(
     keep_logits: int, hidden: torch.dtype, weight: torch.dtype, weight_rows: int, budget: int
 ) -> int:
     """Returns how many rows can be cached within a budget in bytes."""
-    return torch.ops.logprobd.cacheable_rows(keep_logits, hidden, weight, weight_rows, budget)
+    return torch.ops.logprobd.cacheable_rows(
+        keep_logits=keep_logits,
+        hidden_dtype=hidden,
+        weight_dtype=weight,
+        weight_rows=weight_rows,
+        budget_bytes=budget,
+    )
 
 
 @functools.cache  # Every step calls this.
 def _asked_is_fused(
     device: torch.device, hidden: torch.dtype, weight: torch.dtype, hidden_size: int
 ) -> bool:
-    return torch.ops.logprobd.is_fused(device, hidden, weight, hidden_size)
+    return torch.ops.logprobd.is_fused(
+        device, hidden_dtype=hidden, weight_dtype=weight, hidden_size=hidden_size
+    )

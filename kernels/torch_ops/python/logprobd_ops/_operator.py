@@ -1,8 +1,10 @@
-"""Loads the library of torch.ops.logprobd and builds the flat argument lists of its operators."""
+"""Loads the library of torch.ops.logprobd, and builds the arguments of its operators and the types of their results."""
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from logprobd_ops._memory import ALL_ROWS, NOT_CACHED
+from logprobd_ops._memory import gradients_needed
+from logprobd_ops._tensor_kinds import check_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +57,44 @@ class HeadOptions(TypedDict, total=False):
 
 
 HEAD_OPTION_NAMES = frozenset(HeadOptions.__annotations__)
+
+
+@dataclasses.dataclass(kw_only=True)
+class VocabularyParallel:
+    """Which part of the vocabulary a rank holds, and what the ranks of a group share. linear_logprob describes the
+    fields."""
+
+    vocab_start: int = 0
+    vocab_valid: int | None = None
+    process_group: ProcessGroup | None = None
+    sequence_parallel: bool = False
+    hidden_gradient: HiddenGradient = "sum"
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the operators' arguments. Raises a ValueError that names the argument for values that C++ cannot
+        check."""
+        if self.hidden_gradient not in ("sum", "partial"):
+            raise ValueError(
+                f'hidden_gradient is {self.hidden_gradient!r}: it must be "sum" or "partial"'
+            )
+        group = self.process_group
+        return {
+            "vocab_start": self.vocab_start,
+            "vocab_valid": WHOLE_VOCABULARY if self.vocab_valid is None else self.vocab_valid,
+            "group": "" if group is None else group.group_name,
+            "sequence_parallel": self.sequence_parallel,
+            "partial_hidden_gradient": self.hidden_gradient == "partial",
+        }
+
+
+_PARALLEL_NAMES = tuple(field.name for field in dataclasses.fields(VocabularyParallel))
+
+
+def split_parallel(options: dict[str, Any]) -> tuple[VocabularyParallel, dict[str, Any]]:
+    """Returns the vocabulary-parallel options among `options`, and the others."""
+    parallel = {name: value for name, value in options.items() if name in _PARALLEL_NAMES}
+    others = {name: value for name, value in options.items() if name not in _PARALLEL_NAMES}
+    return VocabularyParallel(**parallel), others
 
 
 def check_head_options(function: str, names: Iterable[str]) -> None:
@@ -154,12 +195,28 @@ def _concatenated(lists: Sequence[Tensor], target: Tensor) -> tuple[Tensor, Tens
     return torch.cat([none, *ids_of_rows]), offsets
 
 
+def result_type(operator: str) -> Any:
+    """Returns the type of an operator's results: a named tuple with the names of its schema."""
+    returns = getattr(torch.ops.logprobd, operator).default._schema.returns
+    return collections.namedtuple(f"{operator}_results", [result.name for result in returns])
+
+
+def split_temperature(
+    temperature: float | Tensor, shape: torch.Size
+) -> tuple[float, Tensor | None]:
+    """Returns the operators' temperature and row_temperature for rows of this shape."""
+    if not isinstance(temperature, Tensor):
+        return float(temperature), None
+    return 1.0, temperature if temperature.dim() else temperature.expand(shape)
+
+
 def linear_logprob_arguments(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None = None,
     *,
+    parallel: VocabularyParallel,
     need_entropy: bool = True,
     mean_logit_weights: Tensor | None = None,
     out_of_vocab: OutOfVocab = "error",
@@ -172,28 +229,29 @@ def linear_logprob_arguments(
     top_k: int = 0,
     candidate_ids: Tensor | Sequence[Tensor] | None = None,
     candidate_offsets: Tensor | None = None,
-    keep_logits: int = NOT_CACHED,
-    cached_rows: int = ALL_ROWS,
     temperature: float | Tensor = 1.0,
     scale: float = 1.0,
     softcap: float | None = None,
     ignore_index: int = -100,
-    vocab_start: int = 0,
-    vocab_valid: int | None = None,
-    process_group: ProcessGroup | None = None,
-    sequence_parallel: bool = False,
-    hidden_gradient: HiddenGradient = "sum",
     hidden_splits: int = 2,
     autocast: bool = True,
     need_gradients: bool = False,
-) -> tuple[Any, ...]:
-    """Returns the arguments in the order of the fields in kernels/torch_ops/api/linear_logprob.h.
-    Autograd sets `need_gradients` itself, so only callers of the backward operator pass True.
-    Raises a ValueError that names the argument for invalid values that C++ cannot check."""
+) -> dict[str, Any]:
+    """Returns the arguments that linear_logprob and linear_logprob_loss have in common, by their names in the schema,
+    without those of LogitCache. Autograd sets `need_gradients` itself, so only callers of the backward operator pass True. Raises a ValueError that
+    names the argument for invalid values that C++ cannot check."""
+    check_tensors(
+        hidden=hidden,
+        weight=weight,
+        target=target,
+        bias=bias,
+        temperature=temperature,
+        mean_logit_weights=mean_logit_weights,
+        candidate_ids=candidate_ids,
+        candidate_offsets=candidate_offsets,
+    )
     if out_of_vocab not in ("error", "zero"):
         raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
-    if hidden_gradient not in ("sum", "partial"):
-        raise ValueError(f'hidden_gradient is {hidden_gradient!r}: it must be "sum" or "partial"')
     check_softcap(softcap)
     if candidate_ids is not None and not isinstance(candidate_ids, Tensor):
         if candidate_offsets is not None:
@@ -201,40 +259,37 @@ def linear_logprob_arguments(
                 "candidate_offsets: a list of candidate_ids has no offsets; concatenate the list or omit them"
             )
         candidate_ids, candidate_offsets = _concatenated(candidate_ids, target)
-    row_temperature = None
-    if isinstance(temperature, Tensor):
-        row_temperature = temperature if temperature.dim() else temperature.expand(target.shape)
-        temperature = 1.0
-    return (
-        hidden,
-        weight,
-        target,
-        bias,
-        row_temperature,
-        mean_logit_weights,
-        candidate_ids,
-        candidate_offsets,
-        float(temperature),
-        float(scale),
-        0.0 if softcap is None else float(softcap),
-        ignore_index,
-        vocab_start,
-        WHOLE_VOCABULARY if vocab_valid is None else vocab_valid,
-        "" if process_group is None else process_group.group_name,
-        sequence_parallel,
-        hidden_gradient == "partial",
-        out_of_vocab == "zero",
-        need_entropy,
-        return_argmax,
-        return_mean_logit,
-        return_max_logit,
-        return_min_logit,
-        return_sum_p_squared,
-        return_target_rank,
-        top_k,
-        keep_logits,
-        cached_rows,
-        autocast,
-        hidden_splits,
-        need_gradients,
-    )
+    number, row_temperature = split_temperature(temperature, target.shape)
+    return {
+        "hidden": hidden,
+        "weight": weight,
+        "target": target,
+        "bias": bias,
+        "row_temperature": row_temperature,
+        "mean_logit_weights": mean_logit_weights,
+        "candidate_ids": candidate_ids,
+        "candidate_offsets": candidate_offsets,
+        "temperature": number,
+        "scale": float(scale),
+        "softcap": 0.0 if softcap is None else float(softcap),
+        "ignore_index": ignore_index,
+        "out_of_vocab_is_zero": out_of_vocab == "zero",
+        "need_entropy": need_entropy,
+        "need_argmax": return_argmax,
+        "need_mean_logit": return_mean_logit,
+        "need_max_logit": return_max_logit,
+        "need_min_logit": return_min_logit,
+        "need_sum_p_squared": return_sum_p_squared,
+        "need_target_rank": return_target_rank,
+        "top_k": top_k,
+        "autocast": autocast,
+        "hidden_splits": hidden_splits,
+        "need_gradients": need_gradients,
+        **parallel.arguments(),
+    }
+
+
+def needed_gradients(*inputs: Tensor | None) -> dict[str, bool]:
+    """Returns the losses' arguments that say which gradients of hidden, weight and bias the forward forms."""
+    names = ("needs_d_hidden", "needs_d_weight", "needs_d_bias")
+    return dict(zip(names, gradients_needed(*inputs), strict=True))

@@ -14,7 +14,7 @@ divergences here; the generalized divergence itself is 0 there).
 from __future__ import annotations
 
 import functools
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -29,15 +29,24 @@ from logprobd_ops._memory import (
     dtype_after_autocast,
     gradients_needed,
 )
-from logprobd_ops._operator import WHOLE_VOCABULARY, load_library
+from logprobd_ops._operator import (
+    WHOLE_VOCABULARY,
+    load_library,
+    needed_gradients,
+    result_type,
+    split_temperature,
+)
 from logprobd_ops._tensor_kinds import check_tensors
 
 load_library()
+_Results = result_type("linear_divergence")
+_LossResults = result_type("linear_divergence_loss")
+_RowBytes = result_type("divergence_row_bytes")
 
 DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
 Reduction = Literal["sum", "mean"]
 
-# GradientCacheKind in kernels/torch_ops/divergence/divergence.h.
+# GradientCacheKind in kernels/torch_ops/types/divergence.h.
 _NOT_CACHED = 0
 # Rows whose logits should fit beside a cache: smaller blocks make the products slower.
 _BLOCK_ROWS = 1024
@@ -125,14 +134,21 @@ def linear_divergence(
     Waits for the device once in the forward if there is a mask, and in the backward to find the rows that have an
     upstream gradient. In a CUDA graph all rows are computed, and the hidden states of masked rows must be finite.
     """
-    check_tensors(
+    arguments = _arguments(
         student_hidden=student_hidden,
         student_weight=student_weight,
+        student_bias=student_bias,
+        student_scale=student_scale,
+        student_softcap=student_softcap,
         teacher_hidden=teacher_hidden,
         teacher_weight=teacher_weight,
-        student_bias=student_bias,
         teacher_bias=teacher_bias,
+        teacher_scale=teacher_scale,
+        teacher_softcap=teacher_softcap,
+        kind=kind,
+        beta=beta,
         temperature=temperature,
+        vocab_valid=vocab_valid,
         mask=mask,
     )
     vocab = student_weight.shape[0] if vocab_valid is None else vocab_valid
@@ -146,31 +162,12 @@ def linear_divergence(
         teacher_weight,
         vocab,
     )
-    divergence, entropy, *_ = torch.ops.logprobd.linear_divergence(
-        *_inputs(
-            student_hidden,
-            student_weight,
-            student_bias,
-            teacher_hidden,
-            teacher_weight,
-            teacher_bias,
-            mask,
-            temperature,
-        ),
-        *_options(
-            kind,
-            beta,
-            temperature,
-            student_scale,
-            student_softcap,
-            teacher_scale,
-            teacher_softcap,
-            vocab_valid,
-        ),
-        keep_gradient,
-        block_bytes,
+    results = _Results(
+        *torch.ops.logprobd.linear_divergence(
+            **arguments, keep_gradient=keep_gradient, block_bytes=block_bytes
+        )
     )
-    return LinearDivergenceOutput(divergence, entropy)
+    return LinearDivergenceOutput(results.divergence, results.entropy)
 
 
 def linear_divergence_loss(
@@ -212,104 +209,89 @@ def linear_divergence_loss(
     The other arguments are those of linear_divergence. Raises the exceptions of linear_divergence, and RuntimeError in a
     second backward pass.
     """
-    check_tensors(
-        student_hidden=student_hidden,
-        student_weight=student_weight,
-        teacher_hidden=teacher_hidden,
-        teacher_weight=teacher_weight,
-        student_bias=student_bias,
-        teacher_bias=teacher_bias,
-        temperature=temperature,
-        mask=mask,
-        row_weights=row_weights,
-    )
+    check_tensors(row_weights=row_weights)
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
-    loss, divergence, entropy, *_ = torch.ops.logprobd.linear_divergence_loss(
-        *_inputs(
-            student_hidden,
-            student_weight,
-            student_bias,
-            teacher_hidden,
-            teacher_weight,
-            teacher_bias,
-            mask,
-            temperature,
-        ),
-        *_options(
-            kind,
-            beta,
-            temperature,
-            student_scale,
-            student_softcap,
-            teacher_scale,
-            teacher_softcap,
-            vocab_valid,
-        ),
-        _NOT_CACHED,
-        budget_bytes(memory_budget, student_hidden, student_weight, LOSS_BUDGET_MIN),
-        row_weights,
-        reduction == "mean",
-        gradients_needed(student_hidden, student_weight, student_bias),
+    arguments = _arguments(
+        student_hidden=student_hidden,
+        student_weight=student_weight,
+        student_bias=student_bias,
+        student_scale=student_scale,
+        student_softcap=student_softcap,
+        teacher_hidden=teacher_hidden,
+        teacher_weight=teacher_weight,
+        teacher_bias=teacher_bias,
+        teacher_scale=teacher_scale,
+        teacher_softcap=teacher_softcap,
+        kind=kind,
+        beta=beta,
+        temperature=temperature,
+        vocab_valid=vocab_valid,
+        mask=mask,
     )
-    return LinearDivergenceLossOutput(loss, divergence, entropy)
+    results = _LossResults(
+        *torch.ops.logprobd.linear_divergence_loss(
+            **arguments,
+            **needed_gradients(student_hidden, student_weight, student_bias),
+            keep_gradient=_NOT_CACHED,
+            block_bytes=budget_bytes(
+                memory_budget, student_hidden, student_weight, LOSS_BUDGET_MIN
+            ),
+            row_weights=row_weights,
+            is_mean=reduction == "mean",
+        )
+    )
+    return LinearDivergenceLossOutput(results.loss, results.divergence, results.entropy)
 
 
-def _inputs(
+def _arguments(
+    *,
     student_hidden: Tensor,
-    student_weight: Tensor,
-    student_bias: Tensor | None,
     teacher_hidden: Tensor,
     teacher_weight: Tensor,
     teacher_bias: Tensor | None,
-    mask: Tensor | None,
-    temperature: float | Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Returns the arguments in the order of DivergenceInputs in kernels/torch_ops/divergence/divergence.h."""
-    row_temperature = None
-    if isinstance(temperature, Tensor):
-        row_temperature = (
-            temperature if temperature.dim() else temperature.expand(student_hidden.shape[:-1])
-        )
-    return (
-        student_hidden,
-        student_weight,
-        student_bias,
-        teacher_hidden.detach(),
-        teacher_weight.detach(),
-        None if teacher_bias is None else teacher_bias.detach(),
-        mask,
-        row_temperature,
-    )
-
-
-def _options(
     kind: DivergenceKind,
     beta: float,
     temperature: float | Tensor,
     student_scale: float,
-    student_softcap: float | None,
     teacher_scale: float,
+    student_softcap: float | None,
     teacher_softcap: float | None,
     vocab_valid: int | None,
-) -> tuple[int | float, ...]:
-    """Returns the arguments in the order of DivergenceOptions, up to vocab_valid. Raises a ValueError that names the
-    argument for invalid values that C++ cannot check."""
+    **others: Tensor | None,
+) -> dict[str, Any]:
+    """Returns the arguments that both operators have in common, by their names in the schema. Raises a ValueError that
+    names the argument for invalid values that C++ cannot check."""
+    check_tensors(
+        student_hidden=student_hidden,
+        teacher_hidden=teacher_hidden,
+        teacher_weight=teacher_weight,
+        teacher_bias=teacher_bias,
+        temperature=temperature,
+        **others,
+    )
     if kind not in get_args(DivergenceKind):
         raise ValueError(f'kind is {kind!r}: it must be "forward_kl", "reverse_kl" or "jsd"')
     for name, softcap in (("student", student_softcap), ("teacher", teacher_softcap)):
         if softcap is not None and not softcap > 0:
             raise ValueError(f"{name}_softcap is {softcap}: it must be above 0, or None for no cap")
-    return (
-        get_args(DivergenceKind).index(kind),
-        float(beta),
-        1.0 if isinstance(temperature, Tensor) else float(temperature),
-        float(student_scale),
-        0.0 if student_softcap is None else float(student_softcap),
-        float(teacher_scale),
-        0.0 if teacher_softcap is None else float(teacher_softcap),
-        WHOLE_VOCABULARY if vocab_valid is None else vocab_valid,
-    )
+    number, row_temperature = split_temperature(temperature, student_hidden.shape[:-1])
+    return {
+        "student_hidden": student_hidden,
+        "teacher_hidden": teacher_hidden.detach(),
+        "teacher_weight": teacher_weight.detach(),
+        "teacher_bias": None if teacher_bias is None else teacher_bias.detach(),
+        "row_temperature": row_temperature,
+        "kind": get_args(DivergenceKind).index(kind),
+        "beta": float(beta),
+        "temperature": number,
+        "student_scale": float(student_scale),
+        "student_softcap": 0.0 if student_softcap is None else float(student_softcap),
+        "teacher_scale": float(teacher_scale),
+        "teacher_softcap": 0.0 if teacher_softcap is None else float(teacher_softcap),
+        "vocab_valid": WHOLE_VOCABULARY if vocab_valid is None else vocab_valid,
+        **others,
+    }
 
 
 def _memory_plan(
@@ -328,22 +310,24 @@ def _memory_plan(
     budget = budget_bytes(memory_budget, student_hidden, student_weight, LOSS_BUDGET_MIN)
     if memory == "recompute" or not needs_gradient:
         return _NOT_CACHED, budget
-    logit_bytes, gradient_bytes, cache_kind = _row_bytes(
-        student_hidden.device,
-        *(
-            dtype_after_autocast(each, autocast=True)
-            for each in (student_hidden, student_weight, teacher_hidden, teacher_weight)
-        ),
-        _as_number(vocab),
+    row_bytes = _RowBytes(
+        *_row_bytes(
+            student_hidden.device,
+            *(
+                dtype_after_autocast(each, autocast=True)
+                for each in (student_hidden, student_weight, teacher_hidden, teacher_weight)
+            ),
+            _as_number(vocab),
+        )
     )
     if memory == "cached":
-        return cache_kind, budget
+        return row_bytes.cache_kind, budget
     rows = student_hidden.shape[:-1].numel()
-    left = budget - rows * gradient_bytes
+    left = budget - rows * row_bytes.gradient
     # A checkpoint runs the forward again, where it must save tensors of the same shapes.
-    if are_saved_tensors_hooked() or left < min(rows, _BLOCK_ROWS) * logit_bytes:
+    if are_saved_tensors_hooked() or left < min(rows, _BLOCK_ROWS) * row_bytes.logits:
         return _NOT_CACHED, budget
-    return cache_kind, left
+    return row_bytes.cache_kind, left
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -367,7 +351,12 @@ def _asked_row_bytes(
     teacher_weight: torch.dtype,
     vocab: int,
 ) -> tuple[int, int, int]:
-    logits, gradient, kind = torch.ops.logprobd.divergence_row_bytes(
-        device, hidden, weight, teacher_hidden, teacher_weight, vocab
+    row_bytes: tuple[int, int, int] = torch.ops.logprobd.divergence_row_bytes(
+        device,
+        hidden_dtype=hidden,
+        weight_dtype=weight,
+        teacher_hidden_dtype=teacher_hidden,
+        teacher_weight_dtype=teacher_weight,
+        columns=vocab,
     )
-    return logits, gradient, kind
+    return row_bytes

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from logprobd_ops._memory import ALL_ROWS, EXPONENTIALS, NOT_CACHED, LogitCache, Memory, logit_cache
+from logprobd_ops._memory import EXPONENTIALS, LogitCache, Memory, logit_cache
 from logprobd_ops._operator import (
     HiddenGradient,
     OutOfVocab,
+    VocabularyParallel,
     linear_logprob_arguments,
     load_library,
+    result_type,
 )
 from logprobd_ops._tensor_kinds import check_tensors
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 load_library()
+_Results = result_type("linear_logprob")
 
 
 class LinearLogprobOutput(NamedTuple):
@@ -175,66 +178,58 @@ def linear_logprob(
         IndexError: a target or a candidate is outside the vocabulary; the message names the row or the id.
         RuntimeError: another rank of the group failed.
     """
-    check_tensors(
-        hidden=hidden,
-        weight=weight,
-        target=target,
-        bias=bias,
+    check_tensors(weight_grad=weight_grad)
+    parallel = VocabularyParallel(
+        vocab_start=vocab_start,
+        vocab_valid=vocab_valid,
+        process_group=process_group,
+        sequence_parallel=sequence_parallel,
+        hidden_gradient=hidden_gradient,
+    )
+    arguments = linear_logprob_arguments(
+        hidden,
+        weight,
+        target,
+        bias,
+        parallel=parallel,
         temperature=temperature,
+        scale=scale,
+        softcap=softcap,
+        ignore_index=ignore_index,
+        need_entropy=need_entropy,
         mean_logit_weights=mean_logit_weights,
-        weight_grad=weight_grad,
+        out_of_vocab=out_of_vocab,
+        return_argmax=return_argmax,
+        return_mean_logit=return_mean_logit,
+        return_max_logit=return_max_logit,
+        return_min_logit=return_min_logit,
+        return_sum_p_squared=return_sum_p_squared,
+        return_target_rank=return_target_rank,
+        top_k=top_k,
         candidate_ids=candidate_ids,
         candidate_offsets=candidate_offsets,
+        hidden_splits=hidden_splits,
+        autocast=autocast,
     )
     cache = logit_cache(memory, memory_budget, hidden, weight, target, bias, autocast=autocast)
     if (return_sum_p_squared or return_target_rank) and cache.kind == EXPONENTIALS:
-        cache = LogitCache(NOT_CACHED, ALL_ROWS)
-    results = torch.ops.logprobd.linear_logprob(
-        *linear_logprob_arguments(
-            hidden,
-            weight,
-            target,
-            bias,
-            temperature=temperature,
-            scale=scale,
-            softcap=softcap,
-            ignore_index=ignore_index,
-            vocab_start=vocab_start,
-            vocab_valid=vocab_valid,
-            process_group=process_group,
-            sequence_parallel=sequence_parallel,
-            hidden_gradient=hidden_gradient,
-            need_entropy=need_entropy,
-            mean_logit_weights=mean_logit_weights,
-            out_of_vocab=out_of_vocab,
-            return_argmax=return_argmax,
-            return_mean_logit=return_mean_logit,
-            return_max_logit=return_max_logit,
-            return_min_logit=return_min_logit,
-            return_sum_p_squared=return_sum_p_squared,
-            return_target_rank=return_target_rank,
-            top_k=top_k,
-            candidate_ids=candidate_ids,
-            candidate_offsets=candidate_offsets,
-            keep_logits=cache.kind,
-            cached_rows=cache.rows,
-            hidden_splits=hidden_splits,
-            autocast=autocast,
-        ),
-        weight_grad,
-    )
-    logprob, entropy, lse, *others = results
-    is_requested = (
-        *(return_argmax, return_mean_logit, return_max_logit, return_min_logit),
-        *(return_sum_p_squared, return_target_rank),
-        *(top_k > 0, top_k > 0, candidate_ids is not None),
+        cache = LogitCache()
+    results = _Results(
+        *torch.ops.logprobd.linear_logprob(
+            **arguments, **cache.arguments(), weight_grad=weight_grad
+        )
     )
     return LinearLogprobOutput(
-        logprob,
-        entropy,
-        lse,
-        *[
-            score if is_wanted else None
-            for score, is_wanted in zip(others, is_requested, strict=False)
-        ],
+        logprob=results.logprob,
+        entropy=results.entropy,
+        lse=results.lse,
+        argmax=results.argmax if return_argmax else None,
+        mean_logit=results.mean_logit if return_mean_logit else None,
+        max_logit=results.max_logit if return_max_logit else None,
+        min_logit=results.min_logit if return_min_logit else None,
+        sum_p_squared=results.sum_p_squared if return_sum_p_squared else None,
+        target_rank=results.target_rank if return_target_rank else None,
+        top_k_ids=results.top_k_ids if top_k > 0 else None,
+        top_k_logprobs=results.top_k_logprobs if top_k > 0 else None,
+        candidate_logprobs=None if candidate_ids is None else results.candidate_logprobs,
     )

@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from logprobd_ops._memory import (
-    ALL_ROWS,
-    LOSS_BUDGET_MIN,
-    NOT_CACHED,
-    budget_bytes,
-    cache_kind,
-    gradients_needed,
-)
+from logprobd_ops._memory import LOSS_BUDGET_MIN, LogitCache, budget_bytes, cache_kind
 from logprobd_ops._operator import (
     OutOfVocab,
     check_head_options,
     linear_logprob_arguments,
     load_library,
+    needed_gradients,
+    result_type,
+    split_parallel,
 )
 from logprobd_ops._tensor_kinds import check_tensors
 
@@ -29,6 +25,7 @@ if TYPE_CHECKING:
     from logprobd_ops._operator import HeadOptions
 
 load_library()
+_Results = result_type("linear_logprob_loss")
 
 Reduction = Literal["sum", "mean"]
 
@@ -96,59 +93,56 @@ def linear_logprob_loss(
     backward pass.
     """
     check_head_options("linear_logprob_loss", head_options)
-    check_tensors(
-        hidden=hidden,
-        weight=weight,
-        target=target,
-        bias=bias,
-        temperature=head_options.get("temperature"),
-        mean_logit_weights=mean_logit_weights,
-        logprob_coef=logprob_coef,
-        entropy_coef=entropy_coef,
-        lse_coef=lse_coef,
-        mean_logit_coef=mean_logit_coef,
-    )
+    coefficients = {
+        "logprob": logprob_coef,
+        "entropy": entropy_coef,
+        "lse": lse_coef,
+        "mean_logit": mean_logit_coef,
+    }
+    check_tensors(**{f"{score}_coef": each for score, each in coefficients.items()})
     if reduction not in get_args(Reduction):
         raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
-    needs = gradients_needed(hidden, weight, bias)
-    coefficients = (logprob_coef, entropy_coef, lse_coef, mean_logit_coef)
-    results = torch.ops.logprobd.linear_logprob_loss(
-        *linear_logprob_arguments(
-            hidden,
-            weight,
-            target,
-            bias,
-            need_entropy=need_entropy,
-            mean_logit_weights=mean_logit_weights,
-            out_of_vocab=out_of_vocab,
-            return_argmax=return_argmax,
-            return_mean_logit=return_mean_logit,
-            return_max_logit=return_max_logit,
-            return_min_logit=return_min_logit,
-            keep_logits=(
-                cache_kind(hidden, weight, autocast=head_options.get("autocast", True))
-                if any(needs)
-                else NOT_CACHED
-            ),
-            cached_rows=ALL_ROWS,
-            **head_options,
-        ),
-        *(each if isinstance(each, Tensor) else None for each in coefficients),
-        [_factor(each) for each in coefficients],
-        reduction == "mean",
-        needs,
-        budget_bytes(memory_budget, hidden, weight, LOSS_BUDGET_MIN),
+    parallel, others = split_parallel({**head_options})
+    arguments = linear_logprob_arguments(
+        hidden,
+        weight,
+        target,
+        bias,
+        parallel=parallel,
+        need_entropy=need_entropy,
+        mean_logit_weights=mean_logit_weights,
+        out_of_vocab=out_of_vocab,
+        return_argmax=return_argmax,
+        return_mean_logit=return_mean_logit,
+        return_max_logit=return_max_logit,
+        return_min_logit=return_min_logit,
+        **others,
     )
-    loss, logprob, entropy, lse, argmax, mean_logit, max_logit, min_logit, *_ = results
+    needs = needed_gradients(hidden, weight, bias)
+    cache = LogitCache()
+    if any(needs.values()):
+        cache = LogitCache(cache_kind(hidden, weight, autocast=head_options.get("autocast", True)))
+    for score, coefficient in coefficients.items():
+        arguments[f"{score}_coef"] = coefficient if isinstance(coefficient, Tensor) else None
+        arguments[f"{score}_factor"] = _factor(coefficient)
+    results = _Results(
+        *torch.ops.logprobd.linear_logprob_loss(
+            **arguments,
+            **cache.arguments(),
+            **needs,
+            is_mean=reduction == "mean",
+            cache_bytes=budget_bytes(memory_budget, hidden, weight, LOSS_BUDGET_MIN),
+        )
+    )
     return LinearLogprobLossOutput(
-        loss,
-        logprob,
-        entropy,
-        lse,
-        argmax if return_argmax else None,
-        mean_logit if return_mean_logit else None,
-        max_logit if return_max_logit else None,
-        min_logit if return_min_logit else None,
+        loss=results.loss,
+        logprob=results.logprob,
+        entropy=results.entropy,
+        lse=results.lse,
+        argmax=results.argmax if return_argmax else None,
+        mean_logit=results.mean_logit if return_mean_logit else None,
+        max_logit=results.max_logit if return_max_logit else None,
+        min_logit=results.min_logit if return_min_logit else None,
     )
 
 

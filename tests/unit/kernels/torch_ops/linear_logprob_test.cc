@@ -5,9 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <dlfcn.h>
 
-#include <optional>
-#include <string_view>
-#include <tuple>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -15,33 +15,29 @@ namespace logprobd::torch_ops {
 namespace {
 
 using at::Tensor;
-using MaybeTensor = std::optional<Tensor>;
-using Three = std::tuple<Tensor, Tensor, Tensor>;
-/// logprob, entropy and lse, and eleven other results.
-using Scores =
-    decltype(std::tuple_cat(Three(), Three(), Three(), Three(), std::tuple<Tensor, Tensor>()));
-using LinearLogprob = Scores(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
-                             const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                             const MaybeTensor&, double, double, double, int64_t, int64_t, int64_t,
-                             std::string_view, bool, bool, bool, bool, bool, bool, bool, bool, bool,
-                             bool, int64_t, int64_t, int64_t, bool, int64_t, bool,
-                             const MaybeTensor&);
+using Values = std::map<std::string, c10::IValue>;
 
-Scores Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
-  const auto score = c10::Dispatcher::singleton()
-                         .findSchemaOrThrow("logprobd::linear_logprob", "")
-                         .typed<LinearLogprob>();
-  return score.call(
-      hidden, weight, target, /*bias=*/std::nullopt, /*row_temperature=*/std::nullopt,
-      /*mean_logit_weights=*/std::nullopt, /*candidate_ids=*/std::nullopt,
-      /*candidate_offsets=*/std::nullopt, /*temperature=*/0.5, /*scale=*/1, /*softcap=*/0,
-      /*ignore_index=*/-100, /*vocab_start=*/0, /*vocab_valid=*/-1, /*group=*/"",
-      /*sequence_parallel=*/false, /*partial_hidden_gradient=*/false,
-      /*out_of_vocab_is_zero=*/false, /*need_entropy=*/true,
-      /*need_argmax=*/false, /*need_mean_logit=*/false, /*need_max_logit=*/false,
-      /*need_min_logit=*/false, /*need_sum_p_squared=*/false, /*need_target_rank=*/false,
-      /*top_k=*/0, /*keep_logits=*/0, /*cached_rows=*/-1, /*autocast=*/true,
-      /*hidden_splits=*/2, /*need_gradients=*/false, /*weight_grad=*/std::nullopt);
+/// Returns the operator's results by their names.
+Values Score(const Tensor& hidden, const Tensor& weight, const Tensor& target) {
+  const Values given = {
+      {"hidden", hidden},  {"weight", weight}, {"target", target},     {"temperature", 0.5},
+      {"scale", 1.0},      {"softcap", 0.0},   {"ignore_index", -100}, {"vocab_start", 0},
+      {"vocab_valid", -1}, {"group", ""},      {"need_entropy", true}, {"autocast", true},
+      {"top_k", 0},        {"keep_logits", 0}, {"cached_rows", -1},    {"hidden_splits", 2}};
+  const auto score = c10::Dispatcher::singleton().findSchemaOrThrow("logprobd::linear_logprob", "");
+  std::vector<c10::IValue> stack;
+  for (const c10::Argument& argument : score.schema().arguments()) {
+    const auto found = given.find(argument.name());
+    const bool is_flag = argument.type()->kind() == c10::TypeKind::BoolType;
+    const c10::IValue absent = is_flag ? c10::IValue(false) : c10::IValue();
+    stack.push_back(found == given.end() ? absent : found->second);
+  }
+  score.callBoxed(stack);
+  Values results;
+  for (size_t i = 0; i < stack.size(); ++i) {
+    results[score.schema().returns()[i].name()] = stack[i];
+  }
+  return results;
 }
 
 class LinearLogprobTest : public ::testing::Test {
@@ -59,8 +55,8 @@ TEST_F(LinearLogprobTest, TheLoadedLibraryComputesScoresAndGradients) {
   const Tensor picked = log_p.gather(1, target.unsqueeze(1)).squeeze(1);
   const Tensor truth = (picked - (log_p.exp() * log_p).sum(1)).sum();
 
-  const Scores scores = Score(hidden, weight, target);
-  const Tensor loss = (std::get<0>(scores) + std::get<1>(scores)).sum();
+  const Values scores = Score(hidden, weight, target);
+  const Tensor loss = (scores.at("logprob").toTensor() + scores.at("entropy").toTensor()).sum();
 
   EXPECT_TRUE(at::allclose(loss, truth, 1e-10, 1e-10));
   loss.backward();

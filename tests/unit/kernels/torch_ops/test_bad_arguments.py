@@ -13,6 +13,7 @@ from logprobd_ops import (
     linear_logprob_loss,
 )
 from logprobd_ops.linear_logprob import linear_logprob
+from raw_operator import raw_arguments
 from score_cases import EVERY_SCORE, exact_case
 
 BAD_ARGUMENTS = {
@@ -190,3 +191,31 @@ def test_an_unknown_memory_is_refused_with_the_values_that_exist(function, memor
 def test_a_budget_that_is_no_number_of_bytes_is_named(function, budget):
     with pytest.raises(ValueError, match=f"^memory_budget is {budget}: it must "):
         function(*exact_case()[:3], memory_budget=budget)
+
+
+OPERATORS = (
+    "linear_logprob",
+    "linear_logprob_backward",
+    "linear_logprob_backward_into",
+    "linear_logprob_loss",
+    "linear_divergence",
+    "linear_divergence_backward",
+    "linear_divergence_loss",
+)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_an_operator_takes_only_tensors_by_position(operator):
+    schema = getattr(torch.ops.logprobd, operator).default._schema
+
+    by_position = [str(each.type) for each in schema.arguments if not each.kwarg_only]
+
+    assert set(by_position) <= {"Tensor"}
+    assert len({each.name for each in schema.returns}) == len(schema.returns)
+
+
+def test_a_flag_by_position_is_an_error():
+    arguments = raw_arguments(torch.ones(6, 8), torch.ones(20, 8), torch.zeros(6).long())
+
+    with pytest.raises(RuntimeError, match="linear_logprob"):
+        torch.ops.logprobd.linear_logprob(*arguments.values(), None)

@@ -481,15 +481,36 @@ def test_compiled_functions_give_the_bits_of_eager_ones(memory):
 @pytest.mark.parametrize("vocab_valid", (-1, 150))
 def test_traced_shapes_are_the_real_ones(keep_gradient, vocab_valid):
     case = [each.detach().float() for each in make_case()]
-    options = (0, 0.5, 1.0, 1.0, 0.0, 1.0, 0.0, vocab_valid, keep_gradient, 1 << 20)
+    options = {
+        "kind": 0,
+        "beta": 0.5,
+        "temperature": 1.0,
+        "student_scale": 1.0,
+        "student_softcap": 0.0,
+        "teacher_scale": 1.0,
+        "teacher_softcap": 0.0,
+        "vocab_valid": vocab_valid,
+        "block_bytes": 1 << 20,
+        **dict.fromkeys(("student_bias", "teacher_bias", "mask", "row_temperature")),
+    }
 
     def call(student_hidden, student_weight, teacher_hidden, teacher_weight):
-        student, teacher = (student_hidden, student_weight), (teacher_hidden, teacher_weight)
-        inputs = (*student, None, *teacher, None, None, None)
-        rows = torch.ops.logprobd.linear_divergence(*inputs, *options)
-        kept = (0, *options[-1:])
+        arguments = {
+            "student_hidden": student_hidden,
+            "student_weight": student_weight,
+            "teacher_hidden": teacher_hidden,
+            "teacher_weight": teacher_weight,
+            **options,
+        }
+        rows = torch.ops.logprobd.linear_divergence(**arguments, keep_gradient=keep_gradient)
         loss = torch.ops.logprobd.linear_divergence_loss(
-            *inputs, *options[:-2], *kept, None, True, [True, True, False]
+            **arguments,
+            keep_gradient=0,
+            row_weights=None,
+            is_mean=True,
+            needs_d_hidden=True,
+            needs_d_weight=True,
+            needs_d_bias=False,
         )
         return (*rows, *loss)
 

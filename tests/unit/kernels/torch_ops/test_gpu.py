@@ -10,14 +10,19 @@ from gpu_cases import IGNORED, make_case, memory_limited_to, release_memory
 from linear_logprob_reference import reference, seeded
 from logprobd_ops import linear_cross_entropy
 from logprobd_ops._memory import logit_cache
-from logprobd_ops._operator import linear_logprob_arguments
 from logprobd_ops.linear_logprob import linear_logprob
+from raw_operator import raw_arguments
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_fused_kernels = pytest.mark.skipif(
     torch.cuda.is_available()
-    and not torch.ops.logprobd.is_fused(torch.device("cuda"), torch.bfloat16, torch.bfloat16, 64),
+    and not torch.ops.logprobd.is_fused(
+        torch.device("cuda"),
+        hidden_dtype=torch.bfloat16,
+        weight_dtype=torch.bfloat16,
+        hidden_size=64,
+    ),
     reason="needs the fused kernels",
 )
 
@@ -282,7 +287,11 @@ def test_the_fused_operator_passes_opcheck(keep_logits):
     hidden, weight, target = make_case()
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
-        (*linear_logprob_arguments(hidden, weight, target, keep_logits=keep_logits), None),
+        args=(),
+        kwargs={
+            **raw_arguments(hidden, weight, target, keep_logits=keep_logits),
+            "weight_grad": None,
+        },
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
@@ -483,27 +492,29 @@ def test_free_memory_includes_what_torch_holds_unused():
     fragments = torch.cuda.memory_stats()["inactive_split_bytes.all.current"]
     unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - fragments
     of_device, _ = torch.cuda.mem_get_info()
-    before = free_bytes(0, plenty)
+    before = free_bytes(0, enough=plenty)
     held = torch.empty(gib, dtype=torch.uint8, device="cuda")
-    meanwhile = free_bytes(0, plenty)
+    meanwhile = free_bytes(0, enough=plenty)
     del held
 
     assert abs(before - of_device - unused) <= gib // 4
     assert abs(before - meanwhile - gib) <= gib // 32
-    assert abs(before - free_bytes(0, plenty)) <= gib // 32
-    assert free_bytes(0, 1) >= gib  # Torch itself holds enough unused memory.
+    assert abs(before - free_bytes(0, enough=plenty)) <= gib // 32
+    assert free_bytes(0, enough=1) >= gib  # Torch itself holds enough unused memory.
 
 
 def test_fragments_of_what_torch_holds_are_not_free_memory():
     gib, plenty = 1 << 30, 1 << 60
     release_memory()
     whole = torch.empty(4 * gib, dtype=torch.uint8, device="cuda")
-    before = torch.ops.logprobd.free_bytes(0, plenty)
+    before = torch.ops.logprobd.free_bytes(0, enough=plenty)
     del whole
     _held = torch.empty(gib, dtype=torch.uint8, device="cuda")  # in the same segment
 
-    assert abs(torch.ops.logprobd.free_bytes(0, plenty) - before) <= gib // 32
-    assert 3 * gib <= torch.ops.logprobd.free_bytes(0, 1) < 4 * gib  # the rest of the segment
+    assert abs(torch.ops.logprobd.free_bytes(0, enough=plenty) - before) <= gib // 32
+    assert (
+        3 * gib <= torch.ops.logprobd.free_bytes(0, enough=1) < 4 * gib
+    )  # the rest of the segment
 
 
 def test_the_upstream_gradient_of_a_mean_loss_scales_the_gradients_of_the_forward():

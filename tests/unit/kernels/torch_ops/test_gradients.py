@@ -286,7 +286,7 @@ def test_a_gradient_that_is_not_needed_has_no_elements(needs):
     upstream = dict(zip(OUTPUTS, upstream_of(11), strict=True))
 
     computed = torch.ops.logprobd.linear_logprob_backward(
-        *backward_arguments(upstream, saved, *inputs, needs=needs)
+        **backward_arguments(upstream, saved, *inputs, needs=needs)
     )
 
     assert [gradient.numel() > 0 for gradient in computed] == list(needs)

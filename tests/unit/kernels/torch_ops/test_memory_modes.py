@@ -311,7 +311,13 @@ def test_the_library_knows_the_size_of_the_cache(keep_logits, vocab, dtype):
     row_bytes = cache_of(case, keep_logits).nbytes // 7
     budget = 3 << 40
 
-    rows = torch.ops.logprobd.cacheable_rows(keep_logits, dtype, dtype, vocab, budget)
+    rows = torch.ops.logprobd.cacheable_rows(
+        keep_logits=keep_logits,
+        hidden_dtype=dtype,
+        weight_dtype=dtype,
+        weight_rows=vocab,
+        budget_bytes=budget,
+    )
 
     # Beside exponentials, a block of 208 MiB fits, and rows are whole tiles of 256.
     spare = budget - rows * row_bytes
@@ -321,7 +327,10 @@ def test_the_library_knows_the_size_of_the_cache(keep_logits, vocab, dtype):
 
 def test_the_fused_kernels_do_not_support_a_cpu():
     cpu = torch.device("cpu")
-    assert not torch.ops.logprobd.is_fused(cpu, torch.bfloat16, torch.bfloat16, 64)
+    bf16 = torch.bfloat16
+    assert not torch.ops.logprobd.is_fused(
+        cpu, hidden_dtype=bf16, weight_dtype=bf16, hidden_size=64
+    )
 
 
 @pytest.mark.parametrize("needed", (0, 1, 2))
@@ -343,7 +352,7 @@ def test_nothing_is_cached_if_no_backward_can_follow(monkeypatch):
     monkeypatch.setattr(
         torch.ops.logprobd,
         "linear_logprob",
-        lambda *arguments: seen.append(operator(*arguments)[-1].numel()) or operator(*arguments),
+        lambda **arguments: seen.append(operator(**arguments)[-1].numel()) or operator(**arguments),
     )
 
     with torch.no_grad():
@@ -363,7 +372,7 @@ class OnGpu(NamedTuple):
 def fake_gpu(monkeypatch, *, free_bytes: int, fraction: float = 1.0) -> None:
     """Replaces the GPU that budget_bytes asks: it has 100 GiB, of which PyTorch has allocated 18 GiB and cannot return
     another 2 GiB."""
-    monkeypatch.setattr(torch.ops.logprobd, "free_bytes", lambda *_: free_bytes)
+    monkeypatch.setattr(torch.ops.logprobd, "free_bytes", lambda *_, **__: free_bytes)
     fakes = {
         "get_per_process_memory_fraction": fraction,
         "memory_stats": {
@@ -522,7 +531,8 @@ def test_the_backward_operator_passes_opcheck_with_cached_logits():
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward.default,
-        backward_arguments(upstream, saved, *inputs, keep_logits=1),
+        args=(),
+        kwargs=backward_arguments(upstream, saved, *inputs, keep_logits=1),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -554,7 +564,7 @@ def test_a_cache_of_another_format_raises(cache):
     )
 
     with pytest.raises(ValueError, match="cache is"):
-        torch.ops.logprobd.linear_logprob_backward(*arguments)
+        torch.ops.logprobd.linear_logprob_backward(**arguments)
 
 
 # Losses.

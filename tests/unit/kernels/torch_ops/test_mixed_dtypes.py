@@ -167,7 +167,12 @@ def test_any_layout_of_hidden(layout, hidden_dtype):
 
 needs_fused = pytest.mark.skipif(
     not torch.cuda.is_available()
-    or not torch.ops.logprobd.is_fused(torch.device("cuda"), torch.bfloat16, torch.bfloat16, 64),
+    or not torch.ops.logprobd.is_fused(
+        torch.device("cuda"),
+        hidden_dtype=torch.bfloat16,
+        weight_dtype=torch.bfloat16,
+        hidden_size=64,
+    ),
     reason="needs the fused kernels",
 )
 
@@ -176,8 +181,9 @@ needs_fused = pytest.mark.skipif(
 @pytest.mark.parametrize("hidden_dtype", HIDDEN_DTYPES)
 def test_gpus_with_fused_kernels_use_them(hidden_dtype):
     device = torch.device("cuda")
-    assert torch.ops.logprobd.is_fused(device, hidden_dtype, torch.bfloat16, 64)
-    assert torch.ops.logprobd.slow_path_reason(device, hidden_dtype, torch.bfloat16, 64) == ""
+    inputs = {"hidden_dtype": hidden_dtype, "weight_dtype": torch.bfloat16, "hidden_size": 64}
+    assert torch.ops.logprobd.is_fused(device, **inputs)
+    assert torch.ops.logprobd.slow_path_reason(device, **inputs) == ""
 
 
 @needs_fused
@@ -193,8 +199,9 @@ def test_gpus_with_fused_kernels_use_them(hidden_dtype):
 )
 def test_the_reason_of_the_slow_path_says_what_to_change(hidden, weight, size, remedy):
     device = torch.device("cuda")
-    assert not torch.ops.logprobd.is_fused(device, hidden, weight, size)
-    assert remedy in torch.ops.logprobd.slow_path_reason(device, hidden, weight, size)
+    inputs = {"hidden_dtype": hidden, "weight_dtype": weight, "hidden_size": size}
+    assert not torch.ops.logprobd.is_fused(device, **inputs)
+    assert remedy in torch.ops.logprobd.slow_path_reason(device, **inputs)
 
 
 @needs_fused

@@ -526,7 +526,7 @@ def differentiate_another_cache(rank: int, _size: int, given: dict, borders: lis
     if rank == 1:
         saved["cache"] = saved["cache"][:, 1:]
     torch.ops.logprobd.linear_logprob_backward(
-        *backward_arguments({"logprob": torch.ones(ROWS)}, saved, *inputs, **options)
+        **backward_arguments({"logprob": torch.ones(ROWS)}, saved, *inputs, **options)
     )
 
 

@@ -19,7 +19,7 @@ from gradient_cases import (
 )
 from linear_logprob_reference import requested
 from logprobd_ops import linear_logprob, linear_logprob_loss
-from logprobd_ops._operator import linear_logprob_arguments
+from raw_operator import raw_arguments
 from torch import Tensor
 
 NAMES = ("logprob_coef", "entropy_coef", "lse_coef", "mean_logit_coef")
@@ -412,8 +412,8 @@ def test_a_compiled_caller_gets_the_bits_of_eager(backend, is_dynamic):
         )
 
 
-def raw_arguments(case: Case, needs: list[bool]) -> tuple:
-    arguments = linear_logprob_arguments(
+def arguments_of_loss(case: Case, *, needs: bool) -> dict:
+    arguments = raw_arguments(
         *case,
         temperature=0.75,
         scale=1.5,
@@ -421,8 +421,12 @@ def raw_arguments(case: Case, needs: list[bool]) -> tuple:
         return_mean_logit=True,
         keep_logits=1,
     )
-    coefficients = (*upstream_of(11, torch.float32), [1.0, 0.5, 1.0, -2.0], False)
-    return (*arguments, *coefficients, needs, 3 * 200 * 4)
+    scores = ("logprob", "entropy", "lse", "mean_logit")
+    values, factors = upstream_of(11, torch.float32), (1.0, 0.5, 1.0, -2.0)
+    for name, value, factor in zip(scores, values, factors, strict=True):
+        arguments |= {f"{name}_coef": value, f"{name}_factor": factor}
+    arguments |= {f"needs_d_{name}": needs for name in ("hidden", "weight", "bias")}
+    return {**arguments, "is_mean": False, "cache_bytes": 3 * 200 * 4}
 
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -444,7 +448,8 @@ def test_the_operator_passes_opcheck(needs_grad, check):
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_loss.default,
-        raw_arguments(case, [needs_grad] * 3),
+        args=(),
+        kwargs=arguments_of_loss(case, needs=needs_grad),
         test_utils=check,
     )
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch._dynamo.testing
 from linear_logprob_reference import requested, seeded
-from logprobd_ops._operator import linear_logprob_arguments
 from logprobd_ops.linear_logprob import linear_logprob
-from raw_operator import backward_arguments, raw_scores
+from raw_operator import backward_arguments, raw_arguments, raw_scores
 from score_cases import EVERY_SCORE
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -41,17 +40,16 @@ def make_case(rows=12, size=17, vocab=257, dtype=torch.float32, needs_grad=True,
     return Case(leaves[0], leaves[1], target, leaves[2], torch.linspace(0.3, 2, rows))
 
 
-def raw_arguments(
+def arguments_of(
     case: Case,
     *,
     bias=True,
     row_temperature=False,
     mean_logit_weights=False,
     **options,
-) -> tuple:
-    """Returns the arguments of torch.ops.logprobd.linear_logprob, without weight_grad. `options` are those of
-    linear_logprob_arguments."""
-    return linear_logprob_arguments(
+) -> dict:
+    """Returns the arguments of torch.ops.logprobd.linear_logprob. `options` are those of raw_arguments."""
+    arguments = raw_arguments(
         *case[:3],
         case.bias if bias else None,
         temperature=case.temperature if row_temperature else 0.75,
@@ -61,6 +59,7 @@ def raw_arguments(
         else None,
         **options,
     )
+    return {**arguments, "weight_grad": None}
 
 
 SAMPLES = {
@@ -95,7 +94,8 @@ def test_the_operator_passes_opcheck(sample, needs_grad, check):
 
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
-        (*raw_arguments(case, **options), None),
+        args=(),
+        kwargs=arguments_of(case, **options),
         test_utils=check,
     )
 
@@ -104,11 +104,12 @@ def test_the_operator_passes_opcheck(sample, needs_grad, check):
 def test_the_operator_passes_opcheck_in_other_dtypes(dtype):
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob.default,
-        (*raw_arguments(make_case(dtype=dtype)), None),
+        args=(),
+        kwargs=arguments_of(make_case(dtype=dtype)),
     )
 
 
-def raw_backward_arguments(needs) -> tuple:
+def raw_backward_arguments(needs) -> dict:
     inputs, options = make_case(needs_grad=False)[:4], {"temperature": 0.75, "scale": 1.5}
     saved = raw_scores(*inputs, **options) | {"cache": None}
     upstream = {"logprob": torch.linspace(-1, 1, 12), "entropy": torch.linspace(1, 2, 12)}
@@ -119,7 +120,8 @@ def raw_backward_arguments(needs) -> tuple:
 def test_the_backward_operator_passes_opcheck(needs):
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward.default,
-        raw_backward_arguments(needs),
+        args=(),
+        kwargs=raw_backward_arguments(needs),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -127,7 +129,8 @@ def test_the_backward_operator_passes_opcheck(needs):
 def test_the_accumulating_backward_operator_passes_opcheck():
     torch.library.opcheck(
         torch.ops.logprobd.linear_logprob_backward_into.default,
-        (*raw_backward_arguments((True, True, True)), torch.ones(257, 17)),
+        args=(torch.ones(257, 17),),
+        kwargs=raw_backward_arguments((True, True, True)),
         test_utils=("test_schema", "test_faketensor"),
     )
 
