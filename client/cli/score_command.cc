@@ -151,120 +151,83 @@ int RunScore(const ScoreOptions& options, const CommandStreams& streams) {
 }
 
 void AddInputOptions(CLI::App& command, ScoreFiles& files) {
-  const std::string group = "Input";
+  command.option_defaults()->group("Input")->always_capture_default();
   CLI::Option* input = command.add_option("input", files.input,
                                           "A .safetensors file with hidden states and targets");
   CLI::Option* hidden = command.add_option(
       "--hidden", files.hidden, "Hidden states, [..., hidden_size]: .npy or .safetensors");
   CLI::Option* targets = command.add_option(
       "--targets", files.targets, "Token ids (int32 or int64), one per row: .npy or .safetensors");
-  hidden->needs(targets)->group(group);
-  targets->needs(hidden)->group(group);
+  hidden->needs(targets);
+  targets->needs(hidden);
   hidden->excludes(input);
-  command
-      .add_option("--hidden-name", files.hidden_name, "Name of the tensor with the hidden states")
-      ->capture_default_str()
-      ->group(group);
-  command.add_option("--targets-name", files.targets_name, "Name of the tensor with the targets")
-      ->capture_default_str()
-      ->group(group);
+  command.add_option("--hidden-name", files.hidden_name,
+                     "Name of the tensor with the hidden states");
+  command.add_option("--targets-name", files.targets_name, "Name of the tensor with the targets");
   command
       .add_option("--dtype", files.dtype,
                   "Type of the hidden states if the file stores them as uint16")
-      ->check(CLI::IsMember({"bf16", "f16", "f32"}))
-      ->group(group);
-  command
-      .add_option("--segments", files.segments,
-                  "Row offsets [segments + 1] of the segments whose logprobs are summed: .npy, "
-                  ".safetensors or text")
-      ->group(group);
-  command
-      .add_option("--row-temperatures", files.row_temperatures,
-                  "Temperatures [rows], one per row: .npy, .safetensors or text")
-      ->group(group);
+      ->check(CLI::IsMember({"bf16", "f16", "f32"}));
+  command.add_option("--segments", files.segments,
+                     "Row offsets [segments + 1] of the segments whose logprobs are summed: .npy, "
+                     ".safetensors or text");
+  command.add_option("--row-temperatures", files.row_temperatures,
+                     "Temperatures [rows], one per row: .npy, .safetensors or text");
   CLI::Option* candidates = command
                                 .add_option("--candidates", files.candidates,
                                             "Token ids to score on every row, for example 1,2,3")
                                 ->delimiter(',')
                                 ->allow_extra_args(false)
-                                ->group(group);
+                                ->default_str("");
   CLI::Option* candidate_ids =
       command
           .add_option(
               "--candidate-ids", files.candidate_ids,
               "Token ids to score per row: [rows, k], or a flat list with --candidate-offsets")
-          ->excludes(candidates)
-          ->group(group);
+          ->excludes(candidates);
   command
       .add_option("--candidate-offsets", files.candidate_offsets,
                   "Offsets [rows + 1] of each row's ids in the flat list")
-      ->needs(candidate_ids)
-      ->group(group);
+      ->needs(candidate_ids);
 }
 
 void AddRequestOptions(CLI::App& command, ScoreOptions& options) {
-  const std::string group = "Scoring";
+  command.option_defaults()->group("Scoring")->always_capture_default();
   command
       .add_option(
           "--outputs", options.outputs,
           absl::StrCat("Scores to return: any of ", absl::StrJoin(OutputNames(), ", "), ", all"))
       ->delimiter(',')
-      ->allow_extra_args(false)
-      ->capture_default_str()
-      ->group(group);
-  command
-      .add_option("--temperature", options.args.temperature,
-                  "Temperature by which the logits are divided")
-      ->capture_default_str()
-      ->group(group);
-  command
-      .add_option("--entropy-temperature", options.entropy_temperature,
-                  "Temperature of the entropy; by default the temperature of the row")
-      ->group(group);
-  command
-      .add_option("--ignore-index", options.args.ignore_index,
-                  "Target id that marks a row as ignored: it is not scored")
-      ->capture_default_str()
-      ->group(group);
+      ->allow_extra_args(false);
+  command.add_option("--temperature", options.args.temperature,
+                     "Temperature by which the logits are divided");
+  command.add_option("--entropy-temperature", options.entropy_temperature,
+                     "Temperature of the entropy; by default the temperature of the row");
+  command.add_option("--ignore-index", options.args.ignore_index,
+                     "Target id that marks a row as ignored: it is not scored");
   command.add_option("--top-k", options.args.top_k, "Number of most likely ids to return per row")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
-      ->group(group);
-  command
-      .add_option("--head", options.args.head,
-                  "Name of the head; optional if the server has only one head")
-      ->group(group);
-  command
-      .add_option("--weights-version", options.args.weights_version,
-                  "Version of the weights that must be live; 0 accepts any version")
-      ->capture_default_str()
-      ->group(group);
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--head", options.args.head,
+                     "Name of the head; optional if the server has only one head");
+  command.add_option("--weights-version", options.args.weights_version,
+                     "Version of the weights that must be live; 0 accepts any version");
   command
       .add_option("--priority", options.priority, "Priority of the request in the server's queue")
-      ->check(CLI::IsMember({"high", "normal", "low"}))
-      ->capture_default_str()
-      ->group(group);
-  command
-      .add_flag("--reject-nonfinite", options.args.reject_nonfinite,
-                "Fail if the scores of a row are NaN or Inf")
-      ->group(group);
-  command.add_option("--request-id", options.args.request_id, "Request id for the server's log")
-      ->group(group);
-  command
-      .add_option("--traceparent", options.args.traceparent,
-                  "W3C traceparent of the span to which the call belongs")
-      ->group(group);
+      ->check(CLI::IsMember({"high", "normal", "low"}));
+  command.add_flag("--reject-nonfinite", options.args.reject_nonfinite,
+                   "Fail if the scores of a row are NaN or Inf");
+  command.add_option("--request-id", options.args.request_id, "Request id for the server's log");
+  command.add_option("--traceparent", options.args.traceparent,
+                     "W3C traceparent of the span to which the call belongs");
+  command.option_defaults()->group("Connection");
   command
       .add_option("--max-inflight", options.max_inflight, "Maximum number of requests in flight")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str()
-      ->group("Connection");
+      ->check(CLI::Range(1, 1024));
   command
       .add_option("--retries", options.retries,
                   "Maximum number of times that a request is sent again. By default 7, and until "
                   "the timeout while the server is overloaded")
-      ->check(CLI::Range(0, 100))
-      ->group("Connection");
+      ->check(CLI::Range(0, 100));
 }
 
 }  // namespace
@@ -275,20 +238,15 @@ void AddScoreCommand(CLI::App& app, CommandState& state) {
   AddCommonOptions(*command, options->common);
   AddInputOptions(*command, options->files);
   AddRequestOptions(*command, *options);
+  command->option_defaults()->group("Output");
   command
       ->add_option("--format", options->format,
                    "Output format: jsonl, or npy with one file per output")
-      ->check(CLI::IsMember({"jsonl", "npy"}))
-      ->capture_default_str()
-      ->group("Output");
-  command
-      ->add_option("--output", options->output,
-                   "File for jsonl (default: standard output) or folder for npy")
-      ->group("Output");
-  command
-      ->add_flag("--trace", options->args.trace,
-                 "Add a line for each request with the times of the server's stages, for jsonl")
-      ->group("Output");
+      ->check(CLI::IsMember({"jsonl", "npy"}));
+  command->add_option("--output", options->output,
+                      "File for jsonl (default: standard output) or folder for npy");
+  command->add_flag("--trace", options->args.trace,
+                    "Add a line for each request with the times of the server's stages, for jsonl");
   command->footer(
       "The hidden states are the input of the head, that is the output of the final norm: "
       "last_hidden_state (hidden_states[-1]) of Hugging Face models. The target of row i is the "

@@ -85,16 +85,11 @@ void ProgressLine::Clear() {
 
 DelayedNotice::DelayedNotice(std::ostream& out, std::string text, absl::Duration delay)
     : thread_([this, &out, text = std::move(text), delay] {
-        const absl::MutexLock lock(&mutex_);
-        if (mutex_.AwaitWithTimeout(absl::Condition(&is_over_), delay)) return;
-        out << text << std::endl;
+        if (!over_.WaitForNotificationWithTimeout(delay)) out << text << std::endl;
       }) {}
 
 DelayedNotice::~DelayedNotice() {
-  {
-    const absl::MutexLock lock(&mutex_);
-    is_over_ = true;
-  }
+  over_.Notify();
   thread_.join();
 }
 

@@ -8,9 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 namespace logprobd::client {
@@ -69,8 +68,7 @@ class DelayedNotice {
   DelayedNotice& operator=(const DelayedNotice&) = delete;
 
  private:
-  absl::Mutex mutex_;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Notification over_;
   std::thread thread_;
 };
 

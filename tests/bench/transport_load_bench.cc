@@ -133,9 +133,8 @@ struct Rows {
     client::Head head;
     head.hidden_size = kHidden;
     head.vocab_size = 151'936;
-    client::HeapRowMemory memory;
     LOGPROBD_ASSIGN_OR_RETURN(RowPool pool,
-                              RowPool::Create(head, client::Dtype::kBf16, kMessageRows, 1, memory));
+                              RowPool::Create(head, client::Dtype::kBf16, kMessageRows, 1));
     Rows rows = {.pool = std::move(pool), .checksums = {}};
     for (int64_t row = 0; row < rows.pool.distinct_rows(); ++row) {
       rows.checksums.push_back(
@@ -195,7 +194,7 @@ class RoundObserver final : public client::LoadObserver {
 /// A target and its load, measured round by round.
 struct Contender {
   client::LoadTarget* target = nullptr;
-  client::RowMemory* memory = nullptr;  ///< Memory of fresh rows.
+  client::Client* sharing = nullptr;    ///< Client whose memory holds fresh rows, or the heap.
   const ServerChild* server = nullptr;  ///< Process whose CPU time is measured.
   LoadPlan plan;
   std::vector<double> rates = {};       ///< GB/s of each round; 1 GB is 1e9 bytes.
@@ -204,10 +203,13 @@ struct Contender {
 
   absl::Status RunRound(const Rows& rows) {
     RoundObserver observer(*server, rows);
+    const auto allocate = [this](int64_t bytes) {
+      return sharing == nullptr ? client::AllocateHeapRows(bytes) : sharing->AllocateRows(bytes);
+    };
     LOGPROBD_ASSIGN_OR_RETURN(const client::LoadMeasurement measurement,
                               client::RunLoad({.target = *target,
                                                .pool = rows.pool,
-                                               .memory = *memory,
+                                               .allocate = allocate,
                                                .request = {},
                                                .observer = observer},
                                               plan));
@@ -284,20 +286,16 @@ absl::Status MeasureTcp(const Flags& flags, const Servers& servers, int channels
   options.transport = client::TransportChoice::kTcp;  // the default is shared memory on one host
   LOGPROBD_ASSIGN_OR_RETURN(const auto client, client::Client::Create(options));
   client::ClientTarget service(*client);
-  client::ClientRowMemory fresh_memory(*client);
-  client::HeapRowMemory heap;
   BareGrpcTarget bare(servers.sink->address(), channels);
   const int in_flight = channels * kMessagesPerChannel;
   Contender same = {.target = &service,
-                    .memory = &heap,
                     .server = servers.null.get(),
                     .plan = PlanOf(flags.seconds, in_flight, 1, /*fresh=*/false)};
   Contender fresh = {.target = &service,
-                     .memory = &fresh_memory,
+                     .sharing = client.get(),
                      .server = servers.null.get(),
                      .plan = PlanOf(flags.seconds, in_flight, kWriters, /*fresh=*/true)};
   Contender sink = {.target = &bare,
-                    .memory = &heap,
                     .server = servers.sink.get(),
                     .plan = PlanOf(flags.seconds, in_flight, 1, /*fresh=*/false)};
   LOGPROBD_RETURN_IF_ERROR(RunRounds(flags.common.rounds, servers.rows, {&same, &fresh, &sink}));
@@ -316,15 +314,12 @@ absl::Status MeasureSharedMemory(const Flags& flags, const Servers& servers,
   options.transport = client::TransportChoice::kSharedMemory;
   LOGPROBD_ASSIGN_OR_RETURN(const auto client, client::Client::Create(options));
   client::ClientTarget service(*client);
-  client::ClientRowMemory shared_memory(*client);
-  client::HeapRowMemory heap;
   NoTarget nowhere;
   Contender shared = {.target = &service,
-                      .memory = &shared_memory,
+                      .sharing = client.get(),
                       .server = servers.null.get(),
                       .plan = PlanOf(flags.seconds, kSharedInFlight, kWriters, /*fresh=*/true)};
   Contender copy = {.target = &nowhere,
-                    .memory = &heap,
                     .server = servers.null.get(),
                     .plan = PlanOf(flags.seconds, kSharedInFlight, kWriters, /*fresh=*/true)};
   LOGPROBD_RETURN_IF_ERROR(RunRounds(flags.common.rounds, servers.rows, {&shared, &copy}));

@@ -90,8 +90,10 @@ class BenchObserver final : public LoadObserver {
 /// One run of the command, from connecting to exporting the report.
 class Bench {
  public:
-  Bench(const BenchOptions& options, const CommandState& state)
-      : options_(options), state_(state), streams_(state.streams) {}
+  Bench(const BenchOptions& options, uint32_t outputs, const CommandState& state)
+      : options_(options), state_(state), streams_(state.streams) {
+    request_.outputs = outputs;
+  }
 
   int Run() {
     if (const absl::Status status = Prepare(); !status.ok()) {
@@ -102,20 +104,12 @@ class Bench {
     return Report();
   }
 
-  /// Parses --outputs. An error is a usage error.
-  absl::Status SetOutputs() {
-    const absl::StatusOr<uint32_t> outputs = ParseOutputs(options_.outputs);
-    if (!outputs.ok()) return outputs.status();
-    request_.outputs = *outputs;
-    return absl::OkStatus();
-  }
-
  private:
   /// Checks everything that can fail before the first load, so that a long run does not fail at its
   /// end because of a wrong option.
   absl::Status Prepare() {
     absl::StatusOr<std::unique_ptr<Client>> client =
-        Connect(options_.common, BenchClientOptions(options_));
+        Connect(options_.common, WithRetries(options_.retries, options_.client));
     if (!client.ok()) return client.status();
     client_ = *std::move(client);
     absl::StatusOr<ServerInfo> info = ListHeads(*client_, options_.common, streams_);
@@ -138,7 +132,7 @@ class Bench {
       if (absl::Status status = metrics_source_().status(); !status.ok()) return status;
       metrics_ = std::make_unique<MetricsScraper>(metrics_source_, head_.name);
     }
-    if (options_.transport == TransportChoice::kCudaIpc) {
+    if (options_.client.transport == TransportChoice::kCudaIpc) {
       absl::StatusOr<CudaMemory> device = CudaMemory::Open(options_.gpu);
       if (!device.ok()) {
         return {device.status().code(),
@@ -149,7 +143,7 @@ class Bench {
     int64_t rows_max = 1;
     for (const RowMix& mix : options_.rows) rows_max = std::max(rows_max, mix.rows_max());
     absl::StatusOr<RowPool> pool =
-        RowPool::Create(head_, ToDtype(options_.dtype), rows_max, options_.plan.seed, memory_);
+        RowPool::Create(head_, ToDtype(options_.dtype), rows_max, options_.plan.seed);
     if (!pool.ok()) return pool.status();
     pool_ = *std::move(pool);
     if (options_.verify) {
@@ -170,14 +164,13 @@ class Bench {
   absl::Status RunLoads() {
     BenchObserver observer(streams_, baseline_.get(), metrics_.get());
     ClientTarget target(*client_);
-    ClientRowMemory fresh_memory(*client_);
     for (const LoadPlan& plan : MakePlans(options_)) {
       BenchLoad load{.plan = plan, .measurement = {}, .server = std::nullopt};
       observer.BeginLoad(load.Name());
       absl::StatusOr<LoadMeasurement> measurement =
           RunLoad({.target = target,
                    .pool = *pool_,
-                   .memory = fresh_memory,
+                   .allocate = [this](int64_t bytes) { return client_->AllocateRows(bytes); },
                    .device = device_ ? &*device_ : nullptr,
                    .request = request_,
                    .observer = observer},
@@ -195,17 +188,13 @@ class Bench {
     absl::StatusOr<VerifyReport> after = client_->Verify({.head = head_.name});
     if (!after.ok()) return after.status();
     verification_.after = *std::move(after);
-    verification_.answers_nonfinite = baseline_->rows_nonfinite();
-    verification_.answers_compared = baseline_->rows_compared();
-    verification_.answers_different = baseline_->rows_different();
-    verification_.first_difference = baseline_->first_difference();
+    verification_.answers = baseline_->checks();
     report_.verification = verification_;
     return absl::OkStatus();
   }
 
   /// Fills in everything except the loads.
   void Describe() {
-    const MachineInfo machine = ReadMachineInfo();
     report_.row_bytes = pool_->row_bytes();
     report_.info = {{"address", options_.common.address},
                     {"head", head_.name},
@@ -218,17 +207,11 @@ class Bench {
                     {"outputs", absl::StrJoin(options_.outputs, ",")},
                     {"top_k", options_.top_k},
                     {"transport_reason", client_->transport_reason()},
-                    {"channels", options_.channels},
+                    {"channels", options_.client.channels},
                     {"seed", options_.plan.seed},
-                    {"client_version", LOGPROBD_VERSION},
-                    {"client_cpu", machine.cpu_model},
-                    {"client_cores", machine.cores},
-                    {"date", machine.date},
-                    {"command", CommandLineText(state_.arguments)}};
-    std::vector<double>& percentiles = report_.percentiles;
-    percentiles.insert(percentiles.end(), options_.percentiles.begin(), options_.percentiles.end());
-    std::sort(percentiles.begin(), percentiles.end());
-    percentiles.erase(std::unique(percentiles.begin(), percentiles.end()), percentiles.end());
+                    {"client_version", LOGPROBD_VERSION}};
+    report_.info.update(MachineJson());
+    report_.info["command"] = CommandLineText(state_.arguments);
   }
 
   absl::Status Export() {
@@ -247,7 +230,7 @@ class Bench {
       streams_.out << absl::StrCat("head ", head_.name, " (", head_.engine, "), vocabulary ",
                                    CountText(head_.vocab_size), ", hidden ",
                                    CountText(head_.hidden_size), " ", options_.dtype, ", ",
-                                   options_.channels, " connections\n\n");
+                                   options_.client.channels, " connections\n\n");
       PrintBenchReport(report_, streams_.out);
     }
     for (const std::string& warning : BenchWarnings(report_)) {
@@ -280,7 +263,6 @@ class Bench {
   const BenchOptions& options_;
   const CommandState& state_;
   const CommandStreams& streams_;
-  HeapRowMemory memory_;
   std::optional<CudaMemory> device_;
   ScoreArgs request_;
   std::unique_ptr<Client> client_;
@@ -295,12 +277,12 @@ class Bench {
 };
 
 int RunBench(const BenchOptions& options, const CommandState& state) {
-  Bench bench(options, state);
-  if (const absl::Status status = bench.SetOutputs(); !status.ok()) {
-    ReportError(state.streams, options.common, status);
+  const absl::StatusOr<uint32_t> outputs = ParseOutputs(options.outputs);
+  if (!outputs.ok()) {
+    ReportError(state.streams, options.common, outputs.status());
     return kExitUsage;
   }
-  return bench.Run();
+  return Bench(options, *outputs, state).Run();
 }
 
 }  // namespace

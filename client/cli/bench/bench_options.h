@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,14 +32,12 @@ struct BenchOptions {
   std::string head;
 
   // Options of the connection.
-  std::optional<TransportChoice> transport;  ///< Absent: the default of Client::Options.
-  int32_t gpu = 0;                           ///< GPU that holds the rows of cuda-ipc.
-  int32_t channels = Client::Options().channels;
+  /// Options of the client but address, timeout, credentials and attempts.
+  Client::Options client;
   int32_t retries = 0;
-  absl::Duration busy_poll = absl::ZeroDuration();
+  int32_t gpu = 0;  ///< GPU that holds the rows of cuda-ipc.
 
   // Options of the report.
-  std::vector<double> percentiles;  ///< Percentiles in addition to the default ones.
   std::string metrics_url;
   bool verify = false;
   std::vector<std::string> export_paths;
@@ -48,9 +45,6 @@ struct BenchOptions {
 
 /// Adds bench's own options to its command. Invalid values are usage errors.
 void AddBenchOptions(CLI::App& command, BenchOptions& options);
-
-/// Returns the client options. Address and timeout come from the common options.
-Client::Options BenchClientOptions(const BenchOptions& options);
 
 /// Returns a plan for every combination of sizes and loads, in the given order.
 std::vector<LoadPlan> MakePlans(const BenchOptions& options);

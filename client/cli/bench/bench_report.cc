@@ -4,10 +4,10 @@
 
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
@@ -23,43 +23,43 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Returns the names and values of the measurements of a load, or of one request size of its mix.
-std::vector<std::pair<std::string, Json>> BenchFields(const BenchReport& report,
-                                                      const BenchLoad& load,
-                                                      const SizeStats& stats) {
+/// Returns the measurements of a load, or of the request size `index` of its mix, whose requests
+/// `stats` counts.
+Json StatsJson(const BenchReport& report, const BenchLoad& load, const SizeStats& stats,
+               std::optional<size_t> index = std::nullopt) {
+  const LoadPlan& plan = load.plan;
+  const LateSends& late = load.measurement.measured.late;
   const double rows_per_second = load.measurement.measured.PerSecond(stats.rows);
-  std::vector<std::pair<std::string, Json>> fields = {
-      {"rows", load.plan.mix.Text()},
-      {"concurrency", load.plan.request_rate > 0 ? Json(nullptr) : Json(load.plan.concurrency)},
-      {"request_rate", load.plan.request_rate > 0 ? Json(load.plan.request_rate) : Json(nullptr)},
-      {"arrivals", load.plan.request_rate <= 0                ? Json(nullptr)
-                   : load.plan.arrivals == Arrivals::kPoisson ? Json("poisson")
-                                                              : Json("fixed")},
+  const auto if_open_loop = [&plan](auto value) {
+    return plan.request_rate > 0 ? Json(value) : Json(nullptr);
+  };
+  // If all requests have the same size, "rows" is a number instead of text.
+  if (plan.mix.sizes.size() == 1) index = 0;
+  Json json = {
+      {"rows", index.has_value() ? Json(plan.mix.sizes[*index].rows) : Json(plan.mix.Text())},
+      {"concurrency", plan.request_rate > 0 ? Json(nullptr) : Json(plan.concurrency)},
+      {"request_rate", if_open_loop(plan.request_rate)},
+      {"arrivals", if_open_loop(plan.arrivals == Arrivals::kPoisson ? "poisson" : "fixed")},
       {"requests", stats.requests()},
       {"errors", stats.errors},
       {"seconds", load.measurement.measured.seconds},
       {"rows_per_second", rows_per_second},
       {"gigabytes_per_second", report.gigabytes_per_second(rows_per_second)},
       {"latency_mean_seconds", stats.latency.mean()}};
-  for (const double percentile : report.percentiles) {
-    fields.emplace_back(absl::StrCat("latency_", PercentileName(percentile), "_seconds"),
-                        stats.latency.Percentile(percentile));
+  for (const double percentile : kPercentiles) {
+    json[absl::StrCat("latency_", PercentileName(percentile), "_seconds")] =
+        stats.latency.Percentile(percentile);
   }
-  fields.emplace_back("latency_max_seconds", stats.latency.max());
-  const LateSends& late = load.measurement.measured.late;
-  const auto if_open_loop = [&load](auto value) {
-    return load.plan.request_rate > 0 ? Json(value) : Json(nullptr);
-  };
-  fields.emplace_back("late_by_generator", if_open_loop(late.by_generator));
-  fields.emplace_back("late_by_generator_seconds_max", if_open_loop(late.generator_seconds_max));
-  fields.emplace_back("late_by_server", if_open_loop(late.by_server));
-  fields.emplace_back("late_by_server_seconds_max", if_open_loop(late.server_seconds_max));
-  fields.emplace_back("unsent", if_open_loop(late.unsent));
+  json["latency_max_seconds"] = stats.latency.max();
+  json["late_by_generator"] = if_open_loop(late.by_generator);
+  json["late_by_generator_seconds_max"] = if_open_loop(late.generator_seconds_max);
+  json["late_by_server"] = if_open_loop(late.by_server);
+  json["late_by_server_seconds_max"] = if_open_loop(late.server_seconds_max);
+  json["unsent"] = if_open_loop(late.unsent);
   const std::optional<bool>& stable = load.measurement.stable;
-  fields.emplace_back("stable", stable.has_value() ? Json(*stable) : Json(nullptr));
-  fields.emplace_back("transport",
-                      stats.requests() > 0 ? Json(stats.TransportText()) : Json(nullptr));
-  return fields;
+  json["stable"] = stable.has_value() ? Json(*stable) : Json(nullptr);
+  json["transport"] = stats.requests() > 0 ? Json(stats.TransportText()) : Json(nullptr);
+  return json;
 }
 
 Json HistogramJson(const LatencyHistogram& histogram) {
@@ -96,36 +96,28 @@ Json ServerJson(const ServerFigures& server) {
 }
 
 Json VerificationJson(const Verification& verification) {
+  const AnswerChecks& answers = verification.answers;
   Json json = {{"passed", verification.passed()},
                {"server_before", ToJson(verification.before)},
                {"server_after", ToJson(verification.after)},
-               {"answers_nonfinite", verification.answers_nonfinite},
-               {"answers_compared", verification.answers_compared},
-               {"answers_different", verification.answers_different}};
-  if (!verification.first_difference.empty()) {
-    json["first_difference"] = verification.first_difference;
-  }
+               {"answers_nonfinite", answers.nonfinite},
+               {"answers_compared", answers.compared},
+               {"answers_different", answers.different}};
+  if (!answers.first_difference.empty()) json["first_difference"] = answers.first_difference;
   return json;
 }
 
 Json LoadJson(const BenchReport& report, const BenchLoad& load) {
   const Interval& measured = load.measurement.measured;
   const SizeStats total = measured.Total();
-  Json json;
-  for (auto& [name, value] : BenchFields(report, load, total)) json[name] = std::move(value);
-  // If all requests of the load have the same size, "rows" is a number instead of text.
-  if (load.plan.mix.sizes.size() == 1) json["rows"] = load.plan.mix.sizes[0].rows;
+  Json json = StatsJson(report, load, total);
   json["inflight_max"] = load.measurement.inflight_max;
   json["fresh"] = load.plan.fresh;
   json["seed"] = load.plan.seed;
   if (!measured.first_error.ok()) json["first_error"] = measured.first_error.ToString();
   json["sizes"] = Json::array();
   for (size_t i = 0; i < measured.sizes.size(); ++i) {
-    Json size;
-    for (auto& [name, value] : BenchFields(report, load, measured.sizes[i])) {
-      size[name] = std::move(value);
-    }
-    size["rows"] = load.plan.mix.sizes[i].rows;
+    Json size = StatsJson(report, load, measured.sizes[i], i);
     size["weight"] = load.plan.mix.sizes[i].weight;
     size["latency_histogram"] = HistogramJson(measured.sizes[i].latency);
     json["sizes"].push_back(std::move(size));
@@ -171,12 +163,7 @@ Json BenchJson(const BenchReport& report) {
   return json;
 }
 
-bool IsExportPath(const std::string& path) { return absl::EndsWith(path, ".json"); }
-
 absl::Status CheckExportPath(const std::string& path) {
-  if (!IsExportPath(path)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " must end in .json"));
-  }
   if (!std::ofstream(path, std::ios::app)) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot write ", path, ": --export needs a file in an existing folder"));
@@ -203,14 +190,14 @@ std::string CpuModelOf(absl::string_view cpuinfo) {
   return "unknown";
 }
 
-MachineInfo ReadMachineInfo() {
+Json MachineJson() {
   std::ifstream file("/proc/cpuinfo");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   cpu_set_t allowed;
   const bool is_known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
-  return {.cpu_model = CpuModelOf(text),
-          .cores = is_known ? CPU_COUNT(&allowed) : 1,
-          .date = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone())};
+  return {{"client_cpu", CpuModelOf(text)},
+          {"client_cores", is_known ? CPU_COUNT(&allowed) : 1},
+          {"date", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone())}};
 }
 
 std::string CommandLineText(const std::vector<std::string>& arguments) {

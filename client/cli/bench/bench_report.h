@@ -16,6 +16,9 @@
 
 namespace logprobd::client {
 
+/// The percentiles of the latencies that are reported.
+inline constexpr double kPercentiles[] = {50, 90, 95, 99, 99.9};
+
 /// One load and its measurement.
 struct BenchLoad {
   LoadPlan plan;
@@ -30,7 +33,6 @@ struct BenchLoad {
 struct BenchReport {
   nlohmann::ordered_json info;  ///< Server, head, machine and command line as text and numbers.
   int64_t row_bytes = 0;        ///< Bytes of one hidden state.
-  std::vector<double> percentiles = {50, 90, 95, 99, 99.9};
   std::vector<BenchLoad> loads;
   std::optional<Verification> verification;
   absl::Status error;  ///< The error that ended the run early, or OK.
@@ -55,25 +57,16 @@ std::vector<std::string> BenchWarnings(const BenchReport& report);
 /// seconds.
 nlohmann::ordered_json BenchJson(const BenchReport& report);
 
-/// Returns whether the path has the extension .json, which ExportBench requires.
-bool IsExportPath(const std::string& path);
-
 /// Checks that the path can be written, without changing an existing file. Returns
 /// INVALID_ARGUMENT if it cannot.
 absl::Status CheckExportPath(const std::string& path);
 
-/// Writes the report as JSON. Returns INVALID_ARGUMENT if the extension is not .json or the path
-/// cannot be written.
+/// Writes the report as JSON. Returns INVALID_ARGUMENT if the path cannot be written.
 absl::Status ExportBench(const std::string& path, const BenchReport& report);
 
-/// The machine that ran the load. Its name is left out on purpose: reports are published.
-struct MachineInfo {
-  std::string cpu_model;  ///< "unknown" if the system does not say.
-  int cores = 1;          ///< Number of cores that this process may use.
-  std::string date;       ///< UTC, "2026-11-21T22:16:00Z".
-};
-
-MachineInfo ReadMachineInfo();
+/// Returns this machine's processor, the number of cores that this process may use, and the time
+/// (UTC). The machine's name is left out on purpose: reports are published.
+nlohmann::ordered_json MachineJson();
 
 /// Returns the value of "model name" in the text of /proc/cpuinfo, or "unknown".
 std::string CpuModelOf(absl::string_view cpuinfo);

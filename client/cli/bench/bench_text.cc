@@ -19,41 +19,47 @@ std::string GigabytesText(double value) {
                                     : absl::StrFormat("%.2g", value);
 }
 
-/// Returns the column names of FigureCells.
-std::vector<std::string> FigureHeader(const BenchReport& report) {
-  std::vector<std::string> header = {"requests", "errors", "rows/s", "GB/s", "avg ms"};
-  for (const double percentile : report.percentiles) {
-    header.push_back(absl::StrCat(PercentileName(percentile), " ms"));
+/// The cells of a row and the names of their columns, which are the same for all rows of a table.
+using NamedCells = std::vector<std::pair<std::string, std::string>>;
+
+void PrintTable(const std::vector<NamedCells>& rows, std::ostream& out) {
+  std::optional<Table> table;
+  for (const NamedCells& row : rows) {
+    std::vector<std::string> names;
+    std::vector<std::string> texts;
+    for (const auto& [name, text] : row) {
+      names.push_back(name);
+      texts.push_back(text);
+    }
+    if (!table.has_value()) table.emplace(std::move(names));
+    table->AddRow(std::move(texts));
   }
-  header.insert(header.end(), {"max ms", "stable", "transport"});
-  return header;
+  if (table.has_value()) table->Print(out);
 }
 
 /// Returns requests, throughput and latencies in milliseconds of a load or of one size of its mix.
-std::vector<std::string> FigureCells(const BenchReport& report, const BenchLoad& load,
-                                     const SizeStats& stats) {
+NamedCells LoadCells(const BenchReport& report, const BenchLoad& load, std::string rows,
+                     std::string concurrency, const SizeStats& stats) {
   const double rows_per_second = load.measurement.measured.PerSecond(stats.rows);
-  std::vector<std::string> cells = {CountText(stats.requests()), CountText(stats.errors),
-                                    CountText(static_cast<int64_t>(rows_per_second)),
-                                    GigabytesText(report.gigabytes_per_second(rows_per_second)),
-                                    MillisecondsText(stats.latency.mean())};
-  for (const double percentile : report.percentiles) {
-    cells.push_back(MillisecondsText(stats.latency.Percentile(percentile)));
+  NamedCells cells = {{"rows", std::move(rows)},
+                      {"concurrency", std::move(concurrency)},
+                      {"requests", CountText(stats.requests())},
+                      {"errors", CountText(stats.errors)},
+                      {"rows/s", CountText(static_cast<int64_t>(rows_per_second))},
+                      {"GB/s", GigabytesText(report.gigabytes_per_second(rows_per_second))},
+                      {"avg ms", MillisecondsText(stats.latency.mean())}};
+  for (const double percentile : kPercentiles) {
+    cells.emplace_back(absl::StrCat(PercentileName(percentile), " ms"),
+                       MillisecondsText(stats.latency.Percentile(percentile)));
   }
-  cells.push_back(MillisecondsText(stats.latency.max()));
+  cells.emplace_back("max ms", MillisecondsText(stats.latency.max()));
   const std::optional<bool>& stable = load.measurement.stable;
-  cells.emplace_back(!stable.has_value() ? "-" : *stable ? "yes" : "no");
-  cells.push_back(stats.requests() > 0 ? stats.TransportText() : "-");
+  cells.emplace_back("stable", !stable.has_value() ? "-" : *stable ? "yes" : "no");
+  cells.emplace_back("transport", stats.requests() > 0 ? stats.TransportText() : "-");
   return cells;
 }
 
-/// Returns the column names of ServerCells.
-std::vector<std::string> ServerHeader() {
-  return {"rows scored", "batches",  "rows/batch", "queue peak", "rejected",
-          "CPU s",       "CPU s/GB", "RSS peak",   "GPU"};
-}
-
-std::vector<std::string> ServerCells(const ServerFigures& server) {
+NamedCells ServerCells(const std::string& name, const ServerFigures& server) {
   double rejected = 0;
   for (const auto& [reason, count] : server.rejected) rejected += count;
   std::vector<std::string> gpus;
@@ -61,27 +67,20 @@ std::vector<std::string> ServerCells(const ServerFigures& server) {
     gpus.push_back(absl::StrFormat("%s: %.0f%% busy, %.0f TFLOP/s", gpu.name, gpu.busy_ratio * 100,
                                    gpu.teraflops));
   }
-  return {CountText(static_cast<int64_t>(server.rows_scored)),
-          CountText(static_cast<int64_t>(server.batches)),
-          absl::StrFormat("%.1f", server.batch_rows_mean),
-          CountText(static_cast<int64_t>(server.queue_rows_peak)),
-          CountText(static_cast<int64_t>(rejected)),
-          absl::StrFormat("%.2f", server.cpu_seconds),
-          absl::StrFormat("%.2f", server.cpu_seconds_per_gigabyte),
-          BytesText(static_cast<int64_t>(server.resident_bytes_peak)),
-          gpus.empty() ? "-" : absl::StrJoin(gpus, "; ")};
+  return {{"server", name},
+          {"rows scored", CountText(static_cast<int64_t>(server.rows_scored))},
+          {"batches", CountText(static_cast<int64_t>(server.batches))},
+          {"rows/batch", absl::StrFormat("%.1f", server.batch_rows_mean)},
+          {"queue peak", CountText(static_cast<int64_t>(server.queue_rows_peak))},
+          {"rejected", CountText(static_cast<int64_t>(rejected))},
+          {"CPU s", absl::StrFormat("%.2f", server.cpu_seconds)},
+          {"CPU s/GB", absl::StrFormat("%.2f", server.cpu_seconds_per_gigabyte)},
+          {"RSS peak", BytesText(static_cast<int64_t>(server.resident_bytes_peak))},
+          {"GPU", gpus.empty() ? "-" : absl::StrJoin(gpus, "; ")}};
 }
 
 void PrintLoads(const BenchReport& report, std::ostream& out) {
-  const auto add = [](Table& table, std::vector<std::string> names,
-                      const std::vector<std::string>& figures) {
-    names.insert(names.end(), figures.begin(), figures.end());
-    table.AddRow(std::move(names));
-  };
-  std::vector<std::string> header = {"rows", "concurrency"};
-  const std::vector<std::string> figures = FigureHeader(report);
-  header.insert(header.end(), figures.begin(), figures.end());
-  Table table(header);
+  std::vector<NamedCells> table;
   for (const BenchLoad& load : report.loads) {
     const Interval& measured = load.measurement.measured;
     const std::vector<RowMix::Size>& sizes = load.plan.mix.sizes;
@@ -89,39 +88,36 @@ void PrintLoads(const BenchReport& report, std::ostream& out) {
     const std::string concurrency = load.plan.request_rate > 0
                                         ? absl::StrFormat("%g/s", load.plan.request_rate)
                                         : CountText(load.plan.concurrency);
-    add(table, {rows, concurrency}, FigureCells(report, load, measured.Total()));
+    table.push_back(LoadCells(report, load, rows, concurrency, measured.Total()));
     if (sizes.size() == 1) continue;
     for (size_t i = 0; i < measured.sizes.size(); ++i) {
-      add(table, {absl::StrCat("  of ", CountText(sizes[i].rows)), ""},
-          FigureCells(report, load, measured.sizes[i]));
+      table.push_back(LoadCells(report, load, absl::StrCat("  of ", CountText(sizes[i].rows)), "",
+                                measured.sizes[i]));
     }
   }
-  table.Print(out);
+  PrintTable(table, out);
 }
 
 void PrintServer(const BenchReport& report, std::ostream& out) {
-  std::vector<std::string> header = ServerHeader();
-  header.insert(header.begin(), "server");
-  Table table(header);
+  std::vector<NamedCells> table;
   std::string stages;
   for (const BenchLoad& load : report.loads) {
     if (!load.server.has_value()) continue;
-    std::vector<std::string> cells = ServerCells(*load.server);
-    cells.insert(cells.begin(), load.Name());
-    table.AddRow(std::move(cells));
+    table.push_back(ServerCells(load.Name(), *load.server));
     absl::StrAppend(&stages, load.Name(), ": mean ms per stage:");
     for (const ServerFigures::Stage& stage : load.server->stages) {
       absl::StrAppend(&stages, " ", stage.name, " ", MillisecondsText(stage.mean_seconds));
     }
     absl::StrAppend(&stages, "\n");
   }
-  if (stages.empty()) return;
+  if (table.empty()) return;
   out << '\n';
-  table.Print(out);
+  PrintTable(table, out);
   out << stages;
 }
 
 void PrintVerification(const Verification& verification, std::ostream& out) {
+  const AnswerChecks& answers = verification.answers;
   out << "\nverify: " << (verification.passed() ? "PASS" : "FAIL") << '\n';
   const auto print = [&out](const char* when, const VerifyReport& report) {
     out << absl::StrFormat(
@@ -134,17 +130,17 @@ void PrintVerification(const Verification& verification, std::ostream& out) {
   print("after", verification.after);
   out << absl::StrFormat(
       "verify: %s answered rows compared with the first answer to the same row: %s differ\n",
-      CountText(verification.answers_compared), CountText(verification.answers_different));
-  if (verification.answers_compared == 0) {
+      CountText(answers.compared), CountText(answers.different));
+  if (answers.compared == 0) {
     out << "verify: no row was answered twice: send more requests, or fewer rows per request\n";
   }
-  if (verification.answers_nonfinite > 0) {
+  if (answers.nonfinite > 0) {
     out << absl::StrFormat(
         "verify: %s answered rows have a logprob or entropy that is NaN or Inf\n",
-        CountText(verification.answers_nonfinite));
+        CountText(answers.nonfinite));
   }
-  if (!verification.first_difference.empty()) {
-    out << "verify: first difference: " << verification.first_difference << '\n';
+  if (!answers.first_difference.empty()) {
+    out << "verify: first difference: " << answers.first_difference << '\n';
   }
 }
 

@@ -329,16 +329,15 @@ int64_t Writers(const LoadPlan& plan, int64_t inflight_max) {
 absl::StatusOr<std::vector<Slot>> MakeSlots(const LoadFixture& fixture, const LoadPlan& plan) {
   std::vector<Slot> slots(static_cast<size_t>(InflightMax(plan, fixture.pool)));
   if (!plan.fresh) return slots;
+  const int64_t bytes = plan.mix.rows_max() * fixture.pool.row_bytes();
   for (Slot& slot : slots) {
     if (fixture.device != nullptr) {
-      absl::StatusOr<CudaBuffer> device =
-          fixture.device->Allocate(plan.mix.rows_max() * fixture.pool.row_bytes());
+      absl::StatusOr<CudaBuffer> device = fixture.device->Allocate(bytes);
       if (!device.ok()) return device.status();
       slot.device = *std::move(device);
       continue;
     }
-    absl::StatusOr<RowBuffer> hidden =
-        fixture.memory.Allocate(plan.mix.rows_max() * fixture.pool.row_bytes());
+    absl::StatusOr<RowBuffer> hidden = fixture.allocate(bytes);
     if (!hidden.ok()) return hidden.status();
     slot.hidden = *std::move(hidden);
   }
@@ -357,19 +356,14 @@ absl::StatusOr<std::optional<CudaBuffer>> MakeDevicePool(const LoadFixture& fixt
 
 void WarmUp(const LoadFixture& fixture, const CudaBuffer* device_pool, const LoadPlan& plan,
             absl::Span<Slot> slots, int64_t writers) {
-  if (plan.warmup_requests > 0) {
-    // At a low rate, a few requests could take minutes; a closed loop sends them without pauses.
-    LoadPlan closed = plan;
-    closed.request_rate = 0;
-    const size_t inflight = std::min(static_cast<size_t>(plan.concurrency), slots.size());
-    Phase phase(fixture, device_pool, closed, {.requests = plan.warmup_requests},
-                slots.first(inflight), std::min({writers, plan.warmup_requests, plan.concurrency}));
-    phase.AwaitAnswers();
-  }
-  if (plan.warmup_time > absl::ZeroDuration()) {
-    Phase phase(fixture, device_pool, plan, {.duration = plan.warmup_time}, slots, writers);
-    phase.AwaitAnswers();
-  }
+  if (plan.warmup_requests == 0) return;
+  // At a low rate, a few requests could take minutes; a closed loop sends them without pauses.
+  LoadPlan closed = plan;
+  closed.request_rate = 0;
+  const size_t inflight = std::min(static_cast<size_t>(plan.concurrency), slots.size());
+  Phase phase(fixture, device_pool, closed, {.requests = plan.warmup_requests},
+              slots.first(inflight), std::min({writers, plan.warmup_requests, plan.concurrency}));
+  phase.AwaitAnswers();
 }
 
 /// Divides a running phase into windows until it ends or the windows are stable.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -39,8 +40,7 @@ struct LoadPlan {
   int64_t windows_max = 10;  ///< Windows after which an unstable run ends, >= 3.
 
   int64_t warmup_requests = 0;  ///< Number of requests sent first, in a closed loop.
-  absl::Duration warmup_time = absl::ZeroDuration();  ///< Time for which the load runs after that.
-  uint64_t seed = 1;                                  ///< Seed of sizes and arrivals.
+  uint64_t seed = 1;            ///< Seed of sizes and arrivals.
 };
 
 /// The receiver of requests: a Client, or a fake in tests. Thread-safe.
@@ -100,8 +100,10 @@ class LoadObserver {
 struct LoadFixture {
   LoadTarget& target;
   const RowPool& pool;  ///< Created for requests of at least the plan's largest size.
-  RowMemory& memory;    ///< Allocates memory for fresh rows.
-  /// If set, requests name rows in this GPU's memory and `memory` is not used.
+  /// Allocates memory for the fresh rows of a request: on the heap, or, with Client::AllocateRows,
+  /// where the server reads them.
+  std::function<absl::StatusOr<RowBuffer>(int64_t bytes)> allocate = AllocateHeapRows;
+  /// If set, requests name rows in this GPU's memory and `allocate` is not used.
   CudaMemory* device = nullptr;
   ScoreArgs request;  ///< Template of every request (head, outputs, ...); rows are filled in.
   LoadObserver& observer;

@@ -51,7 +51,6 @@ void LatencyHistogram::Record(double seconds) {
   if (counts_.empty()) counts_.resize(kBuckets);
   const double nanoseconds = std::min(std::round(seconds * 1e9), static_cast<double>(kValueMax));
   ++counts_[BucketOf(static_cast<uint64_t>(nanoseconds))];
-  min_seconds_ = count_ == 0 ? seconds : std::min(min_seconds_, seconds);
   max_seconds_ = std::max(max_seconds_, seconds);
   sum_seconds_ += seconds;
   ++count_;
@@ -61,7 +60,6 @@ void LatencyHistogram::Merge(const LatencyHistogram& other) {
   if (other.count_ == 0) return;
   if (counts_.empty()) counts_.resize(kBuckets);
   for (size_t i = 0; i < kBuckets; ++i) counts_[i] += other.counts_[i];
-  min_seconds_ = count_ == 0 ? other.min_seconds_ : std::min(min_seconds_, other.min_seconds_);
   max_seconds_ = std::max(max_seconds_, other.max_seconds_);
   sum_seconds_ += other.sum_seconds_;
   count_ += other.count_;

@@ -28,9 +28,8 @@ class LatencyHistogram {
   void Merge(const LatencyHistogram& other);
 
   int64_t count() const { return count_; }
-  /// Returns the exact mean, minimum or maximum, or 0 if there is no value.
+  /// Returns the exact mean or maximum, or 0 if there is no value.
   double mean() const;
-  double min() const { return min_seconds_; }
   double max() const { return max_seconds_; }
 
   /// Returns the upper end of the bucket of the nearest rank, but never more than max(): at least
@@ -46,7 +45,6 @@ class LatencyHistogram {
   std::vector<int64_t> counts_;  ///< Count of each bucket; empty before the first value.
   int64_t count_ = 0;
   double sum_seconds_ = 0;
-  double min_seconds_ = 0;
   double max_seconds_ = 0;
 };
 

@@ -51,7 +51,7 @@ uint16_t ToF16(float value) {
   return static_cast<uint16_t>(sign | ((static_cast<uint32_t>(exponent + 14) << 10) + units));
 }
 
-absl::StatusOr<RowBuffer> HeapRowMemory::Allocate(int64_t bytes) {
+absl::StatusOr<RowBuffer> AllocateHeapRows(int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   // Zeroing maps the pages before the first request is timed.
   std::shared_ptr<std::byte> memory(new (std::nothrow) std::byte[size](),
@@ -65,7 +65,7 @@ absl::StatusOr<RowBuffer> HeapRowMemory::Allocate(int64_t bytes) {
 }
 
 absl::StatusOr<RowPool> RowPool::Create(const Head& head, Dtype dtype, int64_t rows_max,
-                                        uint64_t seed, RowMemory& memory) {
+                                        uint64_t seed) {
   RowPool pool;
   pool.hidden_size_ = head.hidden_size;
   pool.dtype_ = dtype;
@@ -73,7 +73,7 @@ absl::StatusOr<RowPool> RowPool::Create(const Head& head, Dtype dtype, int64_t r
       std::clamp<int64_t>(kDistinctElementsMax / std::max<int64_t>(head.hidden_size, 1), 1,
                           std::max(rows_max, kDistinctRowsTarget));
   const int64_t rows = std::max(rows_max, pool.distinct_rows_);
-  absl::StatusOr<RowBuffer> hidden = memory.Allocate(rows * pool.row_bytes());
+  absl::StatusOr<RowBuffer> hidden = AllocateHeapRows(rows * pool.row_bytes());
   if (!hidden.ok()) return hidden.status();
   pool.hidden_ = *std::move(hidden);
 

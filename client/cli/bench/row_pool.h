@@ -17,30 +17,8 @@ namespace logprobd::client {
 uint16_t ToBf16(float value);
 uint16_t ToF16(float value);
 
-/// Allocates memory for a load's rows: on the heap, or in a region that the server maps too, so
-/// that the client writes its rows directly there. Not thread-safe.
-class RowMemory {
- public:
-  virtual ~RowMemory() = default;
-  /// Returns RESOURCE_EXHAUSTED if there is not enough memory, or an error of Client::AllocateRows.
-  virtual absl::StatusOr<RowBuffer> Allocate(int64_t bytes) = 0;
-};
-
-class HeapRowMemory final : public RowMemory {
- public:
-  absl::StatusOr<RowBuffer> Allocate(int64_t bytes) override;
-};
-
-/// Allocates memory that the client shares with its server, or ordinary memory if none can be
-/// shared.
-class ClientRowMemory final : public RowMemory {
- public:
-  explicit ClientRowMemory(Client& client) : client_(client) {}
-  absl::StatusOr<RowBuffer> Allocate(int64_t bytes) override { return client_.AllocateRows(bytes); }
-
- private:
-  Client& client_;
-};
+/// Allocates zeroed memory on the heap. Returns RESOURCE_EXHAUSTED if there is not enough.
+absl::StatusOr<RowBuffer> AllocateHeapRows(int64_t bytes);
 
 /// The rows that a load sends: hidden states with standard normal elements, and targets spread over
 /// the vocabulary. The same seed gives the same bytes on every machine. Requests take the rows
@@ -48,9 +26,9 @@ class ClientRowMemory final : public RowMemory {
 /// sending them. Thread-safe once created.
 class RowPool {
  public:
-  /// Creates a pool for requests of up to `rows_max` rows. Returns the errors of `memory`.
+  /// Creates a pool for requests of up to `rows_max` rows. Returns the errors of AllocateHeapRows.
   static absl::StatusOr<RowPool> Create(const Head& head, Dtype dtype, int64_t rows_max,
-                                        uint64_t seed, RowMemory& memory);
+                                        uint64_t seed);
 
   /// Number of different rows, >= 1.
   int64_t distinct_rows() const { return distinct_rows_; }

@@ -2,8 +2,8 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -26,38 +27,17 @@
 namespace logprobd::client {
 namespace {
 
-/// Removes `name="value"` from the front of `rest` and adds it to `labels`. Returns false if `rest`
-/// starts with something else.
-bool TakeLabel(absl::string_view& rest, MetricsPage::Labels& labels) {
-  const size_t equals = rest.find("=\"");
-  if (equals == absl::string_view::npos || equals == 0) return false;
-  const std::string name(absl::StripAsciiWhitespace(rest.substr(0, equals)));
-  rest.remove_prefix(equals + 2);
-  std::string value;
-  while (!rest.empty() && rest.front() != '"') {
-    if (rest.front() == '\\' && rest.size() > 1) {
-      rest.remove_prefix(1);
-      value.push_back(rest.front() == 'n' ? '\n' : rest.front());
-    } else {
-      value.push_back(rest.front());
-    }
-    rest.remove_prefix(1);
-  }
-  labels[name] = value;
-  return absl::ConsumePrefix(&rest, "\"");
-}
-
 std::optional<MetricsPage::Sample> ParseSample(absl::string_view line) {
-  MetricsPage::Sample sample;
   const size_t end_of_name = line.find_first_of("{ \t");
   if (end_of_name == absl::string_view::npos || end_of_name == 0) return std::nullopt;
+  MetricsPage::Sample sample;
   sample.name = std::string(line.substr(0, end_of_name));
   line.remove_prefix(end_of_name);
   if (absl::ConsumePrefix(&line, "{")) {
-    while (!absl::ConsumePrefix(&line, "}")) {
-      if (!TakeLabel(line, sample.labels)) return std::nullopt;
-      absl::ConsumePrefix(&line, ",");
-    }
+    const size_t end_of_labels = line.rfind('}');  // values of labels may contain others
+    if (end_of_labels == absl::string_view::npos) return std::nullopt;
+    sample.labels = absl::StrCat(",", line.substr(0, end_of_labels));
+    line.remove_prefix(end_of_labels + 1);
   }
   // A timestamp may follow the value.
   const std::vector<absl::string_view> words =
@@ -68,10 +48,11 @@ std::optional<MetricsPage::Sample> ParseSample(absl::string_view line) {
   return sample;
 }
 
-bool Includes(const MetricsPage::Labels& all, const MetricsPage::Labels& subset) {
+bool Includes(const std::string& all, const MetricsPage::Labels& subset) {
   return std::all_of(subset.begin(), subset.end(), [&all](const auto& label) {
-    const auto found = all.find(label.first);
-    return found != all.end() && found->second == label.second;
+    const std::string value =
+        absl::StrReplaceAll(label.second, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}});
+    return absl::StrContains(all, absl::StrCat(",", label.first, "=\"", value, "\""));
   });
 }
 
@@ -82,42 +63,38 @@ constexpr absl::Duration kHttpTimeout = absl::Seconds(5);
 /// Maximum size of a page. A page of a server with eight heads and GPUs has 0.5 MB.
 constexpr size_t kPageBytesMax = size_t{64} << 20;
 
-/// Waits until the socket is ready for `events`. Returns false with ETIMEDOUT in errno at `end`.
-bool Await(int socket, int16_t events, absl::Time end) {
-  const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
-  pollfd waited{.fd = socket, .events = events, .revents = 0};
-  const int ready = poll(&waited, 1, static_cast<int>(absl::ToInt64Milliseconds(left)));
-  if (ready == 0) errno = ETIMEDOUT;
-  return ready > 0;
+/// Lets calls of `option`, SO_SNDTIMEO or SO_RCVTIMEO, fail once it is `end`.
+void LimitTime(int socket, int option, absl::Time end) {
+  // Zero would mean no limit.
+  const timeval left = absl::ToTimeval(std::max(end - absl::Now(), absl::Milliseconds(1)));
+  setsockopt(socket, SOL_SOCKET, option, &left, sizeof(left));
 }
 
-bool Connect(int socket, const addrinfo& address, absl::Time end) {
-  if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
-  if (errno != EINPROGRESS || !Await(socket, POLLOUT, end)) return false;
-  int error = 0;
-  socklen_t length = sizeof(error);
-  getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &length);
-  errno = error;
-  return error == 0;
+absl::Status SocketError() {
+  const bool is_late = errno == EAGAIN || errno == EINPROGRESS;
+  return absl::UnavailableError(std::strerror(is_late ? ETIMEDOUT : errno));
 }
 
-/// Sends `request` and returns everything that the server sends until it closes the connection.
-absl::StatusOr<std::string> Exchange(int socket, absl::string_view request, absl::Time end) {
-  while (!request.empty()) {
-    const ssize_t sent = send(socket, request.data(), request.size(), MSG_NOSIGNAL);
-    if (sent < 0 && (errno != EAGAIN || !Await(socket, POLLOUT, end))) {
-      return absl::UnavailableError(std::strerror(errno));
-    }
-    request.remove_prefix(static_cast<size_t>(std::max<ssize_t>(sent, 0)));
+/// Sends `request` to `address` and returns everything that the server sends until it closes the
+/// connection.
+absl::StatusOr<std::string> Exchange(const addrinfo& address, absl::string_view request,
+                                     absl::Time end) {
+  const int socket = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const absl::Cleanup close_socket = [socket] { close(socket); };
+  LimitTime(socket, SO_SNDTIMEO, end);  // also of connect
+  // A request is small enough to be sent as a whole.
+  if (connect(socket, address.ai_addr, address.ai_addrlen) != 0 ||
+      send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) {
+    return SocketError();
   }
   std::string response;
   char buffer[65'536];
   while (true) {
-    if (!Await(socket, POLLIN, end)) return absl::UnavailableError(std::strerror(errno));
+    LimitTime(socket, SO_RCVTIMEO, end);
     const ssize_t got = recv(socket, buffer, sizeof(buffer), 0);
     if (got == 0) return response;
-    if (got < 0 && errno != EAGAIN) return absl::UnavailableError(std::strerror(errno));
-    response.append(buffer, static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (got < 0) return SocketError();
+    response.append(buffer, static_cast<size_t>(got));
     if (response.size() > kPageBytesMax) return absl::UnavailableError("the page is too large");
   }
 }
@@ -172,24 +149,18 @@ absl::StatusOr<std::string> HttpGet(const std::string& host, const std::string& 
     return absl::UnavailableError(gai_strerror(error));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
-  absl::Status status;
+  absl::StatusOr<std::string> response;
   for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    const int socket = ::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    const absl::Cleanup close_socket = [socket] { close(socket); };
-    if (!Connect(socket, *address, end)) {
-      status = absl::UnavailableError(std::strerror(errno));
-      continue;
-    }
     const std::string authorization = token.empty() || !IsLoopback(*address->ai_addr)
                                           ? ""
                                           : absl::StrCat("Authorization: Bearer ", token, "\r\n");
-    const absl::StatusOr<std::string> response = Exchange(
-        socket,
+    response = Exchange(
+        *address,
         absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: ", authority, "\r\n", authorization, "\r\n"),
         end);
-    return response.ok() ? BodyOf(*response) : response;
+    if (response.ok()) return BodyOf(*response);
   }
-  return status;
+  return response;
 }
 
 }  // namespace
@@ -226,8 +197,10 @@ std::vector<std::string> MetricsPage::LabelValues(absl::string_view name,
                                                   const std::string& label) const {
   std::set<std::string> values;
   for (const Sample& sample : samples_) {
-    const auto found = sample.labels.find(label);
-    if (sample.name == name && found != sample.labels.end()) values.insert(found->second);
+    if (sample.name != name) continue;
+    const std::vector<std::string> parts =
+        absl::StrSplit(sample.labels, absl::StrCat(",", label, "=\""));
+    if (parts.size() > 1) values.insert(parts[1].substr(0, parts[1].find('"')));
   }
   return {values.begin(), values.end()};
 }
@@ -331,10 +304,7 @@ absl::Status MetricsScraper::Begin() {
   begin_time_ = absl::Now();
   peaks_ = {};
   peaks_.Add(*before_, head_);
-  {
-    const absl::MutexLock lock(&mutex_);
-    is_ending_ = false;
-  }
+  ending_.emplace();
   watcher_ = std::thread([this] { Watch(); });
   return absl::OkStatus();
 }
@@ -359,11 +329,7 @@ absl::StatusOr<MetricsPage> MetricsScraper::Read() {
 }
 
 void MetricsScraper::Watch() {
-  while (true) {
-    {
-      const absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), pause_)) return;
-    }
+  while (!ending_->WaitForNotificationWithTimeout(pause_)) {
     // A failed read is ignored here, because it affects only the peaks. End() requires its page.
     if (const absl::StatusOr<MetricsPage> page = Read(); page.ok()) peaks_.Add(*page, head_);
   }
@@ -371,10 +337,7 @@ void MetricsScraper::Watch() {
 
 void MetricsScraper::StopWatching() {
   if (!watcher_.joinable()) return;
-  {
-    const absl::MutexLock lock(&mutex_);
-    is_ending_ = true;
-  }
+  ending_->Notify();
   watcher_.join();
 }
 

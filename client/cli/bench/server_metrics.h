@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 namespace logprobd::client {
@@ -23,7 +23,7 @@ class MetricsPage {
   using Labels = std::map<std::string, std::string>;
   struct Sample {
     std::string name;
-    Labels labels;
+    std::string labels;  ///< As on the page, with a comma before each; empty if there are none.
     double value = 0;
   };
 
@@ -34,7 +34,8 @@ class MetricsPage {
   /// none.
   double Sum(absl::string_view name, const Labels& labels = {}) const;
   bool Has(absl::string_view name) const;
-  /// Returns the values of a label in the samples of this name, sorted and without duplicates.
+  /// Returns the values of a label, which have no special characters, in the samples of this name,
+  /// sorted and without duplicates.
   std::vector<std::string> LabelValues(absl::string_view name, const std::string& label) const;
 
  private:
@@ -119,11 +120,9 @@ class MetricsScraper {
   const absl::Duration pause_;
   std::optional<MetricsPage> before_;  ///< Empty if Begin failed.
   absl::Time begin_time_;
-  ServerPeaks peaks_;  ///< Used only by the watching thread while it runs.
+  ServerPeaks peaks_;                         ///< Used only by the watching thread while it runs.
+  std::optional<absl::Notification> ending_;  ///< Ends the watching; new for each Begin.
   std::thread watcher_;
-
-  absl::Mutex mutex_;
-  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace logprobd::client

@@ -64,16 +64,16 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
   if (!weights_version_.has_value()) weights_version_ = result.weights_version;
   if (*weights_version_ != result.weights_version) {
     // Other weights give other scores, so this difference is no error of the server.
-    ++num_different_;
-    if (first_difference_.empty()) {
-      first_difference_ = absl::StrCat("the weights changed from version ", *weights_version_,
-                                       " to ", result.weights_version,
-                                       " during the run: repeat the run without such a change");
+    ++checks_.different;
+    if (checks_.first_difference.empty()) {
+      checks_.first_difference = absl::StrCat(
+          "the weights changed from version ", *weights_version_, " to ", result.weights_version,
+          " during the run: repeat the run without such a change");
     }
     return;
   }
   for (size_t row = 0; row < rows; ++row) {
-    if (IsNonfinite(result.logprob, row) || IsNonfinite(result.entropy, row)) ++num_nonfinite_;
+    if (IsNonfinite(result.logprob, row) || IsNonfinite(result.entropy, row)) ++checks_.nonfinite;
     const size_t pool_row = (static_cast<size_t>(first) + row) % entries_.size();
     Entry& entry = entries_[pool_row];
     const Entry found = {.is_answered = true,
@@ -84,11 +84,11 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
       entry = found;
       continue;
     }
-    ++num_compared_;
+    ++checks_.compared;
     if (entry.digest == found.digest) continue;
-    ++num_different_;
-    if (first_difference_.empty()) {
-      first_difference_ = absl::StrFormat(
+    ++checks_.different;
+    if (checks_.first_difference.empty()) {
+      checks_.first_difference = absl::StrFormat(
           "row %d of the load, in a request of %d rows, has logprob %.9g and entropy %.9g; the "
           "first response for this row had logprob %.9g and entropy %.9g",
           pool_row, rows, found.logprob, found.entropy, entry.logprob, entry.entropy);
@@ -96,24 +96,9 @@ void Baseline::Add(int64_t first, const ScoreResult& result) {
   }
 }
 
-int64_t Baseline::rows_compared() const {
+AnswerChecks Baseline::checks() const {
   const absl::MutexLock lock(&mutex_);
-  return num_compared_;
-}
-
-int64_t Baseline::rows_different() const {
-  const absl::MutexLock lock(&mutex_);
-  return num_different_;
-}
-
-int64_t Baseline::rows_nonfinite() const {
-  const absl::MutexLock lock(&mutex_);
-  return num_nonfinite_;
-}
-
-std::string Baseline::first_difference() const {
-  const absl::MutexLock lock(&mutex_);
-  return first_difference_;
+  return checks_;
 }
 
 }  // namespace logprobd::client

@@ -6,12 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/str_replace.h"
 #include "client/cli/tensor_files/tensor.h"
+#include "nlohmann/json.hpp"
 
 namespace logprobd::client {
 namespace {
@@ -26,100 +25,30 @@ struct NpyHeader {
 
 /// Parses the header's Python dictionary, which must have exactly the keys that NumPy writes:
 /// descr, fortran_order and shape.
-class HeaderParser {
- public:
-  explicit HeaderParser(absl::string_view text) : text_(text) {}
-
-  std::optional<NpyHeader> Parse() {
-    NpyHeader header;
-    int keys_seen = 0;
-    if (!Take("{")) return std::nullopt;
-    while (!Take("}")) {
-      const std::optional<std::string> key = TakeString();
-      if (!key.has_value() || !Take(":")) return std::nullopt;
-      int bit = 0;
-      if (*key == "descr") {
-        const std::optional<std::string> descr = TakeString();
-        if (!descr.has_value()) return std::nullopt;
-        header.descr = *descr;
-        bit = 1;
-      } else if (*key == "fortran_order") {
-        header.fortran_order = Take("True");
-        if (!header.fortran_order && !Take("False")) return std::nullopt;
-        bit = 2;
-      } else if (*key == "shape") {
-        if (!TakeShape(&header.shape)) return std::nullopt;
-        bit = 4;
-      }
-      if (bit == 0 || (keys_seen & bit) != 0) return std::nullopt;
-      keys_seen |= bit;
-      if (!Take(",")) {
-        if (!Take("}")) return std::nullopt;
-        break;
-      }
-    }
-    SkipSpace();
-    if (keys_seen != 7 || !text_.empty()) return std::nullopt;
-    return header;
+std::optional<NpyHeader> ParseHeader(absl::string_view text) {
+  // As JSON it has other quotes, booleans and brackets, and no comma at the end of a list.
+  const std::string json = absl::StrReplaceAll(text, {{"'", "\""},
+                                                      {"True", "true"},
+                                                      {"False", "false"},
+                                                      {"(", "["},
+                                                      {")", "]"},
+                                                      {",)", "]"},
+                                                      {", )", "]"},
+                                                      {",}", "}"},
+                                                      {", }", "}"}});
+  auto parsed = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  // A key that is missing is null.
+  if (!parsed.is_object() || parsed.size() != 3 || !parsed["descr"].is_string() ||
+      !parsed["fortran_order"].is_boolean() || !parsed["shape"].is_array()) {
+    return std::nullopt;
   }
-
- private:
-  void SkipSpace() { text_ = absl::StripLeadingAsciiWhitespace(text_); }
-
-  bool Take(absl::string_view token) {
-    SkipSpace();
-    return absl::ConsumePrefix(&text_, token);
+  NpyHeader header = {
+      .descr = parsed["descr"], .fortran_order = parsed["fortran_order"], .shape = {}};
+  for (const auto& dimension : parsed["shape"]) {
+    if (!dimension.is_number_unsigned() || dimension > uint64_t{INT64_MAX}) return std::nullopt;
+    header.shape.push_back(dimension);
   }
-
-  std::optional<std::string> TakeString() {
-    SkipSpace();
-    if (text_.empty() || (text_[0] != '\'' && text_[0] != '"')) return std::nullopt;
-    const size_t end = text_.find(text_[0], 1);
-    if (end == absl::string_view::npos) return std::nullopt;
-    std::string value(text_.substr(1, end - 1));
-    text_.remove_prefix(end + 1);
-    return value;
-  }
-
-  bool TakeShape(std::vector<int64_t>* shape) {
-    if (!Take("(")) return false;
-    while (!Take(")")) {
-      SkipSpace();
-      size_t digits = 0;
-      while (digits < text_.size() &&
-             absl::ascii_isdigit(static_cast<unsigned char>(text_[digits]))) {
-        ++digits;
-      }
-      int64_t dimension = 0;
-      if (!absl::SimpleAtoi(text_.substr(0, digits), &dimension)) return false;
-      text_.remove_prefix(digits);
-      shape->push_back(dimension);
-      if (!Take(",")) return Take(")");
-    }
-    return true;
-  }
-
-  absl::string_view text_;
-};
-
-std::optional<ElementType> ToElementType(absl::string_view descr) {
-  static constexpr std::pair<absl::string_view, ElementType> kTypes[] = {
-      {"<f2", ElementType::kF16},
-      {"<f4", ElementType::kF32},
-      {"<f8", ElementType::kF64},
-      {"<i4", ElementType::kI32},
-      {"<i8", ElementType::kI64},
-      {"|u1", ElementType::kU8},
-      {"<u2", ElementType::kU16},
-      {"<u4", ElementType::kU32},
-      {"<u8", ElementType::kU64},
-      // NumPy writes the bfloat16 of ml_dtypes as an opaque two-byte type.
-      {"<V2", ElementType::kBf16},
-      {"|V2", ElementType::kBf16}};
-  for (const auto& [name, type] : kTypes) {
-    if (name == descr) return type;
-  }
-  return std::nullopt;
+  return header;
 }
 
 uint32_t LittleEndian(absl::Span<const std::byte> bytes) {
@@ -151,10 +80,11 @@ absl::StatusOr<Tensor> ReadNpy(const std::string& path) {
   if (bytes.size() < header_bytes) return broken("the file ends inside its header");
 
   const std::optional<NpyHeader> header =
-      HeaderParser({reinterpret_cast<const char*>(bytes.data()), header_bytes}).Parse();
+      ParseHeader({reinterpret_cast<const char*>(bytes.data()), header_bytes});
   if (!header.has_value()) return broken("the .npy header is malformed");
   bytes.remove_prefix(header_bytes);
-  const std::optional<ElementType> type = ToElementType(header->descr);
+  const std::optional<ElementType> type =
+      FindElement(&ElementInfo::npy, header->descr == "|V2" ? "<V2" : header->descr);
   if (!type.has_value()) {
     return broken("type ", header->descr,
                   " is not supported: save little-endian float16, float32, "

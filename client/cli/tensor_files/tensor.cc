@@ -59,52 +59,6 @@ MappedFile::~MappedFile() {
   if (!data_.empty()) munmap(const_cast<std::byte*>(data_.data()), data_.size());
 }
 
-int64_t ElementBytes(ElementType type) {
-  switch (type) {
-    case ElementType::kU8:
-      return 1;
-    case ElementType::kBf16:
-    case ElementType::kF16:
-    case ElementType::kU16:
-      return 2;
-    case ElementType::kF32:
-    case ElementType::kI32:
-    case ElementType::kU32:
-      return 4;
-    case ElementType::kF64:
-    case ElementType::kI64:
-    case ElementType::kU64:
-      return 8;
-  }
-  return 0;
-}
-
-absl::string_view ElementName(ElementType type) {
-  switch (type) {
-    case ElementType::kBf16:
-      return "bf16";
-    case ElementType::kF16:
-      return "f16";
-    case ElementType::kF32:
-      return "f32";
-    case ElementType::kF64:
-      return "f64";
-    case ElementType::kI32:
-      return "int32";
-    case ElementType::kI64:
-      return "int64";
-    case ElementType::kU8:
-      return "uint8";
-    case ElementType::kU16:
-      return "uint16";
-    case ElementType::kU32:
-      return "uint32";
-    case ElementType::kU64:
-      return "uint64";
-  }
-  return "unknown";
-}
-
 int64_t Tensor::elements() const { return static_cast<int64_t>(data.size()) / ElementBytes(type); }
 
 std::string ShapeText(absl::Span<const int64_t> shape) {

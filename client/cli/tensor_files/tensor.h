@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,40 @@ namespace logprobd::client {
 /// Element types of the arrays that this program reads.
 enum class ElementType { kBf16, kF16, kF32, kF64, kI32, kI64, kU8, kU16, kU32, kU64 };
 
-int64_t ElementBytes(ElementType type);
-absl::string_view ElementName(ElementType type);
+/// Size and names of an element type.
+struct ElementInfo {
+  ElementType type;
+  int64_t bytes;
+  absl::string_view name;         ///< In messages.
+  absl::string_view safetensors;  ///< In safetensors headers.
+  absl::string_view npy;          ///< In .npy headers.
+};
+
+/// The element types in the order of ElementType.
+inline constexpr ElementInfo kElements[] = {
+    // NumPy writes the bfloat16 of ml_dtypes as an opaque two-byte type.
+    {ElementType::kBf16, 2, "bf16", "BF16", "<V2"}, {ElementType::kF16, 2, "f16", "F16", "<f2"},
+    {ElementType::kF32, 4, "f32", "F32", "<f4"},    {ElementType::kF64, 8, "f64", "F64", "<f8"},
+    {ElementType::kI32, 4, "int32", "I32", "<i4"},  {ElementType::kI64, 8, "int64", "I64", "<i8"},
+    {ElementType::kU8, 1, "uint8", "U8", "|u1"},    {ElementType::kU16, 2, "uint16", "U16", "<u2"},
+    {ElementType::kU32, 4, "uint32", "U32", "<u4"}, {ElementType::kU64, 8, "uint64", "U64", "<u8"},
+};
+
+constexpr int64_t ElementBytes(ElementType type) {
+  return kElements[static_cast<size_t>(type)].bytes;
+}
+constexpr absl::string_view ElementName(ElementType type) {
+  return kElements[static_cast<size_t>(type)].name;
+}
+
+/// Returns the type whose name in `member` of ElementInfo is `name`.
+inline std::optional<ElementType> FindElement(absl::string_view ElementInfo::*member,
+                                              absl::string_view name) {
+  for (const ElementInfo& element : kElements) {
+    if (element.*member == name) return element.type;
+  }
+  return std::nullopt;
+}
 
 /// A file mapped for reading. If the file is truncated while it is mapped, reading it ends the
 /// process (SIGBUS).
@@ -57,9 +90,8 @@ absl::Status WriteNpy(const std::string& path, absl::string_view descr,
                       absl::Span<const int64_t> shape, absl::Span<const std::byte> data);
 
 /// Maps one tensor of a .safetensors file. Returns NOT_FOUND, with the names in the file, if there
-/// is no such tensor. Returns INVALID_ARGUMENT if the file is malformed: the header's length or
-/// JSON is wrong, a name occurs twice, or a range lies outside the data or does not match the
-/// shape.
+/// is no such tensor. Returns the errors of server/weights/safetensors.h, whose reader checks the
+/// header, with the path, and INVALID_ARGUMENT for a type that is not one of ElementType.
 absl::StatusOr<Tensor> ReadSafetensors(const std::string& path, const std::string& tensor);
 
 /// Returns a shape as text, for example "[3, 4]".

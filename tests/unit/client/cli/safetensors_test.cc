@@ -58,51 +58,20 @@ TEST_P(BadSafetensorsTest, SaysWhatIsWrong) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().message));
 }
 
-/// A file with one entry "x" of four bytes.
-std::string WithEntry(const std::string& entry) {
-  std::string header = "{\"x\":";
-  return Safetensors(header.append(entry).append("}"), std::string(4, 'x'));
-}
-
+// The tests of server/weights have the other malformed headers.
 INSTANTIATE_TEST_SUITE_P(
     Files, BadSafetensorsTest,
     ::testing::Values(
-        BadFile{"Empty", "", "too short"},
+        BadFile{"Empty", "", "not a safetensors file"},
         BadFile{"HeaderBeyondTheFile", std::string("\xFF\x00\x00\x00\x00\x00\x00\x00{}", 10),
-                "claims 255 bytes"},
-        BadFile{"HeaderOfTerabytes", std::string(16, '\xFF'), "claims 18446744073709551615 bytes"},
-        BadFile{"NotJson", Safetensors("{x", ""), "not valid JSON"},
-        BadFile{"NotAnObject", Safetensors("[]", ""), "not valid JSON"},
-        BadFile{"NameTwice",
-                Safetensors(R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-                            R"("x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-                            "x"),
-                "not valid JSON"},
-        BadFile{"EntryNotAnObject", WithEntry("3"), "has no dtype"},
-        BadFile{"NoOffsets", WithEntry(R"({"dtype":"F32","shape":[1]})"), "has no dtype"},
-        BadFile{"UnknownDtype",
-                WithEntry(R"({"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]})"),
-                "dtype F8_E4M3"},
-        BadFile{"NegativeDimension",
-                WithEntry(R"({"dtype":"F32","shape":[-1],"data_offsets":[0,4]})"),
-                "not lists of non-negative integers"},
-        BadFile{"FractionalOffset",
-                WithEntry(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4.0]})"),
-                "not lists of non-negative integers"},
-        BadFile{"ThreeOffsets", WithEntry(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4,4]})"),
-                "not lists of non-negative integers"},
-        BadFile{"RangeBackwards", WithEntry(R"({"dtype":"F32","shape":[1],"data_offsets":[4,0]})"),
-                "is the file truncated"},
-        BadFile{"RangeBeyondTheFile",
-                WithEntry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})"),
-                "claims bytes 0 to 8 of 4"},
-        BadFile{"ShapeUnlikeTheRange",
-                WithEntry(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})"),
-                "which is 8 bytes, but its data_offsets span 4 bytes"},
+                "the header has 255 bytes, but only 2 follow"},
         BadFile{
-            "ShapeThatOverflows",
-            WithEntry(R"({"dtype":"F32","shape":[9000000000000000000,9],"data_offsets":[0,4]})"),
-            "has more than 2^63 - 1 bytes"}),
+            "UnknownDtype",
+            Safetensors(R"({"x":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}})", "xxxx"),
+            "x has dtype F8_E4M3, which is not supported"},
+        BadFile{"ShapeUnlikeTheRange",
+                Safetensors(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "xxxx"),
+                "its shape needs 8 bytes, but its data_offsets span 4"}),
     [](const auto& tested) { return tested.param.name; });
 
 }  // namespace

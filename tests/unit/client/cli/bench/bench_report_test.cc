@@ -90,7 +90,7 @@ Verification SomeVerification() {
   verification.before.entropy_difference_max = 2.5e-5;
   verification.before.entropy_tolerance = 2e-4;
   verification.after = verification.before;
-  verification.answers_compared = 3;
+  verification.answers.compared = 3;
   return verification;
 }
 
@@ -147,15 +147,15 @@ TEST(BenchReportTest, PrintsTheServersFigures) {
 TEST(BenchReportTest, PrintsTheVerification) {
   BenchReport report = SomeReport();
   report.verification = SomeVerification();
-  report.verification->answers_compared = 12'345;
+  report.verification->answers.compared = 12'345;
   EXPECT_THAT(
       TextOf(report),
       AllOf(HasSubstr("verify: PASS\n"), HasSubstr("check before the loads: PASS: 8 rows"),
             HasSubstr("check after the loads: PASS: 8 rows"),
             HasSubstr("1.25e-05 (tolerance 1e-04)"), HasSubstr("12,345 answered rows compared")));
 
-  report.verification->answers_different = 1;
-  report.verification->first_difference = "row 7";
+  report.verification->answers.different = 1;
+  report.verification->answers.first_difference = "row 7";
   EXPECT_THAT(TextOf(report), AllOf(HasSubstr("verify: FAIL\n"), HasSubstr("difference: row 7")));
 }
 
@@ -171,7 +171,7 @@ TEST(BenchReportTest, FailsTheVerificationIfTheServersCheckFails) {
 TEST(BenchReportTest, FailsTheVerificationIfNoRowWasCompared) {
   Verification verification = SomeVerification();
 
-  verification.answers_compared = 0;
+  verification.answers.compared = 0;
 
   EXPECT_FALSE(verification.passed());
 }
@@ -180,7 +180,7 @@ TEST(BenchReportTest, FailsTheVerificationIfAnAnswerIsNotFinite) {
   BenchReport report = SomeReport();
   report.verification = SomeVerification();
 
-  report.verification->answers_nonfinite = 2;
+  report.verification->answers.nonfinite = 2;
 
   EXPECT_FALSE(report.verification->passed());
   EXPECT_THAT(TextOf(report), HasSubstr("2 answered rows have a logprob or entropy that is NaN"));
@@ -246,22 +246,21 @@ TEST(BenchReportTest, ExportsJsonWithEverything) {
 TEST(BenchReportTest, NamesAPathItCannotWrite) {
   EXPECT_THAT(std::string(ExportBench("/no/such/b.json", SomeReport()).message()),
               HasSubstr("/no/such/b.json"));
-  EXPECT_THAT(std::string(ExportBench("b.txt", SomeReport()).message()),
-              HasSubstr("must end in .json"));
 }
 
-TEST(MachineInfoTest, FindsTheCpuModel) {
+TEST(CpuModelOfTest, FindsTheNameOfTheModel) {
   EXPECT_EQ(
       CpuModelOf("processor\t: 0\nmodel\t\t: 143\nmodel name\t: Some CPU @ 2 GHz\nflags\t: x\n"),
       "Some CPU @ 2 GHz");
   EXPECT_EQ(CpuModelOf("processor : 0\n"), "unknown");
 }
 
-TEST(MachineInfoTest, ReportsCoresAndDate) {
-  const MachineInfo info = ReadMachineInfo();
+TEST(MachineJsonTest, ReportsCoresAndDate) {
+  const nlohmann::ordered_json machine = MachineJson();
 
-  EXPECT_GE(info.cores, 1);
-  EXPECT_THAT(info.date, MatchesRegex("[0-9]+-[0-9]+-[0-9]+T[0-9]+:[0-9]+:[0-9]+Z"));
+  EXPECT_GE(machine["client_cores"], 1);
+  EXPECT_THAT(machine["date"].get<std::string>(),
+              MatchesRegex("[0-9]+-[0-9]+-[0-9]+T[0-9]+:[0-9]+:[0-9]+Z"));
 }
 
 TEST(CommandLineTextTest, QuotesArgumentsThatAShellWouldSplit) {

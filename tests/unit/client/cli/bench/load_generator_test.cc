@@ -85,22 +85,16 @@ class PlannedLoadTest : public ::testing::Test {
  protected:
   LoadMeasurement Run(LoadPlan plan) {
     plan.writers = 1;
-    const RowPool pool =
-        *RowPool::Create(FakeHead(), Dtype::kBf16, plan.mix.rows_max(), 1, memory_);
-    absl::StatusOr<LoadMeasurement> measurement = RunLoad({.target = target_,
-                                                           .pool = pool,
-                                                           .memory = memory_,
-                                                           .request = {},
-                                                           .observer = observer_,
-                                                           .clock = clock_},
-                                                          plan);
+    const RowPool pool = *RowPool::Create(FakeHead(), Dtype::kBf16, plan.mix.rows_max(), 1);
+    absl::StatusOr<LoadMeasurement> measurement = RunLoad(
+        {.target = target_, .pool = pool, .request = {}, .observer = observer_, .clock = clock_},
+        plan);
     EXPECT_TRUE(measurement.ok()) << measurement.status();
     return *std::move(measurement);
   }
 
   FakeLoadClock clock_;
   FakeTarget target_{clock_};
-  HeapRowMemory memory_;
   LoadObserver observer_;
 };
 
@@ -119,7 +113,6 @@ TEST_F(PlannedLoadTest, CountsLatencyFromThePlannedTime) {
 
   // Requests are due at 0, 10 and 20 ms, sent at 0, 25 and 50 ms, answered at 25, 50 and 75 ms.
   const LatencyHistogram latency = found.measured.Total().latency;
-  EXPECT_DOUBLE_EQ(latency.min(), 0.025);
   EXPECT_DOUBLE_EQ(latency.max(), 0.055);
   EXPECT_NEAR(latency.mean(), 0.040, 1e-12);
 }
@@ -173,14 +166,11 @@ TEST_F(PlannedLoadTest, SendsOneRequestAfterTheOtherInAClosedLoop) {
   EXPECT_EQ(found.measured.PerSecond(found.measured.Total().rows), 200);
 }
 
-TEST_F(PlannedLoadTest, WarmsUpByRequestsAndByTimeWithoutCountingThem) {
-  const LoadMeasurement found = Run({.request_rate = 100,
-                                     .arrivals = Arrivals::kFixed,
-                                     .requests = 2,
-                                     .warmup_requests = 3,
-                                     .warmup_time = absl::Milliseconds(45)});
+TEST_F(PlannedLoadTest, WarmsUpWithoutCountingTheRequests) {
+  const LoadMeasurement found =
+      Run({.request_rate = 100, .arrivals = Arrivals::kFixed, .requests = 2, .warmup_requests = 3});
 
-  EXPECT_EQ(target_.sent_at.size(), 3 + 5 + 2U);
+  EXPECT_EQ(target_.sent_at.size(), 3 + 2U);
   EXPECT_EQ(found.measured.Total().requests(), 2);
 }
 
@@ -270,10 +260,9 @@ class HoldingTarget final : public LoadTarget {
 
 TEST(InflightTest, AnOpenLoopKeepsItsBoundAndCountsSendsThatAreLateBecauseOfTheServer) {
   HoldingTarget target;
-  HeapRowMemory memory;
   LoadObserver observer;
   FakeLoadClock clock;
-  const RowPool pool = *RowPool::Create(FakeHead(), Dtype::kBf16, 1, 1, memory);
+  const RowPool pool = *RowPool::Create(FakeHead(), Dtype::kBf16, 1, 1);
   std::atomic<bool> is_done{false};
   std::thread server([&] {
     target.AwaitHeld(3);
@@ -284,17 +273,13 @@ TEST(InflightTest, AnOpenLoopKeepsItsBoundAndCountsSendsThatAreLateBecauseOfTheS
     }
   });
 
-  const absl::StatusOr<LoadMeasurement> found = RunLoad({.target = target,
-                                                         .pool = pool,
-                                                         .memory = memory,
-                                                         .request = {},
-                                                         .observer = observer,
-                                                         .clock = clock},
-                                                        {.request_rate = 1'000,
-                                                         .arrivals = Arrivals::kFixed,
-                                                         .inflight_max = 3,
-                                                         .writers = 1,
-                                                         .requests = 10});
+  const absl::StatusOr<LoadMeasurement> found =
+      RunLoad({.target = target, .pool = pool, .request = {}, .observer = observer, .clock = clock},
+              {.request_rate = 1'000,
+               .arrivals = Arrivals::kFixed,
+               .inflight_max = 3,
+               .writers = 1,
+               .requests = 10});
   is_done.store(true);
   server.join();
 
@@ -323,19 +308,14 @@ class CountingTarget final : public LoadTarget {
 };
 
 TEST(LoadTargetTest, AClosedLoopWithAThreadPerRequestMakesBlockingCalls) {
-  HeapRowMemory memory;
   LoadObserver observer;
   FakeLoadClock clock;
-  const RowPool pool = *RowPool::Create(FakeHead(), Dtype::kBf16, 1, 1, memory);
+  const RowPool pool = *RowPool::Create(FakeHead(), Dtype::kBf16, 1, 1);
   const auto run = [&](const LoadPlan& plan) {
     CountingTarget target;
-    const absl::StatusOr<LoadMeasurement> found = RunLoad({.target = target,
-                                                           .pool = pool,
-                                                           .memory = memory,
-                                                           .request = {},
-                                                           .observer = observer,
-                                                           .clock = clock},
-                                                          plan);
+    const absl::StatusOr<LoadMeasurement> found = RunLoad(
+        {.target = target, .pool = pool, .request = {}, .observer = observer, .clock = clock},
+        plan);
     EXPECT_TRUE(found.ok()) << found.status();
     EXPECT_EQ(target.sent + target.waited, 10);
     return target.waited.load();
@@ -347,25 +327,20 @@ TEST(LoadTargetTest, AClosedLoopWithAThreadPerRequestMakesBlockingCalls) {
 }
 
 TEST(InflightTest, FreshRowsBoundTheirMemory) {
-  HeapRowMemory memory;
   LoadObserver observer;
   FakeLoadClock clock;
   FakeTarget target(clock);
   Head head = FakeHead();
   head.hidden_size = 1 << 20;
-  const RowPool pool = *RowPool::Create(head, Dtype::kF32, 8, 1, memory);
+  const RowPool pool = *RowPool::Create(head, Dtype::kF32, 8, 1);
 
-  const absl::StatusOr<LoadMeasurement> found = RunLoad({.target = target,
-                                                         .pool = pool,
-                                                         .memory = memory,
-                                                         .request = {},
-                                                         .observer = observer,
-                                                         .clock = clock},
-                                                        {.mix = {.sizes = {{.rows = 8}}},
-                                                         .request_rate = 1'000,
-                                                         .writers = 1,
-                                                         .fresh = true,
-                                                         .requests = 1});
+  const absl::StatusOr<LoadMeasurement> found =
+      RunLoad({.target = target, .pool = pool, .request = {}, .observer = observer, .clock = clock},
+              {.mix = {.sizes = {{.rows = 8}}},
+               .request_rate = 1'000,
+               .writers = 1,
+               .fresh = true,
+               .requests = 1});
 
   ASSERT_TRUE(found.ok());
   EXPECT_EQ(found->inflight_max, 32);  // 1 GiB of requests of 32 MiB
@@ -401,21 +376,15 @@ class LoadGeneratorTest : public ::testing::Test {
 
   LoadMeasurement Run(const LoadPlan& plan) {
     ClientTarget target(*client_);
-    const RowPool pool =
-        *RowPool::Create(FakeHead(), Dtype::kBf16, plan.mix.rows_max(), 1, memory_);
+    const RowPool pool = *RowPool::Create(FakeHead(), Dtype::kBf16, plan.mix.rows_max(), 1);
     ScoreArgs request;
     request.head = "fake";
-    return *RunLoad({.target = target,
-                     .pool = pool,
-                     .memory = memory_,
-                     .request = request,
-                     .observer = observer_},
+    return *RunLoad({.target = target, .pool = pool, .request = request, .observer = observer_},
                     plan);
   }
 
   testing::FakeScoringServer server_;
   std::unique_ptr<Client> client_;
-  HeapRowMemory memory_;
   CountingObserver observer_;
 };
 
@@ -426,7 +395,7 @@ TEST_F(LoadGeneratorTest, SendsTheRequestedNumberOfRequestsAndTheWarmUp) {
   EXPECT_EQ(found.measured.Total().requests(), 50);
   EXPECT_EQ(found.measured.Total().errors, 0);
   EXPECT_EQ(found.measured.Total().rows, 200);
-  EXPECT_GT(found.measured.Total().latency.min(), 0);
+  EXPECT_GT(found.measured.Total().latency.Percentile(0), 0);
   EXPECT_EQ(server_.service().requests().size(), 55U);
   EXPECT_EQ(observer_.rows_answered.load(), 220);
   EXPECT_THAT(observer_.events, ElementsAre("begins", "ends"));

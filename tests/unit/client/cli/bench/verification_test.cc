@@ -32,9 +32,9 @@ TEST(BaselineTest, FindsNoDifferenceBetweenEqualAnswers) {
   baseline.Add(0, Scores(0, 10));
   baseline.Add(5, Scores(5, 10));
 
-  EXPECT_EQ(baseline.rows_compared(), 5);
-  EXPECT_EQ(baseline.rows_different(), 0);
-  EXPECT_THAT(baseline.first_difference(), IsEmpty());
+  EXPECT_EQ(baseline.checks().compared, 5);
+  EXPECT_EQ(baseline.checks().different, 0);
+  EXPECT_THAT(baseline.checks().first_difference, IsEmpty());
 }
 
 TEST(BaselineTest, DetectsASingleBit) {
@@ -45,8 +45,9 @@ TEST(BaselineTest, DetectsASingleBit) {
   baseline.Add(0, Scores(0, 10));
   baseline.Add(0, other);
 
-  EXPECT_EQ(baseline.rows_different(), 1);
-  EXPECT_THAT(baseline.first_difference(), HasSubstr("row 7 of the load, in a request of 10 rows"));
+  EXPECT_EQ(baseline.checks().different, 1);
+  EXPECT_THAT(baseline.checks().first_difference,
+              HasSubstr("row 7 of the load, in a request of 10 rows"));
 }
 
 TEST(BaselineTest, ComparesEveryOutput) {
@@ -85,7 +86,7 @@ TEST(BaselineTest, ComparesEveryOutput) {
     baseline.Add(0, full());
     baseline.Add(0, changed);
 
-    EXPECT_EQ(baseline.rows_different(), 1) << "change " << i;
+    EXPECT_EQ(baseline.checks().different, 1) << "change " << i;
   }
 }
 
@@ -95,8 +96,8 @@ TEST(BaselineTest, ComparesTheRepeatedRowsOfOneAnswer) {
   baseline.Add(2, Scores(2, 3));  // rows 2, 0, 1: logprobs -2, -3, -4
   baseline.Add(0, Scores(0, 1));  // row 0: -0
 
-  EXPECT_EQ(baseline.rows_compared(), 1);
-  EXPECT_EQ(baseline.rows_different(), 1);
+  EXPECT_EQ(baseline.checks().compared, 1);
+  EXPECT_EQ(baseline.checks().different, 1);
 }
 
 TEST(BaselineTest, CountsRowsThatAreNotFinite) {
@@ -107,7 +108,7 @@ TEST(BaselineTest, CountsRowsThatAreNotFinite) {
 
   baseline.Add(0, result);
 
-  EXPECT_EQ(baseline.rows_nonfinite(), 2);
+  EXPECT_EQ(baseline.checks().nonfinite, 2);
 }
 
 TEST(BaselineTest, ReportsAChangeOfTheWeights) {
@@ -118,8 +119,9 @@ TEST(BaselineTest, ReportsAChangeOfTheWeights) {
   baseline.Add(0, Scores(0, 1));
   baseline.Add(0, swapped);
 
-  EXPECT_EQ(baseline.rows_different(), 1);
-  EXPECT_THAT(baseline.first_difference(), HasSubstr("the weights changed from version 3 to 4"));
+  EXPECT_EQ(baseline.checks().different, 1);
+  EXPECT_THAT(baseline.checks().first_difference,
+              HasSubstr("the weights changed from version 3 to 4"));
 }
 
 TEST(BaselineTest, ComparesAnswersWithoutLogprobAndEntropy) {
@@ -133,8 +135,8 @@ TEST(BaselineTest, ComparesAnswersWithoutLogprobAndEntropy) {
   result.lse = {3};
   baseline.Add(0, result);
 
-  EXPECT_EQ(baseline.rows_compared(), 2);
-  EXPECT_EQ(baseline.rows_different(), 1);
+  EXPECT_EQ(baseline.checks().compared, 2);
+  EXPECT_EQ(baseline.checks().different, 1);
 }
 
 }  // namespace
