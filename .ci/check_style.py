@@ -2,7 +2,7 @@
 """Checks rules of C++ style that neither clang-format 14 nor clang-tidy 14 checks in every file.
 
 Usage: check_style.py [--fix] [FILE...]. Prints each line that breaks a rule; exits with 1 if there is one. --fix
-mends braces. By default all files of server and client are checked.
+mends braces. By default all files of server, client and kernels are checked.
 
 - The body of an if or a loop without else stands on the same line, without braces, if it is one statement that fits;
   any other body has braces.
@@ -60,9 +60,9 @@ def main() -> int:
     parser.add_argument("--fix", action="store_true", help="write bodies that fit on one line")
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     arguments = parser.parse_args()
-    command = ["git", "ls-files", "-co", "--exclude-standard", "server", "client"]
+    command = ["git", "ls-files", "-co", "--exclude-standard", "server", "client", "kernels"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    found = [ROOT / name for name in listed.split() if name.endswith((".h", ".cc"))]
+    found = [ROOT / name for name in listed.split() if name.endswith((".h", ".cc", ".cu", ".cuh"))]
     problems = [
         problem
         for path in arguments.files or found

@@ -73,8 +73,9 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
     info.own = {ids.begin, ids.end, mine.block_rows_max};
     return info;
   });
-  if (while_waiting && !pending.has_error() && !parallel.sequence_parallel)
+  if (while_waiting && !pending.has_error() && !parallel.sequence_parallel) {
     while_waiting(mine.rows);
+  }
   int64_t end = 0;
   int64_t block_rows_max = mine.block_rows_max;
   std::vector<IdRange> shards;
@@ -91,9 +92,7 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
   Rows rows = std::move(mine.rows);
   if (parallel.sequence_parallel) {
     const at::Tensor hidden = problem.HiddenOfAllRows();
-    if (rows.row_indices.defined()) {
-      at::index_select_out(rows.hidden, hidden, 0, rows.row_indices);
-    }
+    if (rows.row_indices.defined()) at::index_select_out(rows.hidden, hidden, 0, rows.row_indices);
   }
   rows.are_targets_covered = !problem.group.is_alone() && !mine.subset.is_unchecked &&
                              AreCovered(mine.subset.targets, shards);

@@ -555,9 +555,7 @@ class FusedScores : public PendingScores {
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     // The host waits for the number of rows only now, while the enqueued partials are computed.
     const Rows found = rows_.Resolved();
-    if (rows_.pending != nullptr) {
-      CheckTargets(rows_.pending->Result(), rows_.all_targets, problem);
-    }
+    if (rows_.pending != nullptr) CheckTargets(rows_.pending->Result(), rows_.all_targets, problem);
     LinearLogprobOutputs scores;
     kernels::RowScoresParams params =
         ScoresParams(found.size(), memory_, operands_.head, problem, scores);
@@ -586,9 +584,7 @@ class FusedScores : public PendingScores {
         }
       }
     }
-    if (options.top_k > 0) {
-      ComputeTopK(found, operands_, memory_, problem, params, stream, scores);
-    }
+    if (options.top_k > 0) ComputeTopK(found, operands_, memory_, problem, params, stream, scores);
     if (rows_.candidates.defined()) {
       scores.candidate_logprobs = CandidateLogprobs(candidates_, params, problem.group, stream);
     }

@@ -84,9 +84,7 @@ at::Tensor PerTemperature(double factor, const Rows& rows, const Problem& proble
 
 at::Tensor MeanLogitWeights(const Problem& problem, Columns columns) {
   const MaybeTensor& weights = problem.inputs.mean_logit_weights;
-  if (weights.has_value()) {
-    return weights->narrow(0, columns.begin, columns.size()).to(at::kDouble);
-  }
+  if (weights.has_value()) return weights->narrow(0, columns.begin, columns.size()).to(at::kDouble);
   return at::full({columns.size()}, 1.0 / static_cast<double>(problem.shard.vocab_size),
                   problem.inputs.hidden.options().dtype(at::kDouble));
 }

@@ -16,9 +16,7 @@ StudentGradients::StudentGradients(const DivergenceInputs& inputs, const Diverge
     : inputs_(inputs), wide_(rows.wide) {
   const auto options = inputs.student_hidden.options();
   const at::Tensor& weight = inputs.student_weight;
-  if (needs.hidden) {
-    hidden_ = at::empty({rows.size(), weight.size(1)}, options);
-  }
+  if (needs.hidden) hidden_ = at::empty({rows.size(), weight.size(1)}, options);
   if (needs.weight) {
     weight_ = at::empty(weight.sizes(), options.dtype(is_at_once ? weight.scalar_type() : wide_));
     const int64_t columns = rows.size() > 0 ? rows.columns() : 0;
@@ -63,9 +61,7 @@ InputGradients StudentGradients::Result(const Rows& subset) const {
   const at::Tensor& weight = inputs_.student_weight;
   InputGradients gradients =
       EmptyGradients(hidden, weight, inputs_.student_bias, GradientNeeds::None());
-  if (hidden_.defined()) {
-    gradients.hidden = subset.ScatterToAll(hidden_).view(hidden.sizes());
-  }
+  if (hidden_.defined()) gradients.hidden = subset.ScatterToAll(hidden_).view(hidden.sizes());
   if (weight_.defined()) gradients.weight = weight_.to(weight.scalar_type());
   if (bias_.defined()) gradients.bias = bias_.to(inputs_.student_bias->scalar_type());
   return gradients;

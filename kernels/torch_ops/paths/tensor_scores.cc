@@ -126,9 +126,7 @@ BlockStats AccumulateStats(const Rows& rows, const Problem& problem, const at::T
       stats.mean_logit += logits.to(at::kDouble).mv(MeanLogitWeights(problem, columns));
     }
   }
-  if (options.need_mean_logit) {
-    stats.mean_logit.mul_(log2_scales.squeeze(1)).mul_(kernels::kLn2);
-  }
+  if (options.need_mean_logit) stats.mean_logit.mul_(log2_scales.squeeze(1)).mul_(kernels::kLn2);
   return stats;
 }
 
@@ -223,9 +221,7 @@ class TensorScores : public PendingScores {
     }
     if (options.need_target_rank) scores.target_rank = TargetRanks(totals, problem);
     if (options.top_k > 0) AddTop(totals, problem, scores);
-    if (rows_.candidates.defined()) {
-      scores.candidate_logprobs = CandidateLogprobs(totals, problem);
-    }
+    if (rows_.candidates.defined()) scores.candidate_logprobs = CandidateLogprobs(totals, problem);
     if (options.need_mean_logit) {
       scores.mean_logit = stats_.mean_logit;
       group.Sum(scores.mean_logit);

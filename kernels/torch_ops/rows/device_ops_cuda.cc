@@ -93,8 +93,9 @@ class CudaCompaction : public PendingCompaction {
 
   ~CudaCompaction() override {
     // The kernel must have finished before its host memory gets a new owner.
-    if (!subset_.has_value())
+    if (!subset_.has_value()) {
       C10_CUDA_CHECK_WARN(cudaEventSynchronize(static_cast<cudaEvent_t>(end_.eventId())));
+    }
   }
 
   CudaCompaction(const CudaCompaction&) = delete;
