@@ -24,11 +24,12 @@ def bits(response) -> tuple[bytes, bytes]:
 def test_two_clients_push_their_rows_under_load_without_a_failed_request(
     start_server, start_pushable, models
 ) -> None:
-    message = request(rows=17)
-    expected = []
+    message, waiting = request(rows=17), request(rows=800)
+    expected, expected_of_waiting = [], []
     for model in models:
         with Scoring(start_server("--model", str(model.path)).grpc) as scoring:
             expected.append(bits(scoring.score(message)))
+            expected_of_waiting.append(bits(scoring.score(waiting)))
     assert expected[0] != expected[1]
     # Batches of one row keep a backlog waiting for seconds, during which the version is committed.
     server = start_pushable("--batch-rows", "1", "--client-share", "1")
@@ -49,16 +50,17 @@ def test_two_clients_push_their_rows_under_load_without_a_failed_request(
     def pinned_backlog(scoring: Scoring) -> list:
         """Sends requests pinned to version 1, and returns their calls once the server has all of them.
 
-        The first keeps the engines busy, and the others wait behind it, because their priority is lower.
+        The first keeps the engines busy. The others wait behind it, because their priority is lower: they get a
+        row of 16, so that the first of them ends when a third of the busy request has been scored.
         """
-        low = messages().Priority.Value("PRIORITY_LOW")
         busy = request(rows=32_768, weights_version=1, targets=bytes(4 * 32_768))
-        waiting = request(rows=17, weights_version=1, priority=low)
+        waiting.priority = messages().Priority.Value("PRIORITY_LOW")
+        waiting.weights_version = 1
         calls = [scoring.score_future(busy.SerializeToString())]
         assert server.eventually(lambda: server.metric("logprobd_queue_rows") > 1_000)
-        calls += [scoring.score_future(waiting.SerializeToString()) for _ in range(8)]
+        calls += [scoring.score_future(waiting.SerializeToString()) for _ in range(3)]
         assert server.eventually(
-            lambda: server.metric("logprobd_queue_requests", priority="low") == 8
+            lambda: server.metric("logprobd_queue_requests", priority="low") == 3
         )
         return calls
 
@@ -91,7 +93,7 @@ def test_two_clients_push_their_rows_under_load_without_a_failed_request(
         assert versions == sorted(versions) and versions[-1] == 2
         answers = [messages().ScoreResponse.FromString(call.result()) for call in pinned]
         assert {answer.weights_version for answer in answers} == {1}
-        assert all(bits(answer) == expected[0] for answer in answers[1:])
+        assert all(bits(answer) == expected_of_waiting[0] for answer in answers[1:])
     assert server.metric("logprobd_weights_swaps_total", result="committed") == 1
 
 
