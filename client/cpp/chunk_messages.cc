@@ -189,19 +189,7 @@ ResultMerger::ResultMerger(const ScoreArgs& args, const ChunkPlan& plan)
   });
 }
 
-absl::Status ResultMerger::Add(const Chunk& chunk, const grpc::ByteBuffer& body) {
-  const auto earlier =
-      std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.is_added; });
-  const auto keeps = [&](uint64_t version) -> absl::StatusOr<bool> {
-    if (earlier == parts_.end() || version == earlier->weights_version) return true;
-    return absl::AbortedError(absl::StrCat(
-        "the server's weights changed from version ", earlier->weights_version, " to ", version,
-        " while this call was scored in several requests: call again, or set weights_version"));
-  };
-  return Offer(chunk, body, keeps).status();
-}
-
-absl::StatusOr<bool> ResultMerger::Offer(
+absl::StatusOr<bool> ResultMerger::Add(
     const Chunk& chunk, const grpc::ByteBuffer& body,
     absl::FunctionRef<absl::StatusOr<bool>(uint64_t weights_version)> keeps) {
   v1::ScoreResponse response;
@@ -261,7 +249,6 @@ absl::StatusOr<bool> ResultMerger::Offer(
   if (!status.ok()) return status;
 
   parts_[static_cast<size_t>(&chunk - plan_.chunks.data())] = {
-      .is_added = true,
       .weights_version = response.weights_version(),
       .ignored_rows = response.ignored_rows(),
       .nonfinite_rows = response.nonfinite_rows(),

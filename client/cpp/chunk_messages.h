@@ -37,17 +37,11 @@ class ResultMerger {
   /// `args` and `plan` must outlive the merger.
   ResultMerger(const ScoreArgs& args, const ChunkPlan& plan);
 
-  /// Adds the encoded ScoreResponse of a chunk. Errors:
-  ///   INTERNAL  `body` is not a ScoreResponse, or an output has the wrong size.
-  ///   ABORTED   another version of the weights scored an earlier chunk.
-  absl::Status Add(const Chunk& chunk, const grpc::ByteBuffer& body);
-
-  /// Behaves like Add, but `keeps` decides whether to accept a response of that version, and its
-  /// result is returned. A chunk may be added again; the latest response counts. Returns INTERNAL
-  /// like Add, and the errors of `keeps`.
-  absl::StatusOr<bool> Offer(
-      const Chunk& chunk, const grpc::ByteBuffer& body,
-      absl::FunctionRef<absl::StatusOr<bool>(uint64_t weights_version)> keeps);
+  /// Adds the encoded ScoreResponse of a chunk if `keeps` accepts a response of that version, and
+  /// returns its result. A chunk may be added again; the latest response counts. Returns INTERNAL
+  /// if `body` is not a ScoreResponse or an output has the wrong size, and the errors of `keeps`.
+  absl::StatusOr<bool> Add(const Chunk& chunk, const grpc::ByteBuffer& body,
+                           absl::FunctionRef<absl::StatusOr<bool>(uint64_t weights_version)> keeps);
 
   /// Returns the chunks that another version than `weights_version` scored. Must be called after
   /// all chunks have been added.
@@ -59,7 +53,6 @@ class ResultMerger {
  private:
   /// Properties of one chunk's response.
   struct Part {
-    bool is_added = false;
     uint64_t weights_version = 0;
     int64_t ignored_rows = 0;
     int64_t nonfinite_rows = 0;

@@ -178,7 +178,7 @@ class ScoreCall : public std::enable_shared_from_this<ScoreCall> {
                               : options_.local->ErrorOf(placement, outcome.status),
                           chunk);
     }
-    return merger_.Offer(chunk, outcome.body, [&](uint64_t version) {
+    return merger_.Add(chunk, outcome.body, [&](uint64_t version) {
       return scope_->versions->Keeps(outcome.server, version, epoch);
     });
   }

@@ -238,8 +238,8 @@ def linear_logprob_arguments(
     need_gradients: bool = False,
 ) -> dict[str, Any]:
     """Returns the arguments that linear_logprob and linear_logprob_loss have in common, by their names in the schema,
-    without those of LogitCache. Autograd sets `need_gradients` itself, so only callers of the backward operator pass True. Raises a ValueError that
-    names the argument for invalid values that C++ cannot check."""
+    without those of LogitCache. Autograd sets `need_gradients` itself, so only callers of the backward operator pass
+    True. Raises a ValueError that names the argument for invalid values that C++ cannot check."""
     check_tensors(
         hidden=hidden,
         weight=weight,

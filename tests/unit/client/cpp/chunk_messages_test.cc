@@ -204,14 +204,16 @@ v1::ScoreResponse Response(const std::vector<float>& logprob) {
   return response;
 }
 
+constexpr auto kKeep = [](uint64_t) -> absl::StatusOr<bool> { return true; };
+
 TEST(ResultMergerTest, PutsChunksInOrderWhicheverComesFirst) {
   ScoreCase c(3);
   c.args.outputs = output::kLogprob;
   const ChunkPlan plan = PlanChunks(c.args, kTwoRows, kManyBytes);
   ResultMerger merger(c.args, plan);
 
-  ASSERT_TRUE(merger.Add(plan.chunks[1], Body(Response({-3}))).ok());
-  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(Response({-1, -2}))).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[1], Body(Response({-3})), kKeep).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(Response({-1, -2})), kKeep).ok());
 
   const ScoreResult result = merger.Finish();
   EXPECT_THAT(result.logprob, ElementsAre(-1, -2, -3));
@@ -238,8 +240,8 @@ TEST(ResultMergerTest, AddsCountsAndKeepsTheLongestTimings) {
   second.mutable_timings()->set_engine_us(8);
   second.mutable_timings()->set_total_us(20);
 
-  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(first)).ok());
-  ASSERT_TRUE(merger.Add(plan.chunks[1], Body(second)).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(first), kKeep).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[1], Body(second), kKeep).ok());
 
   const ScoreResult result = merger.Finish();
   EXPECT_EQ(result.ignored_rows, 2);
@@ -279,8 +281,8 @@ TEST(ResultMergerTest, KeepsTheTracesOfAllChunksInTheOrderOfRows) {
   const ChunkPlan plan = PlanChunks(c.args, kTwoRows, kManyBytes);
   ResultMerger merger(c.args, plan);
 
-  ASSERT_TRUE(merger.Add(plan.chunks[1], Body(TracedResponse({-3}, 2'000))).ok());
-  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(TracedResponse({-1, -2}, 1'000))).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[1], Body(TracedResponse({-3}, 2'000)), kKeep).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(TracedResponse({-1, -2}, 1'000)), kKeep).ok());
 
   const ScoreResult result = merger.Finish();
   ASSERT_EQ(result.traces.size(), 2U);
@@ -306,7 +308,7 @@ TEST(ResultMergerTest, ATraceWithoutScoredRowsHasNoCopyAndNoEngine) {
   response.mutable_trace()->clear_copy();
   response.mutable_trace()->clear_engine();
 
-  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(response)).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(response), kKeep).ok());
 
   const ScoreResult result = merger.Finish();
   EXPECT_FALSE(result.traces.at(0).copy.has_value());
@@ -327,7 +329,7 @@ TEST(ResultMergerTest, SumsSegmentsThatWereCut) {
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     v1::ScoreResponse response = Response(logprobs[i]);
     response.set_greedy(Encode(greedy[i]));
-    ASSERT_TRUE(merger.Add(plan.chunks[i], Body(response)).ok());
+    ASSERT_TRUE(merger.Add(plan.chunks[i], Body(response), kKeep).ok());
   }
 
   const ScoreResult result = merger.Finish();
@@ -345,7 +347,7 @@ TEST(ResultMergerTest, RefusesAnOutputOfTheWrongSize) {
   v1::ScoreResponse response = Response({-1, -2});
   response.set_logprob(Encode<float>({-1, -2, -3}));
 
-  const absl::Status status = merger.Add(plan.chunks[0], Body(response));
+  const absl::Status status = merger.Add(plan.chunks[0], Body(response), kKeep).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()),
@@ -360,7 +362,8 @@ TEST(ResultMergerTest, TakesNoMemoryForATopKThatNobodyAnswered) {
   const ChunkPlan plan = PlanChunks(c.args, {}, kManyBytes);
 
   ResultMerger merger(c.args, plan);
-  const absl::Status status = merger.Add(plan.chunks[0], Body(Response({-1, -2, -3})));
+  const absl::Status status =
+      merger.Add(plan.chunks[0], Body(Response({-1, -2, -3})), kKeep).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()), HasSubstr("top_k_ids"));
@@ -372,22 +375,10 @@ TEST(ResultMergerTest, RefusesAnswersOfAnotherRequest) {
   ResultMerger merger(c.args, plan);
   const grpc::Slice garbage(std::string(9, '\xFF'));
 
-  EXPECT_EQ(merger.Add(plan.chunks[0], grpc::ByteBuffer(&garbage, 1)).code(),
+  EXPECT_EQ(merger.Add(plan.chunks[0], grpc::ByteBuffer(&garbage, 1), kKeep).status().code(),
             absl::StatusCode::kInternal);
-  EXPECT_EQ(merger.Add(plan.chunks[0], Body(Response({-1}))).code(), absl::StatusCode::kInternal);
-}
-
-TEST(ResultMergerTest, NeverMixesWeightsVersions) {
-  ScoreCase c(3);
-  c.args.outputs = output::kLogprob;
-  const ChunkPlan plan = PlanChunks(c.args, kTwoRows, kManyBytes);
-  ResultMerger merger(c.args, plan);
-  v1::ScoreResponse second = Response({-3});
-  second.set_weights_version(2);
-
-  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(Response({-1, -2}))).ok());
-
-  EXPECT_EQ(merger.Add(plan.chunks[1], Body(second)).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(merger.Add(plan.chunks[0], Body(Response({-1})), kKeep).status().code(),
+            absl::StatusCode::kInternal);
 }
 
 TEST(ResultMergerTest, TakesAChunkAgainInAnotherVersion) {
@@ -402,12 +393,11 @@ TEST(ResultMergerTest, TakesAChunkAgainInAnotherVersion) {
   v1::ScoreResponse again = Response({-5, -6});
   again.set_weights_version(2);
   again.set_ignored_rows(1);
-  const auto keep = [](uint64_t) -> absl::StatusOr<bool> { return true; };
 
-  ASSERT_TRUE(*merger.Offer(plan.chunks[0], Body(first), keep));
-  ASSERT_TRUE(*merger.Offer(plan.chunks[1], Body(second), keep));
+  ASSERT_TRUE(*merger.Add(plan.chunks[0], Body(first), kKeep));
+  ASSERT_TRUE(*merger.Add(plan.chunks[1], Body(second), kKeep));
   EXPECT_THAT(merger.OtherThan(2), ElementsAre(&plan.chunks[0]));
-  ASSERT_TRUE(*merger.Offer(plan.chunks[0], Body(again), keep));
+  ASSERT_TRUE(*merger.Add(plan.chunks[0], Body(again), kKeep));
   EXPECT_THAT(merger.OtherThan(2), IsEmpty());
 
   const ScoreResult result = merger.Finish();
@@ -421,10 +411,10 @@ TEST(ResultMergerTest, LeavesOutAnAnswerThatIsNotKept) {
   c.args.outputs = output::kLogprob;
   const ChunkPlan plan = PlanChunks(c.args, kTwoRows, kManyBytes);
   ResultMerger merger(c.args, plan);
-  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(Response({-1, -2}))).ok());
+  ASSERT_TRUE(merger.Add(plan.chunks[0], Body(Response({-1, -2})), kKeep).ok());
 
-  EXPECT_FALSE(*merger.Offer(plan.chunks[0], Body(Response({-8, -9})),
-                             [](uint64_t) -> absl::StatusOr<bool> { return false; }));
+  EXPECT_FALSE(*merger.Add(plan.chunks[0], Body(Response({-8, -9})),
+                           [](uint64_t) -> absl::StatusOr<bool> { return false; }));
 
   EXPECT_THAT(merger.Finish().logprob, ElementsAre(-1, -2));
 }
