@@ -1,5 +1,6 @@
 #include "kernels/torch_ops/rows/valid_rows.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>

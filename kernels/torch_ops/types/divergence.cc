@@ -2,6 +2,7 @@
 
 #include "kernels/torch_ops/types/divergence.h"
 
+#include <ATen/TensorOperators.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
