@@ -148,7 +148,12 @@ def client_column(score: Field) -> str:
 def request_member(each: Field) -> str:
     if each.shape:
         return f"std::vector<{each.cpp_element}> {each.name};"
-    member = TYPES[each.kind]["member"].format(each.name)
+    template = TYPES[each.kind].get("member")
+    if template is None:
+        sys.exit(f"generate.py: error: {each.name}: read it by hand and name it in parsed_by_hand")
+    if each.number >= 64:  # kNumbersMax of wire_parser.cc
+        sys.exit(f"generate.py: error: {each.name}: the parser wants numbers below 64")
+    member = template.format(each.name)
     return re.sub(r"(\w+) (\w+) = 0", r"std::optional<\1> \2", member) if each.label else member
 
 

@@ -26,7 +26,7 @@ const Head* FindHead(const ServerInfo& info, const std::string& name) {
 }
 
 /// Lowers `limit` to `other`. A limit of 0 is unknown.
-void Tighten(int64_t other, int64_t* limit) {
+void LowerLimit(int64_t other, int64_t* limit) {
   if (other > 0) *limit = *limit > 0 ? std::min(*limit, other) : other;
 }
 
@@ -70,12 +70,12 @@ ServerInfo TightestLimits(const std::vector<ServerInfo>& servers) {
     for (const ServerInfo& server : servers) {
       const Head* const other = FindHead(server, head.name);
       if (other == nullptr) continue;
-      Tighten(other->limits.message_bytes_max, &head.limits.message_bytes_max);
-      Tighten(other->limits.request_rows_max, &head.limits.request_rows_max);
-      Tighten(other->limits.top_k_max, &head.limits.top_k_max);
-      Tighten(other->limits.candidates_max, &head.limits.candidates_max);
-      Tighten(other->limits.segments_max, &head.limits.segments_max);
-      Tighten(other->limits.stream_window, &head.limits.stream_window);
+      LowerLimit(other->limits.message_bytes_max, &head.limits.message_bytes_max);
+      LowerLimit(other->limits.request_rows_max, &head.limits.request_rows_max);
+      LowerLimit(other->limits.top_k_max, &head.limits.top_k_max);
+      LowerLimit(other->limits.candidates_max, &head.limits.candidates_max);
+      LowerLimit(other->limits.segments_max, &head.limits.segments_max);
+      LowerLimit(other->limits.stream_window, &head.limits.stream_window);
     }
   }
   return tightest;
@@ -133,7 +133,7 @@ absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
   return Taken{.address = server.address, .version = server.Version(preference.head, now)};
 }
 
-void Balance::Give(const std::string& address, int64_t bytes) {
+void Balance::Release(const std::string& address, int64_t bytes) {
   const absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
   // A server that was removed and added again has no record of the request.

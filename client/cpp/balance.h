@@ -67,12 +67,12 @@ class Balance {
   /// Sets the servers that exist now; known servers keep their records.
   void SetAddresses(const std::vector<std::string>& addresses);
 
-  /// Returns the server for a request of `bytes`, which count as the server's load until Give, or
-  /// nullopt if no server is ready. Returns FAILED_PRECONDITION if servers hold different heads;
+  /// Returns the server for a request of `bytes`, which count as the server's load until Release,
+  /// or nullopt if no server is ready. Returns FAILED_PRECONDITION if servers hold different heads;
   /// the message names both servers.
   absl::StatusOr<std::optional<Taken>> Take(int64_t bytes, const ServerPreference& preference);
   /// Notes that a request has ended, with or without success.
-  void Give(const std::string& address, int64_t bytes);
+  void Release(const std::string& address, int64_t bytes);
 
   /// Notes that the server has answered a request for `head` with `version`.
   void SawVersion(const std::string& address, const std::string& head, uint64_t version);

@@ -57,7 +57,7 @@ int64_t BalancingTransport::CountServers() {
   return std::max<int64_t>(1, static_cast<int64_t>(balance_.ready().size()));
 }
 
-void BalancingTransport::Tighten(ServerInfo& info) const {
+void BalancingTransport::LowerLimits(ServerInfo& info) const {
   if (balance_.is_solo()) return;
   if (const absl::StatusOr<ServerInfo> heads = balance_.Heads({}); heads.ok()) {
     info = TightestLimits({info, *heads});
@@ -76,7 +76,7 @@ void BalancingTransport::Call(RpcRequest&& request, RpcDone done) {
   }
   if (own->rpc.method == kListHeadsMethod || own->rpc.method == kHealthMethod) {
     Refresh(Balance::Due::kAll);
-    Gather(own->rpc.deadline, own->rpc.scope, [this, own] { AnswerForAll(*own); });
+    AwaitServers(own->rpc.deadline, own->rpc.scope, [this, own] { AnswerForAll(*own); });
     return;
   }
   Refresh(Balance::Due::kTimely);
@@ -104,7 +104,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
       Refresh(Balance::Due::kIdle);
       const absl::Time deadline = request->rpc.deadline;
       const std::shared_ptr<CancelScope> scope = request->rpc.scope;
-      Gather(deadline, scope, [this, request = std::move(request)]() mutable {
+      AwaitServers(deadline, scope, [this, request = std::move(request)]() mutable {
         Send(std::move(request), /*may_wait=*/false);
       });
       return;
@@ -132,7 +132,7 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
 
 void BalancingTransport::Receive(Request& request, const std::string& address, int64_t bytes,
                                  RpcReply reply) {
-  balance_.Give(address, bytes);
+  balance_.Release(address, bytes);
   // This client did not cancel the request, so the server did, for example at the end of its drain.
   if (absl::IsCancelled(reply.status) && !IsGivenUp(request)) {
     reply.status = absl::UnavailableError(
@@ -213,8 +213,9 @@ void BalancingTransport::Refresh(Balance::Due due) {
   for (const std::string& address : balance_.TakeDueChecks(due)) StartCheck(address);
 }
 
-void BalancingTransport::Gather(absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
-                                absl::AnyInvocable<void() &&> then) {
+void BalancingTransport::AwaitServers(absl::Time deadline,
+                                      const std::shared_ptr<CancelScope>& scope,
+                                      absl::AnyInvocable<void() &&> then) {
   auto waiter = std::make_shared<Waiter>(Waiter{.began = Now(), .then = std::move(then)});
   {
     const absl::MutexLock lock(&mutex_);
@@ -230,11 +231,11 @@ void BalancingTransport::Gather(absl::Time deadline, const std::shared_ptr<Cance
     if (late != nullptr) std::move(late)();
   };
   if (deadline != absl::InfiniteFuture()) After(deadline - Now(), scope, give_up);
-  After(policy::kFirstLook, scope, [this] { Settle(); });
-  Settle();
+  After(policy::kFirstLook, scope, [this] { EndWaits(); });
+  EndWaits();
 }
 
-void BalancingTransport::Settle() {
+void BalancingTransport::EndWaits() {
   std::vector<absl::AnyInvocable<void() &&>> due;
   {
     const bool is_ready = !balance_.ready().empty();
@@ -264,7 +265,7 @@ void BalancingTransport::StartCheck(const std::string& address) {
                        listed_ = listed;
                      }
                      balance_.Checked(address, info, began);
-                     Settle();
+                     EndWaits();
                    });
 }
 
@@ -298,9 +299,9 @@ void BalancingTransport::LookUp() {
     const absl::MutexLock lock(&mutex_);
     is_looking_up_ = false;
   }
-  // Settle runs on another thread, because a waiting request may start the next look-up, which
+  // EndWaits runs on another thread, because a waiting request may start the next look-up, which
   // joins this thread.
-  After(absl::ZeroDuration(), nullptr, [this] { Settle(); });
+  After(absl::ZeroDuration(), nullptr, [this] { EndWaits(); });
 }
 
 std::vector<std::string> BalancingTransport::LookUpErrors() const {

@@ -55,7 +55,7 @@ class BalancingTransport final : public RpcTransport {
   const Balance& balance() const { return balance_; }
 
   /// Lowers the limits of `info` to the tightest ones of all ready servers.
-  void Tighten(ServerInfo& info) const;
+  void LowerLimits(ServerInfo& info) const;
 
  private:
   struct Request;
@@ -78,9 +78,9 @@ class BalancingTransport final : public RpcTransport {
   void Refresh(Balance::Due due);
   /// Calls `then` once all running checks have ended, policy::kFirstLook after the first server is
   /// ready, or at the deadline, whichever is first.
-  void Gather(absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
-              absl::AnyInvocable<void() &&> then);
-  void Settle();
+  void AwaitServers(absl::Time deadline, const std::shared_ptr<CancelScope>& scope,
+                    absl::AnyInvocable<void() &&> then);
+  void EndWaits();
   void StartCheck(const std::string& address);
   void StartLookUp();
   void LookUp();

@@ -328,7 +328,7 @@ void Client::Impl::Score(const ScoreArgs& args, const std::shared_ptr<CallerQueu
                         std::move(done)(parsed.status());
                         return;
                       }
-                      transport.Tighten(*parsed);
+                      transport.LowerLimits(*parsed);
                       auto fresh = std::make_shared<const ServerInfo>(*std::move(parsed));
                       SetInfo(fresh);
                       Start(args, *fresh, deadline, timeout, queue, std::move(done));
@@ -342,7 +342,7 @@ absl::StatusOr<ServerInfo> Client::ListHeads() {
   absl::StatusOr<ServerInfo> info = ParseListHeads(outcome.body);
   if (!info.ok()) return info;
   impl_->local.Offer(info->local);
-  impl_->transport.Tighten(*info);
+  impl_->transport.LowerLimits(*info);
   return info;
 }
 

@@ -24,7 +24,7 @@ struct RpcReply {
   /// The server's hint (grpc-retry-pushback-ms), if sent: the least wait before the next attempt. A
   /// negative one forbids it.
   std::optional<absl::Duration> pushback = {};
-  std::string server = {};        ///< Address of the server; empty if there is only one server.
+  std::string server = {};        ///< Address of the server that was asked; empty if none was.
   bool can_go_elsewhere = false;  ///< Another server is ready, so a retry need not wait.
   bool is_explained = false;      ///< The message already says what to change.
 };

@@ -71,7 +71,7 @@ int64_t AnswerBudget::held_bytes() const {
   return held_;
 }
 
-void AnswerBudget::Give(const std::string& client_id, int64_t bytes) {
+void AnswerBudget::Release(const std::string& client_id, int64_t bytes) {
   const absl::MutexLock lock(&mutex_);
   const auto found = by_client_.find(client_id);
   LOGPROBD_CHECK(found != by_client_.end() && found->second >= bytes);
@@ -81,7 +81,7 @@ void AnswerBudget::Give(const std::string& client_id, int64_t bytes) {
 }
 
 void AnswerBudget::Hold::Release() {
-  if (budget_ != nullptr) std::exchange(budget_, nullptr)->Give(client_id_, bytes_);
+  if (budget_ != nullptr) std::exchange(budget_, nullptr)->Release(client_id_, bytes_);
 }
 
 }  // namespace logprobd

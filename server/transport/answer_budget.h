@@ -62,7 +62,7 @@ class AnswerBudget {
   int64_t held_bytes() const;
 
  private:
-  void Give(const std::string& client_id, int64_t bytes);
+  void Release(const std::string& client_id, int64_t bytes);
 
   mutable absl::Mutex mutex_;
   int64_t bytes_max_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -224,7 +224,7 @@ def test_a_large_response_is_complete_over_https(teacher, security) -> None:
     asyncio.run(main())
 
 
-# Regression: a client that did not read its response kept it in memory for ever.
+# Regression: a client that did not read its response kept it in memory without end.
 def test_a_client_that_does_not_read_its_response_is_disconnected(teacher, caplog) -> None:
     async def scenario(client, gateway) -> None:
         connection = await send_large(client)

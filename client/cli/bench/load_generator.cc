@@ -46,7 +46,7 @@ struct Slot {
 /// The slots that no request uses. Thread-safe.
 class FreeSlots {
  public:
-  void Give(Slot* slot) {
+  void Return(Slot* slot) {
     const absl::MutexLock lock(&mutex_);
     free_.push_back(slot);
   }
@@ -104,7 +104,7 @@ class Phase {
         start_(fixture.clock.Now()),
         recorder_(plan.mix.sizes.size()) {
     if (plan.request_rate > 0) schedule_.emplace(plan.arrivals, plan.request_rate, plan.seed);
-    for (Slot& slot : slots) free_.Give(&slot);
+    for (Slot& slot : slots) free_.Return(&slot);
     num_writing_ = writers;
     for (int64_t i = 0; i < writers; ++i) threads_.emplace_back([this] { Write(); });
   }
@@ -187,7 +187,7 @@ class Phase {
       if (is_short) is_behind_.store(true, std::memory_order_relaxed);
       const std::optional<Ticket> ticket = NextTicket();
       if (!ticket.has_value() || !WaitUntilDue(*ticket)) {
-        free_.Give(slot);
+        free_.Return(slot);
         break;
       }
       Send(*slot, *ticket, is_short);
@@ -224,7 +224,7 @@ class Phase {
     const absl::Time start = ticket.due.value_or(sent);
     if (!written.ok()) {
       recorder_.RecordFailure(ticket.size, written);
-      free_.Give(&slot);
+      free_.Return(&slot);
       return;
     }
     const auto take = [this, &slot, start, first, rows,
@@ -236,7 +236,7 @@ class Phase {
       } else {
         recorder_.RecordFailure(size, result.status());
       }
-      free_.Give(&slot);
+      free_.Return(&slot);
     };
     if (waits_) {
       fixture_.target.SendAndWait(args, take);

@@ -67,8 +67,10 @@ class AsyncioPool(Pool):
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 done(task.result())
-            else:
+            elif isinstance(error, (Cancelled, asyncio.CancelledError)):
                 done(Answer(grpc.StatusCode.CANCELLED, str(error)))
+            else:  # an error in this package or in an interceptor, which a retry would only hide
+                done(Answer(grpc.StatusCode.INTERNAL, repr(error)))
 
         task = self._spawn(self.ask(call))
         task.add_done_callback(ended)

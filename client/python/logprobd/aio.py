@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logprobd._asyncio import AsyncioPool
 from logprobd._core import ClientCore
@@ -36,6 +37,12 @@ class AsyncClient(ClientCore, ScoreMethod[Coroutine[Any, Any, ScoreResult]]):
     async def buffer(self, rows: int, hidden_size: int, dtype: Any = "bf16") -> Any:
         """See Client.buffer."""
         return await self._buffer(rows, hidden_size, dtype)
+
+    if not TYPE_CHECKING:  # a coroutine function also for inspect and unittest.mock
+
+        @functools.wraps(ScoreMethod.score)
+        async def score(self, *args: Any, **options: Any) -> ScoreResult:
+            return await super().score(*args, **options)
 
     def _run_score(self, args: ScoreArgs) -> Coroutine[Any, Any, ScoreResult]:
         return self._score(args)

@@ -79,8 +79,8 @@ class ScoreMethod(Generic[Scored]):
                 shift them).
             temperature: divisor of the logits, 1e-4 to 1e4. A number, or an array that broadcasts
                 to the shape of targets; its values in ignored rows are not read.
-            outputs: any of logprob, entropy, lse, argmax, greedy, sum_p_squared, max_logit,
-                min_logit, target_rank.
+            outputs: names of scores with one value per row: the properties of ScoreResult that have
+                the shape of targets; "argmax" gives argmax_id and argmax_logprob.
             entropy_temperature: temperature of the entropy alone. None means the value of
                 temperature.
             candidates: further ids to score, as an array [..., n], as one list of ids per row, or

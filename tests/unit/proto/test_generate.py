@@ -52,3 +52,18 @@ def test_a_score_with_a_value_per_row_needs_an_output(generate):
 def test_a_line_that_is_not_understood_is_an_error(generate):
     with pytest.raises(SystemExit, match="in Strange: map"):
         list(generate.blocks_of("message Strange {\n  map<string, int32> names = 1;\n}\n"))
+
+
+def test_a_request_field_that_no_rule_reads_is_an_error(generate):
+    for each, message in [
+        (generate.Field("", "string", "name", 20, "a text."), "parsed_by_hand"),
+        (generate.Field("", "float", "factor", 64, "a factor."), "below 64"),
+    ]:
+        with pytest.raises(SystemExit, match=message):
+            generate.request_member(each)
+
+
+def test_the_readme_explains_every_score(generate):
+    readme = (ROOT / "README.md").read_text()
+
+    assert [score.name for score in generate.SCORES if f"`{score.name}`" not in readme] == []

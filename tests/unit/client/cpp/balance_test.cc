@@ -73,7 +73,7 @@ TEST_F(BalanceTest, LetsEqualsTakeTurns) {
   std::vector<std::string> taken;
   for (int i = 0; i < 5; ++i) {
     taken.push_back(Take(balance, 10));
-    balance.Give(taken.back(), 10);
+    balance.Release(taken.back(), 10);
   }
 
   EXPECT_THAT(taken, ElementsAre("a", "b", "c", "a", "b"));
@@ -92,7 +92,7 @@ TEST_F(BalanceTest, TheOthersTakeTurnsWhileOneServerIsOut) {
     std::vector<std::string> taken;
     for (int i = 0; i < 5; ++i) {
       taken.push_back(Take(balance, 10));
-      balance.Give(taken.back(), 10);
+      balance.Release(taken.back(), 10);
     }
 
     EXPECT_EQ(taken, expected) << out;
@@ -276,7 +276,7 @@ TEST_F(BalanceTest, RemembersServersThatStay) {
   EXPECT_EQ(Take(balance, 7, {.excluded = {"a"}}), "b");
 
   balance.SetAddresses({"b", "c"});
-  balance.Give("a", 1);  // the server was removed
+  balance.Release("a", 1);  // the server was removed
 
   ASSERT_EQ(balance.states().size(), 2U);
   EXPECT_EQ(balance.states()[0].address, "b");
@@ -294,16 +294,16 @@ TEST_F(BalanceTest, AServerThatIsAddedAgainHasNoBytesOfItsEarlierRequests) {
   balance.SetAddresses({"b"});
   balance.SetAddresses({"b", "a"});
   EXPECT_EQ(balance.states()[1].bytes, 0);
-  balance.Give("a", 10);  // the request from before the removal
+  balance.Release("a", 10);  // the request from before the removal
   EXPECT_EQ(balance.states()[1].requests, 0);
   EXPECT_EQ(balance.states()[1].bytes, 0);
 
   CheckAll(balance);
   EXPECT_EQ(Take(balance, 4, {.excluded = {"b"}}), "a");
   EXPECT_EQ(balance.states()[1].bytes, 4);
-  balance.Give("a", 10);  // another one from before the removal
+  balance.Release("a", 10);  // another one from before the removal
   EXPECT_EQ(balance.states()[1].bytes, 0);
-  balance.Give("a", 4);
+  balance.Release("a", 4);
   EXPECT_EQ(balance.states()[1].requests, 0);
   EXPECT_EQ(balance.states()[1].bytes, 0);
 }

@@ -18,6 +18,7 @@ from logprobd import (
     NotFound,
     Overloaded,
     RetryPolicy,
+    ServerBug,
     Unavailable,
     _pool,
     _wire,
@@ -44,6 +45,30 @@ def test_the_methods_and_their_parameters_are_those_of_client():
             p: (v.kind, v.default) for p, v in theirs.items()
         }, name
     assert inspect.signature(Client) == inspect.signature(AsyncClient)
+
+
+def test_score_is_a_coroutine_function():
+    # Regression: it returned a coroutine without being one, so that mocks of it could not be awaited.
+    assert inspect.iscoroutinefunction(AsyncClient.score)
+
+
+@pytest.mark.parametrize("max_inflight", [1, 8])
+def test_an_unexpected_error_ends_a_call_at_once(server, rows, max_inflight, monkeypatch):
+    # Regression: it counted as an answer of a server that cancelled the call, and was retried.
+    attempts = []
+
+    def channel(*_):
+        attempts.append(1)
+        raise TypeError("metadata was wrong")
+
+    async def body(c):
+        await c.info()
+        monkeypatch.setattr(c._pool, "channel", channel)
+        await c.score(*rows)
+
+    with pytest.raises((TypeError, ServerBug), match="metadata was wrong"):
+        run(server, body, chunk_rows=3, max_inflight=max_inflight)
+    assert len(attempts) <= max_inflight
 
 
 @pytest.mark.parametrize("chunk_rows", [3, 100])

@@ -321,7 +321,7 @@ TEST_F(HeadVersionsTest, LogsTheDigestOfTheFirstVersionOnceItIsKnown) {
 
 // Regression: after its version was dropped, a number was accepted for other weights, which changed
 // the weights of clients that had pinned it.
-TEST_F(HeadVersionsTest, ANumberThatHasBeenLiveNamesTheSameWeightsForEver) {
+TEST_F(HeadVersionsTest, ANumberThatHasBeenLiveNamesTheSameWeightsAlways) {
   Make();
   folders_["/m/1"] = {.seed = 1};
   for (const uint64_t version : {2, 3}) {
