@@ -183,7 +183,7 @@ struct LinearLogprobOutputs {
   /// Shaped like candidate_ids: x[id] - lse, nats, <= 0.
   at::Tensor candidate_logprobs;
   at::Tensor lse_rest;  ///< Rounding error of lse: exact lse minus lse.
-  at::Tensor cache;     ///< Cache that options.keep_logits requests (paths/logit_cache.h).
+  at::Tensor cache;     ///< Cache that options.memory requests (paths/logit_cache.h).
 
   /// Returns the fields that callers use; the others are read only by the backward pass.
   static constexpr auto Scores() {
