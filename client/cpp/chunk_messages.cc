@@ -248,11 +248,12 @@ absl::StatusOr<bool> ResultMerger::Add(
   });
   if (!status.ok()) return status;
 
-  parts_[static_cast<size_t>(&chunk - plan_.chunks.data())] = {
-      .weights_version = response.weights_version(),
-      .ignored_rows = response.ignored_rows(),
-      .nonfinite_rows = response.nonfinite_rows(),
-      .trace = response.has_trace() ? std::optional(ReadTrace(response.trace())) : std::nullopt};
+  Part& part = parts_[static_cast<size_t>(&chunk - plan_.chunks.data())];
+  part = {};
+  part.weights_version = response.weights_version();
+  part.ignored_rows = response.ignored_rows();
+  part.nonfinite_rows = response.nonfinite_rows();
+  if (response.has_trace()) part.trace = ReadTrace(response.trace());
   ServerTimings& timings = result_.timings;
   timings.queue_us = std::max(timings.queue_us, response.timings().queue_us());
   timings.copy_us = std::max(timings.copy_us, response.timings().copy_us());
