@@ -313,7 +313,7 @@ TEST_F(BalancingTransportTest, ListsHeadsOfAllServersWithTheTightestLimits) {
   ASSERT_EQ(replies_.size(), 1U);
   absl::StatusOr<ServerInfo> info = ParseListHeads(replies_[0].body);
   ASSERT_TRUE(info.ok()) << info.status();
-  balancing_->Tighten(*info);
+  balancing_->LowerLimits(*info);
   EXPECT_EQ(info->heads[0].limits.request_rows_max, 30);
 }
 
