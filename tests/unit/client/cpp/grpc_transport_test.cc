@@ -22,6 +22,7 @@ TEST(GrpcTransportTest, AnswersTheCallInFlightToAServerThatLeaves) {
   GrpcTransport transport({.channels = 1});
   const auto call = [&](absl::Notification& is_over) {
     transport.Call({.method = kScoreMethod,
+                    .body = {},
                     .deadline = transport.Now() + kPatience,
                     .scope = transport.NewScope(),
                     .server = server.address()},
