@@ -206,13 +206,14 @@ struct Contender {
     const auto allocate = [this](int64_t bytes) {
       return sharing == nullptr ? client::AllocateHeapRows(bytes) : sharing->AllocateRows(bytes);
     };
+    const client::ScoreArgs request;
+    const client::LoadFixture fixture = {.target = *target,
+                                         .pool = rows.pool,
+                                         .request = request,
+                                         .allocate = allocate,
+                                         .observer = observer};
     LOGPROBD_ASSIGN_OR_RETURN(const client::LoadMeasurement measurement,
-                              client::RunLoad({.target = *target,
-                                               .pool = rows.pool,
-                                               .allocate = allocate,
-                                               .request = {},
-                                               .observer = observer},
-                                              plan));
+                              client::RunLoad(fixture, plan));
     LOGPROBD_RETURN_IF_ERROR(measurement.measured.first_error);
     LOGPROBD_RETURN_IF_ERROR(observer.failure());
     double total_rows = 0;  // includes the window that does not count for the rate

@@ -170,9 +170,9 @@ class Bench {
       absl::StatusOr<LoadMeasurement> measurement =
           RunLoad({.target = target,
                    .pool = *pool_,
+                   .request = request_,
                    .allocate = [this](int64_t bytes) { return client_->AllocateRows(bytes); },
                    .device = device_ ? &*device_ : nullptr,
-                   .request = request_,
                    .observer = observer},
                   plan);
       if (!measurement.ok()) return measurement.status();

@@ -19,10 +19,11 @@ constexpr absl::Duration kPatience = absl::Seconds(20);
 TEST(GrpcTransportTest, AnswersTheCallInFlightToAServerThatLeaves) {
   testing::FakeScoringServer server;
   server.service().Hold();
+  const grpc::Slice no_fields;
   GrpcTransport transport({.channels = 1});
   const auto call = [&](absl::Notification& is_over) {
     transport.Call({.method = kScoreMethod,
-                    .body = {},
+                    .body = grpc::ByteBuffer(&no_fields, 1),
                     .deadline = transport.Now() + kPatience,
                     .scope = transport.NewScope(),
                     .server = server.address()},

@@ -94,20 +94,14 @@ TEST_P(LoadFromGpuTest, RequestsNameTheRowsOfThePool) {
   Head head;
   head.hidden_size = 8;
   head.vocab_size = 100;
-  HeapRowMemory heap;
-  const RowPool pool = *RowPool::Create(head, Dtype::kBf16, 300, 1, heap);
+  const RowPool pool = *RowPool::Create(head, Dtype::kBf16, 300, 1);
   CudaMemory memory = *CudaMemory::Open(0, FAKE_LIBCUDA);
   DeviceTarget target;
   LoadObserver observer;
 
-  const absl::StatusOr<LoadMeasurement> measurement =
-      RunLoad({.target = target,
-               .pool = pool,
-               .memory = heap,
-               .device = &memory,
-               .request = {},
-               .observer = observer},
-              {.mix = {.sizes = {{.rows = 300}}}, .writers = 1, .fresh = fresh, .requests = 4});
+  const absl::StatusOr<LoadMeasurement> measurement = RunLoad(
+      {.target = target, .pool = pool, .request = {}, .device = &memory, .observer = observer},
+      {.mix = {.sizes = {{.rows = 300}}}, .writers = 1, .fresh = fresh, .requests = 4});
 
   ASSERT_TRUE(measurement.ok()) << measurement.status();
   EXPECT_EQ(measurement->measured.Total().errors, 0);
