@@ -100,7 +100,7 @@ class LoadObserver {
 struct LoadFixture {
   LoadTarget& target;
   const RowPool& pool;  ///< Created for requests of at least the plan's largest size.
-  ScoreArgs request;  ///< Template of every request (head, outputs, ...); rows are filled in.
+  ScoreArgs request;    ///< Template of every request (head, outputs, ...); rows are filled in.
   /// Allocates memory for the fresh rows of a request: on the heap, or, with Client::AllocateRows,
   /// where the server reads them.
   std::function<absl::StatusOr<RowBuffer>(int64_t bytes)> allocate = AllocateHeapRows;
