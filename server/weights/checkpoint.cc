@@ -179,7 +179,7 @@ absl::StatusOr<const Checkpoint::Shard*> Checkpoint::OpenShard(const std::string
 absl::StatusOr<StoredTensor> Checkpoint::Find(absl::string_view name) {
   const auto file_name = files_.find(name);
   if (file_name == files_.end()) {
-    return absl::NotFoundError(
+    return absl::InvalidArgumentError(
         absl::StrCat(PrintableName(paths_.weights), " has no tensor ", PrintableName(name)));
   }
   auto shard = OpenShard(file_name->second);

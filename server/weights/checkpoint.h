@@ -51,8 +51,8 @@ class Checkpoint {
   /// does not list them.
   const std::vector<std::string>& unlisted() const { return unlisted_; }
 
-  /// Returns a tensor. Returns NOT_FOUND if there is no such tensor or its shard is missing, and
-  /// INVALID_ARGUMENT if the shard is malformed or does not contain the tensor that the index
+  /// Returns a tensor. Returns NOT_FOUND if its shard is missing, and INVALID_ARGUMENT if there is
+  /// no such tensor, or if the shard is malformed or does not contain the tensor that the index
   /// places there.
   absl::StatusOr<StoredTensor> Find(absl::string_view name);
 

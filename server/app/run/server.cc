@@ -195,8 +195,10 @@ absl::Status Server::Impl::Listen() {
   PublishMemory();
   metrics.SetInflightBytesLimit(options.queue_bytes);
   if (!options.tokens.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessEntry> entries, AccessEntriesOf(options));
-    access = std::make_shared<AccessList>(std::move(entries));
+    absl::StatusOr<std::vector<AccessEntry>> entries = AccessEntriesOf(options);
+    // Whatever is wrong with the file is a wrong setting, as with a configuration file.
+    if (!entries.ok()) return absl::InvalidArgumentError(entries.status().message());
+    access = std::make_shared<AccessList>(*std::move(entries));
     http_access = std::make_unique<HttpAccess>(access, metrics);
   }
   if (const TlsFiles::Options files = TlsOptionsOf(options); files.is_enabled()) {
