@@ -30,8 +30,10 @@ struct ModelPaths {
 
 /// Finds the weights in a folder, or accepts the file that `path` names. Returns NOT_FOUND,
 /// PERMISSION_DENIED or INVALID_ARGUMENT if there are no readable weights, and UNIMPLEMENTED if
-/// there are only pickle or GGUF files.
-absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path);
+/// there are only pickle or GGUF files. Unless `roots` is null, nothing outside of it is looked
+/// into, even if a link takes the place of `path` meanwhile: PERMISSION_DENIED.
+absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path,
+                                          const AllowedRoots* roots = nullptr);
 
 /// The tensors of a checkpoint that HeadNames selects. The checkpoint is one safetensors
 /// file, or several with an index. A shard is opened and checked when one of its tensors is
