@@ -1,5 +1,8 @@
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -7,6 +10,21 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/app/run/run.h"
+
+namespace {
+
+/// Blocks SIGHUP, whose default action would end the process until StopSignals takes it. A system
+/// call of its own, since the functions of a sanitizer may not work yet.
+void BlockReloads(int /*argc*/, char** /*argv*/, char** /*environment*/) {
+  const uint64_t hangup = uint64_t{1} << (SIGHUP - 1);
+  syscall(SYS_rt_sigprocmask, SIG_BLOCK, &hangup, nullptr, sizeof(hangup));
+}
+
+/// Runs before the constructors of the shared libraries, which take most of the time until main.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const block_reloads)(int, char**,
+                                                                          char**) = BlockReloads;
+
+}  // namespace
 
 int main(int argc, char** argv) {
   // Debian's Abseil checks every Mutex::Lock for deadlocks, including gRPC's, and takes a

@@ -126,6 +126,25 @@ DEVICES = Row(
             one(f"increase(logprobd_tls_reloads_total{{{OURS}}}[1h])", "{{instance}} {{result}}"),
         ),
         Panel(
+            "Revocation list expires in",
+            "Time until the first revocation list expires, when all clients of its CA are refused.",
+            one(
+                f"logprobd_tls_revocation_expiry_timestamp_seconds{{{OURS}}} - time()",
+                "{{instance}}",
+            ),
+            "s",
+        ),
+        Panel(
+            "Unusable revocation lists",
+            "Revocation lists that are damaged, forged, too old or gone. The last good ones stay in force.",
+            one(f"logprobd_tls_revocation_problems{{{OURS}}}", "{{instance}}"),
+        ),
+        Panel(
+            "Refused client certificates",
+            "Connections whose client certificate was refused by revocation lists, by reason.",
+            series(rate, "logprobd_tls_refused_certificates_total", OURS, "instance, reason"),
+        ),
+        Panel(
             "Uptime",
             "Time since the process started.",
             one(f"time() - process_start_time_seconds{{{OURS}}}", "{{instance}}"),

@@ -44,6 +44,7 @@ constexpr std::array<const char*, 11> kRejectionNames = {
     "answer_bytes", "unauthenticated", "permission_denied"};
 constexpr std::array<const char*, 3> kLeftAtNames = {"arrival", "queue", "engine"};
 constexpr std::array<const char*, 2> kTlsReloadNames = {"failed", "ok"};
+constexpr std::array<const char*, 3> kTlsRefusalNames = {"revoked", "list_expired", "other"};
 constexpr std::array<const char*, 4> kMemoryKinds = {"weights", "workspace", "staging", "receive"};
 
 /// A family with one label and one counter for each value of a fixed set.
@@ -212,6 +213,18 @@ struct Metrics::Impl {
         tls_expiry(AddGauges(registry, "logprobd_tls_certificate_expiry_timestamp_seconds",
                              "Time at which the first certificate of the server's chain expires, "
                              "in seconds since the epoch. Absent without TLS.")),
+        tls_refusals(registry, "logprobd_tls_refused_certificates_total",
+                     "Number of connections whose client certificate was refused by revocation "
+                     "lists, by reason.",
+                     "reason", kTlsRefusalNames),
+        tls_list_expiry(AddGauges(registry, "logprobd_tls_revocation_expiry_timestamp_seconds",
+                                  "Time at which the first revocation list expires, in seconds "
+                                  "since the epoch: then the clients of its CA are refused. "
+                                  "Absent without lists.")),
+        tls_list_problems(AddGauges(registry, "logprobd_tls_revocation_problems",
+                                    "Number of revocation lists that cannot be used or are "
+                                    "missing, so that earlier ones stay in force. Absent without "
+                                    "--tls-crl-dir.")),
         insecure_listeners(AddGauges(registry, "logprobd_insecure_listener",
                                      "1 for each listener that others can use without "
                                      "authentication, because of --insecure.")) {
@@ -274,6 +287,9 @@ struct Metrics::Impl {
   CounterSet<kNumTransports> sent;
   CounterSet<2> tls_reloads;
   prometheus::Family<prometheus::Gauge>& tls_expiry;
+  CounterSet<3> tls_refusals;
+  prometheus::Family<prometheus::Gauge>& tls_list_expiry;
+  prometheus::Family<prometheus::Gauge>& tls_list_problems;
   prometheus::Family<prometheus::Gauge>& insecure_listeners;
   std::array<prometheus::Histogram*, 8> stages{};
   prometheus::Gauge* inflight_bytes = nullptr;
@@ -410,6 +426,15 @@ void Metrics::RecordTlsReload(bool is_ok) {
 void Metrics::SetTlsCertificateExpiry(absl::Time expiry) {
   impl_->tls_expiry.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(expiry)));
 }
+
+void Metrics::SetTlsRevocation(absl::Time expiry, int64_t problems) {
+  if (expiry != absl::InfiniteFuture()) {
+    impl_->tls_list_expiry.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(expiry)));
+  }
+  impl_->tls_list_problems.Add({}).Set(static_cast<double>(problems));
+}
+
+void Metrics::RecordTlsRefusal(TlsRefusal reason) { impl_->tls_refusals[reason].Increment(); }
 
 void Metrics::SetInsecureListener(absl::string_view flag) {
   impl_->insecure_listeners.Add({{"flag", std::string(flag)}}).Set(1);

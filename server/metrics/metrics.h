@@ -39,6 +39,8 @@ class Metrics {
   /// How a replacement of a head's weights ended.
   enum class WeightsSwap { kCommitted, kRolledBack, kFailed, kCancelled, kDiscarded };
   using Rejection = logprobd::Rejection;
+  /// Why a client's certificate was refused.
+  enum class TlsRefusal { kRevoked, kListExpired, kOther };
   /// The stage in which a request was when it was cancelled or its deadline passed.
   enum class LeftAt { kArrival, kQueue, kEngine };
 
@@ -92,6 +94,11 @@ class Metrics {
   /// Sets the time at which the first certificate of the server's chain expires. The series exists
   /// from the first call on.
   void SetTlsCertificateExpiry(absl::Time expiry);
+  /// Sets the time at which the first revocation list expires, and the number of lists that cannot
+  /// be used or are missing. The series exist from the first call on.
+  void SetTlsRevocation(absl::Time expiry, int64_t problems);
+  /// Counts a client whose certificate was refused by revocation lists.
+  void RecordTlsRefusal(TlsRefusal reason);
 
   /// Marks the listener of `flag`, such as "--listen", as one that others can use without
   /// authentication.

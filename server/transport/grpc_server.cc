@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -22,6 +24,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_certificate_verifier.h"
 #include "grpcpp/security/tls_credentials_options.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
@@ -30,6 +33,7 @@
 #include "server/transport/access_processor.h"
 #include "server/transport/connection_acceptor.h"
 #include "server/transport/grpc_versions.h"
+#include "server/transport/revocation_lists.h"
 #include "server/transport/same_host_access.h"
 #include "server/transport/scoring_service.h"
 #include "server/transport/sockets.h"
@@ -137,6 +141,28 @@ absl::StatusOr<ListenAddress> CheckedAdminAddress(const GrpcServer::Options& opt
 /// Interval at which gRPC looks at the copies of the TLS files, its shortest.
 constexpr unsigned kTlsWatchSeconds = 1;
 
+/// Refuses revoked certificates of clients after the handshake, before HTTP/2.
+class RevocationVerifier final : public grpc::experimental::ExternalCertificateVerifier {
+ public:
+  explicit RevocationVerifier(std::shared_ptr<RevocationCheck> check) : check_(std::move(check)) {}
+
+  bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
+              std::function<void(grpc::Status)> /*callback*/, grpc::Status* status) override {
+    const absl::Status checked =
+        check_->Check(ViewOf(request->peer_cert()), ViewOf(request->peer_cert_full_chain()));
+    *status = checked.ok() ? grpc::Status::OK
+                           : grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                                          std::string(checked.message()));
+    return true;  // Nothing is left to be done.
+  }
+  void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest* /*request*/) override {}
+
+ private:
+  static absl::string_view ViewOf(grpc::string_ref text) { return {text.data(), text.size()}; }
+
+  const std::shared_ptr<RevocationCheck> check_;
+};
+
 /// gRPC's lowest version is TLS 1.2, and it prefers 1.3.
 std::shared_ptr<grpc::ServerCredentials> TlsCredentialsOf(const TlsFiles& tls) {
   const bool needs_client = tls.options().needs_client_certificates();
@@ -148,10 +174,12 @@ std::shared_ptr<grpc::ServerCredentials> TlsCredentialsOf(const TlsFiles& tls) {
   if (needs_client) {
     options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
-  if (!tls.options().crl_dir.empty()) {
-    // Newer versions deprecate this function for a provider that reads the folder every minute at
-    // most. With it a list takes effect together with the other files.
-    options.set_crl_directory(tls.options().crl_dir);
+  if (tls.revocation() != nullptr) {
+    // gRPC's own lists (set_crl_directory) would ignore one that is damaged, check no session that
+    // is resumed, say nothing about refusals, and trust CAs whose certificates lie in the folder.
+    options.set_certificate_verifier(
+        grpc::experimental::ExternalCertificateVerifier::Create<RevocationVerifier>(
+            tls.revocation()));
   }
   return grpc::experimental::TlsServerCredentials(options);
 }

@@ -11,77 +11,28 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <ctime>
-#include <fstream>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/transport/pem.h"
 
 namespace logprobd {
 namespace {
 
-constexpr int64_t kFileBytesMax = int64_t{4} << 20;
-
-using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
 using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
-using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
 
-/// A file that a flag names, and its content.
-struct NamedFile {
-  absl::string_view flag;
-  std::string path;
-  std::string content;
-};
-
-absl::Status Wrong(const NamedFile& file, absl::string_view what) {
-  return absl::FailedPreconditionError(absl::StrCat(file.flag, ": ", file.path, " ", what));
-}
-
-/// Returns the error of a file that cannot be opened, by errno.
-absl::Status CannotRead(const NamedFile& file) {
-  const int error = errno;
-  absl::Status status =
-      Wrong(file, absl::StrCat("cannot be read: ", std::generic_category().message(error)));
-  return error == EMFILE || error == ENFILE || error == ENOMEM
-             ? absl::ResourceExhaustedError(status.message())
-             : status;
-}
-
-absl::StatusOr<NamedFile> ReadNamedFile(absl::string_view flag, const std::string& path) {
-  NamedFile file{flag, path, ""};
-  struct stat info {};
-  if (stat(path.c_str(), &info) != 0) return CannotRead(file);
-  if (!S_ISREG(info.st_mode) || info.st_size > kFileBytesMax) {
-    return Wrong(file, "is not a regular file of at most 4 MiB");
-  }
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) return CannotRead(file);
-  file.content.assign(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-  return file;
-}
-
-Bio BioOf(const NamedFile& file) {
-  return {BIO_new_mem_buf(file.content.data(), static_cast<int>(file.content.size())), BIO_free};
-}
-
-absl::StatusOr<std::vector<Certificate>> ParseCertificates(const NamedFile& file) {
-  const Bio bio = BioOf(file);
-  std::vector<Certificate> certificates;
-  ERR_clear_error();
-  while (X509* const next = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) {
-    certificates.emplace_back(next, X509_free);
-  }
-  const bool is_at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
-  ERR_clear_error();
+absl::StatusOr<std::vector<Certificate>> CertificatesOf(const NamedFile& file) {
+  bool is_damaged = false;
+  std::vector<Certificate> certificates = ParseCertificates(file.content, is_damaged);
   if (certificates.empty()) {
     return Wrong(file, "contains no PEM certificate (-----BEGIN CERTIFICATE-----)");
   }
-  if (!is_at_end) {
+  if (is_damaged) {
     return Wrong(file, absl::StrCat("is damaged after certificate ", certificates.size()));
   }
   return certificates;
@@ -92,7 +43,7 @@ absl::StatusOr<std::vector<Certificate>> ParseCertificates(const NamedFile& file
 int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writes*/, void* /*context*/) { return -1; }
 
 absl::StatusOr<Key> ParseKey(const NamedFile& file) {
-  const Bio bio = BioOf(file);
+  const Bio bio = BioOf(file.content);
   Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassphrase, nullptr), EVP_PKEY_free);
   ERR_clear_error();
   if (key == nullptr) return Wrong(file, "contains no PEM private key without a passphrase");
@@ -102,7 +53,7 @@ absl::StatusOr<Key> ParseKey(const NamedFile& file) {
 /// Returns what `write` writes to the BIO that it gets.
 template <typename Write>
 std::string PemOf(Write write) {
-  const Bio bio(BIO_new(BIO_s_mem()), BIO_free);
+  const Bio bio(BIO_new(BIO_s_mem()));
   write(bio.get());
   char* data = nullptr;
   const int64_t length = BIO_get_mem_data(bio.get(), &data);
@@ -117,17 +68,6 @@ TlsFiles::Pair PairOf(const std::vector<Certificate>& chain, const Key& key) {
           .key = PemOf([&](BIO* bio) {
             PEM_write_bio_PrivateKey(bio, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
           })};
-}
-
-std::string NameOf(X509_NAME* name) {
-  std::unique_ptr<char, decltype(&std::free)> text(X509_NAME_oneline(name, nullptr, 0), std::free);
-  return text == nullptr ? "" : std::string(text.get());
-}
-
-absl::Time TimeOf(const ASN1_TIME* time) {
-  std::tm parts{};
-  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
-  return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
 /// Checks that each certificate is valid now and issued by the next one. Returns the time at which
@@ -158,6 +98,17 @@ absl::StatusOr<absl::Time> CheckChain(const NamedFile& file,
     expiry = std::min(expiry, end);
   }
   return expiry;
+}
+
+/// A bundle may hold CAs that are no longer used, so one that has expired is no error.
+void WarnOfExpired(const std::vector<Certificate>& cas, absl::Time now) {
+  for (const Certificate& ca : cas) {
+    const absl::Time end = TimeOf(X509_get0_notAfter(ca.get()));
+    if (now < end) continue;
+    LogWarning("a CA of --tls-client-ca has expired, so its clients are refused",
+               {{"ca", NameOf(X509_get_subject_name(ca.get()))},
+                {"expired_at", absl::FormatTime(end, absl::UTCTimeZone())}});
+  }
 }
 
 absl::Status CannotCopy() {
@@ -229,7 +180,11 @@ TlsFiles::TlsFiles(Options options, Metrics& metrics, const Clock& clock,
       metrics_(metrics),
       clock_(clock),
       wall_now_(std::move(wall_now)),
-      next_look_(clock.Now() + kLookInterval) {}
+      next_look_(clock.Now() + kLookInterval) {
+  if (!options_.crl_dir.empty()) {
+    revocation_ = std::make_shared<RevocationCheck>(metrics_, wall_now_);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Create(const Options& options, Metrics& metrics,
                                                            const Clock& clock,
@@ -246,9 +201,23 @@ std::string TlsFiles::client_ca_path() const { return PathOf(client_ca_file_); }
 
 absl::Status TlsFiles::Install() {
   tried_stamp_ = seen_stamp_ = Stamp();
+  // What is wrong with one of them must not keep a CA trusted that is removed, or a certificate
+  // valid that is revoked.
+  std::vector<std::string> errors;
+  absl::StatusCode code = absl::StatusCode::kOk;
+  for (const absl::Status& status : {InstallPair(), InstallClientCa(), InstallLists()}) {
+    if (status.ok()) continue;
+    errors.emplace_back(status.message());
+    // What is short is tried again.
+    if (code != absl::StatusCode::kResourceExhausted) code = status.code();
+  }
+  return {code, absl::StrJoin(errors, "; ")};
+}
+
+absl::Status TlsFiles::InstallPair() {
   LOGPROBD_ASSIGN_OR_RETURN(const NamedFile cert, ReadNamedFile("--tls-cert", options_.cert));
   LOGPROBD_ASSIGN_OR_RETURN(const NamedFile key, ReadNamedFile("--tls-key", options_.key));
-  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<Certificate> chain, ParseCertificates(cert));
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<Certificate> chain, CertificatesOf(cert));
   LOGPROBD_ASSIGN_OR_RETURN(const Key private_key, ParseKey(key));
   const bool fits = X509_check_private_key(chain.front().get(), private_key.get()) == 1;
   ERR_clear_error();
@@ -256,31 +225,63 @@ absl::Status TlsFiles::Install() {
     return Wrong(key, absl::StrCat("is not the key of the certificate in ", options_.cert));
   }
   LOGPROBD_ASSIGN_OR_RETURN(const absl::Time expiry, CheckChain(cert, chain, wall_now_()));
-  NamedFile client_ca;
-  if (options_.needs_client_certificates()) {
-    LOGPROBD_ASSIGN_OR_RETURN(client_ca, ReadNamedFile("--tls-client-ca", options_.client_ca));
-    LOGPROBD_RETURN_IF_ERROR(ParseCertificates(client_ca).status());
-  }
-  if (!options_.crl_dir.empty() && access(options_.crl_dir.c_str(), R_OK | X_OK) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--tls-crl-dir: ", options_.crl_dir,
-                     " cannot be read: ", std::generic_category().message(errno)));
-  }
-
-  ++generation_;
   Pair pair = PairOf(chain, private_key);
-  LOGPROBD_ASSIGN_OR_RETURN(FileDescriptor pair_copy,
-                            MakeCopy(absl::StrCat(pair.key, pair.cert), generation_));
-  // gRPC reads revocation lists again only when another file changes. The comment is such a change.
-  LOGPROBD_ASSIGN_OR_RETURN(
-      FileDescriptor client_ca_copy,
-      MakeCopy(absl::StrCat(client_ca.content, "\n# generation ", generation_, "\n"), generation_));
+  LOGPROBD_ASSIGN_OR_RETURN(FileDescriptor copy,
+                            MakeCopy(absl::StrCat(pair.key, pair.cert), ++generation_));
   LOGPROBD_RETURN_IF_ERROR(take_(pair));  // Nothing is likely to fail from here on.
-  LOGPROBD_RETURN_IF_ERROR(Replace(client_ca_file_, std::move(client_ca_copy)));
-  LOGPROBD_RETURN_IF_ERROR(Replace(pair_file_, std::move(pair_copy)));
+  LOGPROBD_RETURN_IF_ERROR(Replace(pair_file_, std::move(copy)));
   pair_ = std::move(pair);
   metrics_.SetTlsCertificateExpiry(expiry);
   return absl::OkStatus();
+}
+
+absl::Status TlsFiles::InstallClientCa() {
+  if (!options_.needs_client_certificates()) return absl::OkStatus();
+  LOGPROBD_ASSIGN_OR_RETURN(NamedFile file, ReadNamedFile("--tls-client-ca", options_.client_ca));
+  LOGPROBD_ASSIGN_OR_RETURN(const std::vector<Certificate> cas, CertificatesOf(file));
+  WarnOfExpired(cas, wall_now_());
+  LOGPROBD_ASSIGN_OR_RETURN(FileDescriptor copy, MakeCopy(file.content, ++generation_));
+  LOGPROBD_RETURN_IF_ERROR(Replace(client_ca_file_, std::move(copy)));
+  client_ca_ = std::move(file.content);
+  return absl::OkStatus();
+}
+
+absl::Status TlsFiles::InstallLists() {
+  if (revocation_ == nullptr || client_ca_.empty()) return absl::OkStatus();
+  const bool is_first = lists_ == nullptr;
+  RevocationLists::Reading reading =
+      RevocationLists::Read(options_.crl_dir, client_ca_, lists_.get());
+  if (!is_first || reading.problems.empty()) {
+    lists_ = std::move(reading.lists);
+    revocation_->Set(lists_);
+    metrics_.SetTlsRevocation(lists_->FirstExpiry(), static_cast<int64_t>(reading.problems.size()));
+  }
+  if (lists_ != nullptr &&
+      !reading.is_short) {  // It is read again and again while files are short.
+    LogInfo("revocation lists read", {{"folder", options_.crl_dir},
+                                      {"lists", static_cast<int64_t>(lists_->lists().size())}});
+    for (const std::string& ca : lists_->WithoutList()) {
+      LogWarning("a CA of clients has no revocation list, so it revokes nothing", {{"ca", ca}});
+    }
+    expiry_reported_ = absl::InfinitePast();
+    ReportExpiredLists();
+  }
+  if (reading.problems.empty()) return absl::OkStatus();
+  const std::string text = absl::StrJoin(reading.problems, "; ");
+  return reading.is_short ? absl::ResourceExhaustedError(text)
+                          : absl::FailedPreconditionError(text);
+}
+
+void TlsFiles::ReportExpiredLists() {
+  const absl::Time now = wall_now_();
+  for (const RevocationLists::List& list : lists_->lists()) {
+    if (list.expires_at > now || list.expires_at <= expiry_reported_) continue;
+    LogError("a revocation list has expired, so all clients of its CA are refused",
+             {{"file", list.path},
+              {"ca", list.issuer},
+              {"expired_at", absl::FormatTime(list.expires_at, absl::UTCTimeZone())}});
+  }
+  expiry_reported_ = now;
 }
 
 bool TlsFiles::Reload() { return Report(Install()); }
@@ -291,7 +292,8 @@ bool TlsFiles::Report(const absl::Status& installed) {
   if (installed.ok()) {
     LogInfo("TLS certificates read again", {{"file", options_.cert}});
   } else {
-    LogError("the TLS certificates stay as they are", {{"reason", installed.message()}});
+    LogError("TLS files stay as they are, because new ones are wrong",
+             {{"reason", installed.message()}});
   }
   return installed.ok();
 }
@@ -300,6 +302,7 @@ bool TlsFiles::ReloadIfChanged() {
   const absl::Time now = clock_.Now();
   if (now < next_look_) return false;
   next_look_ = now + kLookInterval;
+  if (lists_ != nullptr) ReportExpiredLists();
   const std::string stamp = Stamp();
   const bool is_settled = stamp == std::exchange(seen_stamp_, stamp);
   const bool was_tried = stamp == tried_stamp_;
@@ -313,6 +316,13 @@ std::string TlsFiles::Stamp() const {
   for (const std::string& path :
        {options_.cert, options_.key, options_.client_ca, options_.crl_dir}) {
     if (!path.empty()) AppendStamp(path, stamp);
+  }
+  // The folder's own time does not change when a list is written in place, or its link's target is.
+  if (revocation_ != nullptr) {
+    for (const std::string& name : FilesOfListFolder(options_.crl_dir)) {
+      absl::StrAppend(&stamp, name, " ");
+      AppendStamp(absl::StrCat(options_.crl_dir, "/", name), stamp);
+    }
   }
   return stamp;
 }

@@ -11,6 +11,7 @@
 #include "server/base/clock.h"
 #include "server/base/file_descriptor.h"
 #include "server/metrics/metrics.h"
+#include "server/transport/revocation_lists.h"
 
 namespace logprobd {
 
@@ -28,9 +29,7 @@ class TlsFiles {
     std::string key = {};   ///< The private key of the certificate, without a passphrase.
     /// CAs of clients, which must then have a certificate. May be empty.
     std::string client_ca = {};
-    /// Folder with revocation lists of the client CAs, named as `openssl rehash` does. May be
-    /// empty.
-    std::string crl_dir = {};
+    std::string crl_dir = {};  ///< Folder with revocation lists of the client CAs. May be empty.
 
     bool is_enabled() const { return !cert.empty(); }
     bool needs_client_certificates() const { return !client_ca.empty(); }
@@ -51,7 +50,8 @@ class TlsFiles {
 
   /// Checks and copies the files. Returns FAILED_PRECONDITION that names the flag, the file and
   /// what is wrong: the file cannot be read, is not PEM, the key does not fit the certificate, the
-  /// chain is not in order, or a certificate is expired or not yet valid. Returns
+  /// chain is not in order, a certificate is expired or not yet valid, or a revocation list cannot
+  /// be used. An expired list is logged as an error and refuses the clients of its CA. Returns
   /// RESOURCE_EXHAUSTED if no file descriptor or no memory is left for the copies. `clock` measures
   /// intervals and `wall_now` returns the time of day; both, and `metrics`, must outlive the
   /// object.
@@ -63,6 +63,9 @@ class TlsFiles {
   TlsFiles& operator=(const TlsFiles&) = delete;
 
   const Options& options() const { return options_; }
+  /// What checks the certificates of clients with the lists in force, or null without
+  /// --tls-crl-dir.
+  const std::shared_ptr<RevocationCheck>& revocation() const { return revocation_; }
   /// The pair in use.
   const Pair& pair() const { return pair_; }
   /// Return the paths of the copies, which stay the same and are valid in this process only, while
@@ -76,8 +79,10 @@ class TlsFiles {
   /// called on the thread that reloads, and not for the pair of Create.
   void SetTaker(std::function<absl::Status(const Pair&)> take) { take_ = std::move(take); }
 
-  /// Checks the files and replaces the copies. On an error the copies stay. The result is logged
-  /// and counted. Returns whether the copies were replaced.
+  /// Checks the files and replaces the copies. On an error the copies stay, and so does each
+  /// revocation list that would be replaced by none or by one that cannot be used. The pair, the
+  /// CAs of clients and the lists are taken each by itself. The result is logged and counted.
+  /// Returns whether all of them were taken.
   bool Reload();
 
   /// Does what Reload does if the files have changed since they were last read and were the same in
@@ -90,8 +95,13 @@ class TlsFiles {
  private:
   TlsFiles(Options options, Metrics& metrics, const Clock& clock,
            std::function<absl::Time()> wall_now);
-  /// Checks the files and makes their copies current.
+  /// Checks the files and makes their copies and lists current.
   absl::Status Install();
+  absl::Status InstallPair();
+  absl::Status InstallClientCa();
+  absl::Status InstallLists();
+  /// Logs each list that has expired since the last call.
+  void ReportExpiredLists();
   /// Logs and counts a result of Install, and returns whether it is OK.
   bool Report(const absl::Status& installed);
   /// Returns a text that changes whenever a file does.
@@ -105,6 +115,10 @@ class TlsFiles {
   Pair pair_;
   FileDescriptor pair_file_;  ///< Of the copies. Their numbers stay the same.
   FileDescriptor client_ca_file_;
+  std::string client_ca_;                         ///< The certificates of the copy in use.
+  std::shared_ptr<RevocationCheck> revocation_;   ///< Null without lists, like `lists_`.
+  std::shared_ptr<const RevocationLists> lists_;  ///< In force.
+  absl::Time expiry_reported_ = absl::InfinitePast();
   int generation_ = 0;       ///< Number of copies made.
   bool is_short_ = false;    ///< Install has last failed with RESOURCE_EXHAUSTED.
   std::string tried_stamp_;  ///< State of the files that Install last saw.

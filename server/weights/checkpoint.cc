@@ -1,6 +1,10 @@
 #include "server/weights/checkpoint.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <array>
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -9,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errors.h"
+#include "server/base/file_descriptor.h"
 #include "server/weights/hub_cache.h"
 #include "server/weights/untrusted_text.h"
 
@@ -51,14 +56,17 @@ absl::Status PathError(const std::string& path, const std::error_code& error) {
     return absl::PermissionDeniedError(absl::StrCat(
         PrintableName(path), " cannot be read; give the server's user read permission"));
   }
-  return absl::InvalidArgumentError(absl::StrCat(PrintableName(path), ": ", error.message()));
+  const std::string message = absl::StrCat(PrintableName(path), ": ", error.message());
+  return error == std::errc::too_many_symbolic_link_levels || error == std::errc::filename_too_long
+             ? absl::InvalidArgumentError(message)
+             : absl::UnavailableError(message);
 }
 
 // Returns the error for a folder with neither the single file nor an index. It names what the
-// folder contains instead.
-absl::Status ExplainNoWeights(const std::string& folder) {
+// folder contains instead. `opened` is a path of the folder that stays the same folder.
+absl::Status ExplainNoWeights(const std::string& folder, const fs::path& opened) {
   std::error_code error;
-  fs::directory_iterator entries(folder, error);
+  fs::directory_iterator entries(opened, error);
   std::string pickle;
   std::string gguf;
   std::string safetensors;
@@ -114,30 +122,46 @@ absl::StatusOr<ModelPaths> PathsOfFile(const fs::path& path) {
 
 }  // namespace
 
-absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path) {
+absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path, const AllowedRoots* roots) {
   if (path.empty() || path.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError("the model's path is empty or contains a NUL");
   }
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) {
+  const FileDescriptor folder(open(path.c_str(), O_PATH | O_CLOEXEC));
+  if (!folder.is_open()) {
+    if (errno != ENOENT && errno != ENOTDIR) {
+      return PathError(path, std::error_code(errno, std::generic_category()));
+    }
     return absl::NotFoundError(absl::StrCat(
         PrintableName(path),
         " does not exist; the model must be a local folder (models are not downloaded by name)"));
   }
-  if (error) return PathError(path, error);
-  if (status.type() != fs::file_type::directory) return PathsOfFile(path);
-  const std::string index = (fs::path(path) / std::string(kIndexFile)).string();
+  if (roots != nullptr) {
+    LOGPROBD_RETURN_IF_ERROR(roots->CheckDescriptor(folder.get(), path));
+  }
+  struct stat info {};
+  if (fstat(folder.get(), &info) != 0) {
+    return PathError(path, std::error_code(errno, std::generic_category()));
+  }
+  if (!S_ISDIR(info.st_mode)) return PathsOfFile(path);
+  // By now the path may lead elsewhere. If roots restrict it, only the folder that was checked is
+  // looked into.
+  const fs::path opened = roots == nullptr ? path : absl::StrCat("/proc/self/fd/", folder.get());
+  std::error_code error;
   for (const absl::string_view name : {kSingleFile, kIndexFile}) {
-    const fs::path file = fs::path(path) / std::string(name);
     // A dangling link counts as present, so that the error of opening it explains the problem.
-    if (fs::symlink_status(file, error).type() != fs::file_type::not_found && !error) {
-      const bool has_other = name == kSingleFile && fs::exists(index, error);
-      return ModelPaths{path, file.string(), name == kIndexFile, has_other ? index : ""};
+    const fs::path file = std::string(name);
+    if (fs::symlink_status(opened / file, error).type() != fs::file_type::not_found && !error) {
+      const fs::path index = std::string(kIndexFile);
+      // No link is followed, since it may lead out of the roots.
+      const bool has_other =
+          name == kSingleFile &&
+          fs::symlink_status(opened / index, error).type() != fs::file_type::not_found;
+      return ModelPaths{path, (fs::path(path) / file).string(), name == kIndexFile,
+                        has_other ? (fs::path(path) / index).string() : ""};
     }
     if (error && error != std::errc::no_such_file_or_directory) return PathError(path, error);
   }
-  return ExplainNoWeights(path);
+  return ExplainNoWeights(path, opened);
 }
 
 Checkpoint::Checkpoint(ModelPaths paths, HeadNames& names, const AllowedRoots* roots)
@@ -179,7 +203,7 @@ absl::StatusOr<const Checkpoint::Shard*> Checkpoint::OpenShard(const std::string
 absl::StatusOr<StoredTensor> Checkpoint::Find(absl::string_view name) {
   const auto file_name = files_.find(name);
   if (file_name == files_.end()) {
-    return absl::NotFoundError(
+    return absl::InvalidArgumentError(
         absl::StrCat(PrintableName(paths_.weights), " has no tensor ", PrintableName(name)));
   }
   auto shard = OpenShard(file_name->second);

@@ -30,8 +30,10 @@ struct ModelPaths {
 
 /// Finds the weights in a folder, or accepts the file that `path` names. Returns NOT_FOUND,
 /// PERMISSION_DENIED or INVALID_ARGUMENT if there are no readable weights, and UNIMPLEMENTED if
-/// there are only pickle or GGUF files.
-absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path);
+/// there are only pickle or GGUF files. Unless `roots` is null, nothing outside of it is looked
+/// into, even if a link takes the place of `path` meanwhile: PERMISSION_DENIED.
+absl::StatusOr<ModelPaths> FindModelPaths(const std::string& path,
+                                          const AllowedRoots* roots = nullptr);
 
 /// The tensors of a checkpoint that HeadNames selects. The checkpoint is one safetensors
 /// file, or several with an index. A shard is opened and checked when one of its tensors is
@@ -51,8 +53,8 @@ class Checkpoint {
   /// does not list them.
   const std::vector<std::string>& unlisted() const { return unlisted_; }
 
-  /// Returns a tensor. Returns NOT_FOUND if there is no such tensor or its shard is missing, and
-  /// INVALID_ARGUMENT if the shard is malformed or does not contain the tensor that the index
+  /// Returns a tensor. Returns NOT_FOUND if its shard is missing, and INVALID_ARGUMENT if there is
+  /// no such tensor, or if the shard is malformed or does not contain the tensor that the index
   /// places there.
   absl::StatusOr<StoredTensor> Find(absl::string_view name);
 

@@ -62,7 +62,7 @@ absl::Status NoHead(const HeadNames& names) {
   const std::string hint = names.lookalikes().empty() ? ""
                                                       : absl::StrCat("; names that look like one: ",
                                                                      Printable(names.lookalikes()));
-  return absl::NotFoundError(
+  return absl::InvalidArgumentError(
       absl::StrCat("the checkpoint has no head under a known name (",
                    absl::StrJoin(names.heads(), ", "), ", or for tied weights ",
                    absl::StrJoin(names.embeddings(), ", "), "); name it with --head-tensor", hint));

@@ -24,8 +24,8 @@ struct HeadChoice {
 /// stored, and by what `config` says about tied weights. README.md lists the rules. If both a head
 /// and an embedding are stored and the config says that they are one, reads the first `valid_vocab`
 /// rows of both to compare them. Errors, whose messages say what to change:
-///   NOT_FOUND         no tensor has the name of a head; the message lists the names.
-///   INVALID_ARGUMENT  the stored tensors and the config contradict each other.
+///   INVALID_ARGUMENT  no tensor has the name of a head, and the message lists the names; or the
+///                     stored tensors and the config contradict each other.
 ///   UNIMPLEMENTED     the head is quantised, has an adapter, or is stored in an unknown form.
 absl::StatusOr<HeadChoice> ChooseHead(Checkpoint& checkpoint, const HeadConfig& config,
                                       const HeadNames& names, const std::string& head_tensor,

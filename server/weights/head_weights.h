@@ -73,7 +73,7 @@ struct ModelFolderHead {
 /// index file with config.json in the same folder. Reads only headers and the bias; if a model that
 /// claims tied weights stores two tensors, also reads their valid rows to compare them. README.md
 /// of this folder lists the rules. Error messages say what to change:
-///   NOT_FOUND          no such folder, file or tensor.
+///   NOT_FOUND          no such folder or file.
 ///   INVALID_ARGUMENT   malformed files or options, or config.json and tensors that contradict each
 ///                      other.
 ///   UNIMPLEMENTED      a quantised head, one in an unknown form, logits that are computed in an

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -110,9 +109,9 @@ std::optional<std::string> WarnOfUnusedIndex(const ModelPaths& paths, const std:
 }
 
 // Transformers loads the adapter of a folder with its model.
-std::optional<std::string> WarnOfAdapter(const ModelPaths& paths) {
+std::optional<std::string> WarnOfAdapter(const ModelPaths& paths, const AllowedRoots* roots) {
   const std::filesystem::path config = std::filesystem::path(paths.folder) / "adapter_config.json";
-  if (std::error_code ignored; !std::filesystem::exists(config, ignored)) return std::nullopt;
+  if (!RegularFile::Open(config.string(), roots).ok()) return std::nullopt;
   return absl::StrCat(
       config.filename().string(),
       " lies beside the weights: transformers applies that adapter, and the head "
@@ -211,7 +210,7 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   if (roots != nullptr) {
     LOGPROBD_RETURN_IF_ERROR(roots->CheckPath(path));
   }
-  LOGPROBD_ASSIGN_OR_RETURN(const ModelPaths paths, FindModelPaths(path));
+  LOGPROBD_ASSIGN_OR_RETURN(const ModelPaths paths, FindModelPaths(path, roots));
   auto source = std::make_shared<HeadSource>();
   source->folder = paths.folder;
   LOGPROBD_ASSIGN_OR_RETURN(HeadConfig config, ReadHeadConfig(*source, roots, options.logits));
@@ -261,7 +260,7 @@ absl::StatusOr<ModelFolderHead> OpenModelFolder(const std::string& path,
   for (const auto* warnings : {&choice.warnings, &bias.warnings}) {
     head.warnings.insert(head.warnings.end(), warnings->begin(), warnings->end());
   }
-  for (auto warning : {WarnOfUnusedIndex(paths, tensor.name, roots), WarnOfAdapter(paths)}) {
+  for (auto warning : {WarnOfUnusedIndex(paths, tensor.name, roots), WarnOfAdapter(paths, roots)}) {
     if (warning.has_value()) head.warnings.push_back(*std::move(warning));
   }
   source->weight = choice.tensor;

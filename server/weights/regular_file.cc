@@ -39,8 +39,11 @@ absl::Status OpenError(const std::string& path, int error) {
       return absl::ResourceExhaustedError(message);
     case EIO:
       return absl::DataLossError(message);
-    default:
+    case ELOOP:
+    case ENAMETOOLONG:
       return absl::InvalidArgumentError(message);
+    default:
+      return absl::UnavailableError(message);
   }
 }
 

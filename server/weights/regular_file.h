@@ -44,7 +44,8 @@ class RegularFile final : public RandomAccessBytes {
   /// Opens a file. Follows symbolic links, because download caches of models consist of them; the
   /// target must be a regular file. Never waits on a FIFO. Returns NOT_FOUND if the file does not
   /// exist, PERMISSION_DENIED if it is not readable or is outside `roots` (null means no
-  /// restriction), and INVALID_ARGUMENT if it is not a regular file.
+  /// restriction), INVALID_ARGUMENT if it is not a regular file, and UNAVAILABLE for an error of
+  /// the file system that may pass.
   static absl::StatusOr<std::shared_ptr<RegularFile>> Open(const std::string& path,
                                                            const AllowedRoots* roots = nullptr);
 

@@ -185,8 +185,8 @@ def test_dry_run_and_the_status_page_print_each_shard_with_its_ids_and_tiles(
 @pytest.mark.parametrize(
     "options, status, words",
     [
-        (["--device", "cpu", "--shards", "7"], 1, ["1003", "at most 6 shards"]),
-        (["--device", "cpu", "--shards", "6", "--replicas", "100"], 1, ["at most 256"]),
+        (["--device", "cpu", "--shards", "7"], 2, ["1003", "at most 6 shards"]),
+        (["--device", "cpu", "--shards", "6", "--replicas", "100"], 2, ["at most 256"]),
         (["--device", "cpu", "--shards", "0"], 2, ["--shards"]),
         (["--device", "cuda", "--gpus", "0,1"], 1, ["--device cuda", "--device cpu"]),
         # A request for shards or GPUs does not fall back to the CPU.

@@ -3,9 +3,11 @@
 The tests cover rows C54, C56, C57, E81, E83, E84 and G105 of tests/FAULTS.md.
 """
 
+import fcntl
 import json
 import os
 import pathlib
+import signal
 import socket
 import struct
 import subprocess
@@ -258,8 +260,22 @@ def test_e83_a_path_that_is_not_a_file_is_one_clear_line(binaries, tmp_path, nam
     else:
         path.symlink_to(tmp_path / "gone")
     result = run(binaries, "--model", str(tmp_path), "--listen", "127.0.0.1:0", "--http", "none")
-    assert result.returncode == 1
+    assert result.returncode == (1 if kind == "dangling link" else 2)
     assert_one_clear_error(result, name)
+
+
+def test_a_sighup_before_the_server_reads_its_signals_ends_nothing(binaries) -> None:
+    # Regression: a SIGHUP within 20 ms of the start ended the process.
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)  # --help is longer, so the process waits in main
+    with subprocess.Popen([binaries / "logprobd", "--help"], stdout=writer) as process:
+        os.close(writer)
+        with open(reader, "rb") as output:
+            first = output.read(1)
+            process.send_signal(signal.SIGHUP)
+            text = first + output.read()
+    assert process.returncode == 0
+    assert b"Exit status" in text
 
 
 def test_e83_a_configuration_file_that_may_not_be_read_is_one_clear_line(binaries) -> None:

@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import time
 
@@ -156,28 +158,146 @@ def test_a_server_with_a_client_ca_lets_in_its_clients_only(start, ca, pair, cli
         score(connected)
 
 
-def test_a_revoked_client_is_refused(start, ca, pair, client_tls, tmp_path) -> None:
-    revoked, key = ca.issue("revoked")
-    ca.write_revocations(tmp_path / "crl")
-    server = start(pair, "--tls-client-ca", ca.cert, "--tls-crl-dir", tmp_path / "crl")
-    with client(server.grpc, Tls(ca=ca.cert, cert=revoked, key=key)) as connected:
-        score(connected)
+def is_refused(server, tls: Tls) -> bool:
+    with client(server.grpc, tls) as connected:
+        try:
+            connected.list_heads()
+        except logprobd.Unavailable:
+            return True
+    return False
 
-    shutil.rmtree(tmp_path / "crl")
-    ca.write_revocations(tmp_path / "crl", revoked)
-    server.signal(signal.SIGHUP)
 
-    def is_refused() -> bool:
-        with client(server.grpc, Tls(ca=ca.cert, cert=revoked, key=key)) as connected:
+@pytest.fixture
+def revocation(start, pair, tmp_path):
+    """A server, its own CA of clients with an empty list, and a certificate of a client of the CA."""
+
+    class Revocation:
+        ca = Authority(tmp_path, "clients")
+        folder = tmp_path / "crl"
+        cert, key = ca.issue("leaver")
+
+        def start(self, server_ca) -> None:
+            self.leaver = Tls(ca=server_ca.cert, cert=self.cert, key=self.key)
+            stayer, key = self.ca.issue("stayer")
+            self.stayer = Tls(ca=server_ca.cert, cert=stayer, key=key)
+            self.server = start(pair, "--tls-client-ca", self.ca.cert, "--tls-crl-dir", self.folder)
+
+        def await_refusal(self) -> None:
+            await_true(lambda: is_refused(self.server, self.leaver), "still accepted")
+            assert not is_refused(self.server, self.stayer)
+
+    found = Revocation()
+    found.ca.write_revocations(found.folder)
+    return found
+
+
+# Regression: a list that was written in place, or through the link of `openssl rehash`, never took effect.
+@pytest.mark.parametrize("way", ["in place", "new folder", "renamed", "behind the link", "SIGHUP"])
+def test_a_revoked_client_is_refused(revocation, ca, tmp_path, way) -> None:
+    listed = revocation.folder / "crl.pem"
+    if way == "behind the link":
+        elsewhere = tmp_path / "elsewhere.pem"
+        listed.rename(elsewhere)
+        next(revocation.folder.glob("*.r0")).unlink()
+        (revocation.folder / "0123abcd.r0").symlink_to(elsewhere)
+        listed = elsewhere
+    revocation.start(ca)
+    assert not is_refused(revocation.server, revocation.leaver)
+
+    if way == "new folder":
+        shutil.rmtree(revocation.folder)
+        revocation.ca.write_revocations(revocation.folder, revocation.cert)
+    elif way == "renamed":
+        revocation.ca.write_list(tmp_path / "new.pem", revocation.cert)
+        (tmp_path / "new.pem").rename(listed)
+    else:
+        revocation.ca.write_list(listed, revocation.cert)
+        if way == "SIGHUP":
+            revocation.server.signal(signal.SIGHUP)
+
+    revocation.await_refusal()
+    assert (
+        revocation.server.metric("logprobd_tls_refused_certificates_total", reason="revoked") >= 1
+    )
+    assert 'a client\'s certificate was refused certificate="/CN=leaver"' in "".join(
+        revocation.server.log
+    )
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_a_revoked_client_cannot_resume_a_session(revocation, ca, version) -> None:
+    revocation.start(ca)
+    context = ssl.create_default_context(cafile=ca.cert)
+    context.load_cert_chain(revocation.cert, revocation.key)
+    context.set_alpn_protocols(["h2"])
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    host, port = revocation.server.grpc.split(":")
+
+    def connect(session=None):
+        """Returns whether the server speaks HTTP/2, whether the session was resumed, and the session."""
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as plain,
+            context.wrap_socket(plain, server_hostname=host, session=session) as connected,
+        ):
             try:
-                connected.list_heads()
-            except logprobd.Unavailable:
-                return True
-        return False
+                answer = connected.recv(9)  # the head of a SETTINGS frame
+            except (ssl.SSLError, ConnectionError):
+                answer = b""
+            return len(answer) == 9, connected.session_reused, connected.session
 
-    await_true(is_refused, "the revoked certificate is still accepted")
-    with client(server.grpc, client_tls) as connected:
-        score(connected)
+    speaks, _, session = connect()
+    assert speaks
+    assert connect(session)[:2] == (True, True)
+
+    revocation.ca.write_list(revocation.folder / "crl.pem", revocation.cert)
+    revocation.await_refusal()
+
+    assert not connect(session)[0]
+
+
+def test_a_ca_beside_the_lists_is_not_trusted(revocation, ca, tmp_path) -> None:
+    # Regression: gRPC trusted every CA whose certificate lies in the folder under its hash.
+    (tmp_path / "stranger").mkdir()
+    stranger = Authority(tmp_path / "stranger", "stranger")
+    cert, key = stranger.issue("guest")
+    shutil.copy(stranger.cert, revocation.folder)
+    subprocess.run(["openssl", "rehash", revocation.folder], check=True, timeout=30)
+
+    revocation.start(ca)
+
+    assert is_refused(revocation.server, Tls(ca=ca.cert, cert=cert, key=key))
+    assert not is_refused(revocation.server, revocation.leaver)
+
+
+def test_a_damaged_list_keeps_the_last_one_in_force(revocation, ca) -> None:
+    revocation.start(ca)
+    listed = revocation.folder / "crl.pem"
+    revocation.ca.write_list(listed, revocation.cert)
+    revocation.await_refusal()
+
+    listed.write_text("garbage")
+    server = revocation.server
+    await_true(lambda: server.metric("logprobd_tls_revocation_problems") > 0, "not counted")
+
+    revocation.await_refusal()
+    assert "crl.pem" in "".join(server.log) or ".r0" in "".join(server.log)
+    revocation.ca.write_list(listed)
+    await_true(lambda: server.metric("logprobd_tls_revocation_problems") == 0, "not mended")
+
+
+def test_an_expired_list_refuses_the_clients_of_its_ca_and_says_so(revocation, ca) -> None:
+    revocation.ca.write_list(revocation.folder / "crl.pem", is_expired=True)
+    revocation.start(ca)
+    server = revocation.server
+    assert is_refused(server, revocation.stayer)
+    assert "a revocation list has expired, so all clients of its CA are refused" in "".join(
+        server.log
+    )
+    assert server.metric("logprobd_tls_revocation_expiry_timestamp_seconds") < time.time()
+    assert server.metric("logprobd_tls_refused_certificates_total", reason="list_expired") >= 1
+
+    revocation.ca.write_list(revocation.folder / "crl.pem")
+    await_true(lambda: not is_refused(server, revocation.leaver), "a new list has no effect")
 
 
 def test_a_server_that_cannot_be_trusted_is_refused_with_a_reason(

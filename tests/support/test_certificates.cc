@@ -3,6 +3,7 @@
 #include <openssl/ec.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 namespace logprobd::testing {
 namespace {
@@ -34,8 +35,16 @@ std::string KeyPem(const TestKey& key) {
 
 std::string CertificatePem(const std::string& subject, const TestKey& key,
                            const std::string& issuer, const TestKey& issuer_key, absl::Time begin,
-                           absl::Time end) {
+                           absl::Time end, int64_t serial, bool is_ca) {
   const std::unique_ptr<X509, decltype(&X509_free)> certificate(X509_new(), X509_free);
+  ASN1_INTEGER_set_int64(X509_get_serialNumber(certificate.get()), serial);
+  if (is_ca) {
+    const std::unique_ptr<X509_EXTENSION, decltype(&X509_EXTENSION_free)> extension(
+        X509V3_EXT_conf_nid(nullptr, nullptr, NID_basic_constraints, "critical,CA:TRUE"),
+        X509_EXTENSION_free);
+    X509_set_version(certificate.get(), X509_VERSION_3);
+    X509_add_ext(certificate.get(), extension.get(), -1);
+  }
   SetName(X509_get_subject_name(certificate.get()), subject);
   SetName(X509_get_issuer_name(certificate.get()), issuer);
   ASN1_TIME_set(X509_getm_notBefore(certificate.get()), absl::ToTimeT(begin));
@@ -43,6 +52,36 @@ std::string CertificatePem(const std::string& subject, const TestKey& key,
   X509_set_pubkey(certificate.get(), key.get());
   X509_sign(certificate.get(), issuer_key.get(), EVP_sha256());
   return Pem([&](BIO* bio) { PEM_write_bio_X509(bio, certificate.get()); });
+}
+
+std::string RevocationListPem(const std::string& issuer, const TestKey& issuer_key,
+                              const std::vector<int64_t>& revoked, absl::Time begin, absl::Time end,
+                              const std::function<void(X509_CRL*)>& change) {
+  using Time = std::unique_ptr<ASN1_TIME, decltype(&ASN1_TIME_free)>;
+  const std::unique_ptr<X509_CRL, decltype(&X509_CRL_free)> list(X509_CRL_new(), X509_CRL_free);
+  const std::unique_ptr<X509_NAME, decltype(&X509_NAME_free)> name(X509_NAME_new(), X509_NAME_free);
+  SetName(name.get(), issuer);
+  X509_CRL_set_version(list.get(), X509_CRL_VERSION_2);
+  X509_CRL_set_issuer_name(list.get(), name.get());
+  const Time issued_at(ASN1_TIME_set(nullptr, absl::ToTimeT(begin)), ASN1_TIME_free);
+  X509_CRL_set1_lastUpdate(list.get(), issued_at.get());
+  if (end != absl::InfiniteFuture()) {
+    const Time expires_at(ASN1_TIME_set(nullptr, absl::ToTimeT(end)), ASN1_TIME_free);
+    X509_CRL_set1_nextUpdate(list.get(), expires_at.get());
+  }
+  for (const int64_t serial : revoked) {
+    const std::unique_ptr<ASN1_INTEGER, decltype(&ASN1_INTEGER_free)> number(ASN1_INTEGER_new(),
+                                                                             ASN1_INTEGER_free);
+    ASN1_INTEGER_set_int64(number.get(), serial);
+    X509_REVOKED* const entry = X509_REVOKED_new();
+    X509_REVOKED_set_serialNumber(entry, number.get());
+    X509_REVOKED_set_revocationDate(entry, issued_at.get());
+    X509_CRL_add0_revoked(list.get(), entry);
+  }
+  change(list.get());
+  X509_CRL_sort(list.get());
+  X509_CRL_sign(list.get(), issuer_key.get(), EVP_sha256());
+  return Pem([&](BIO* bio) { PEM_write_bio_X509_CRL(bio, list.get()); });
 }
 
 }  // namespace logprobd::testing

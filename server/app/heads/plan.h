@@ -61,7 +61,9 @@ struct ServerParts {
   };
   /// Tells the service manager about the server's state; see NotifyServiceManager. Called from
   /// several threads.
-  std::function<void(absl::string_view message)> notify = [](absl::string_view) {};
+  std::function<absl::Status(absl::string_view message)> notify = [](absl::string_view) {
+    return absl::OkStatus();
+  };
   /// Interval at which the service manager gets WATCHDOG=1, as long as the threads move.
   absl::Duration notify_interval = absl::InfiniteDuration();
   /// The heartbeats of the server's threads.

@@ -146,7 +146,7 @@ std::vector<Flag> MakeFlags() {
        "PEM file with the CAs of the clients, which must then have a certificate (mTLS); its name "
        "may have an entry in --tokens."},
       {"tls-crl-dir", "Listeners", Kind::kText, &O::tls_crl_dir, "DIR",
-       "Folder with the revocation lists of the clients' CAs, named as openssl rehash does."},
+       "Folder with the revocation lists of the clients' CAs, as PEM under any name."},
       {"insecure", "Listeners", Kind::kSwitch, &O::insecure, "",
        "Allow addresses that others can use without client certificates or tokens over TLS: all "
        "except Unix sockets and, for --listen and --http, loopback."},

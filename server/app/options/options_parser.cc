@@ -95,8 +95,10 @@ class CommandLine {
         "On SIGHUP the server reads the file and the variables again and applies the settings "
         "that\n"
         "are marked with (SIGHUP).\n\n"
-        "Exit status: 0 the server stopped as requested; 1 it failed; 2 the settings are wrong;\n"
-        "3 it stopped before all work was finished (a second signal, or --grace-s passed).");
+        "Exit status: 0 the server stopped as requested; 1 it failed, and a restart may help; 2 a\n"
+        "setting, or a file that it names, is wrong and only an edit helps; 3 it stopped before "
+        "all\n"
+        "work was finished (a second signal, or --grace-s passed).");
   }
 
   absl::StatusOr<std::vector<Setting>> Parse(absl::Span<const std::string> arguments) {

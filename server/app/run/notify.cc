@@ -1,7 +1,6 @@
 #include "server/app/run/notify.h"
 
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -12,20 +11,20 @@
 #include <cstring>
 
 #include "absl/strings/numbers.h"
-#include "server/base/log.h"
+#include "absl/strings/str_cat.h"
 #include "server/transport/sockets.h"
 
 namespace logprobd {
 
-void NotifyServiceManager(absl::string_view message) {
+absl::Status NotifyServiceManager(absl::string_view message) {
   const char* const variable = std::getenv("NOTIFY_SOCKET");
   const absl::string_view path = variable == nullptr ? "" : variable;
-  if (path.empty()) return;
+  if (path.empty()) return absl::OkStatus();
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if ((path[0] != '/' && path[0] != '@') || path.size() >= sizeof(address.sun_path)) {
-    LogWarning("NOTIFY_SOCKET is neither an absolute path nor an abstract name", {{"value", path}});
-    return;
+    return absl::InvalidArgumentError(
+        absl::StrCat("NOTIFY_SOCKET is neither an absolute path nor an abstract name: ", path));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   if (path[0] == '@') {
@@ -33,13 +32,11 @@ void NotifyServiceManager(absl::string_view message) {
   }
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
   const FileDescriptor fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  const timeval wait_max = {.tv_sec = 1, .tv_usec = 0};
-  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &wait_max, sizeof(wait_max));
-  if (sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL,
+  if (sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
              reinterpret_cast<const sockaddr*>(&address), length) < 0) {
-    LogWarning("cannot reach the service manager",
-               {{"socket", path}, {"reason", std::strerror(errno)}});
+    return absl::UnavailableError(absl::StrCat("NOTIFY_SOCKET ", path, ": ", std::strerror(errno)));
   }
+  return absl::OkStatus();
 }
 
 absl::Duration ServiceWatchdogTime() {

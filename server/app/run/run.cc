@@ -33,6 +33,19 @@ int Fail(const absl::Status& status, int exit_status) {
   return exit_status;
 }
 
+/// Reports an error of the start and returns the exit status. With kExitBadSettings the service
+/// manager does not start the server again.
+int FailToStart(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+      return Fail(status, kExitBadSettings);
+    default:  // A restart may help: what is missing, busy, expired or full may not stay so.
+      return Fail(status, kExitFailed);
+  }
+}
+
 void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
 /// Passes signals to a server that may not exist yet.
@@ -72,7 +85,7 @@ class SignalRelay {
 
 int DryRun(const ServerOptions& options) {
   const absl::StatusOr<PlannedHeads> planned = PlanHeads(options, ServerParts());
-  if (!planned.ok()) return Fail(planned.status(), kExitFailed);
+  if (!planned.ok()) return FailToStart(planned.status());
   Print(PlanText(planned->plan));
   return kExitStopped;
 }
@@ -83,7 +96,7 @@ int LoadAndRun(Server& server) {
     LogInfo("stopped while loading");
     return kExitStopped;
   }
-  if (!loaded.ok()) return Fail(loaded, kExitFailed);
+  if (!loaded.ok()) return FailToStart(loaded);
   switch (server.Run()) {
     case Server::End::kStopped:
       if (server.MayHang()) _exit(kExitStopped);
@@ -115,7 +128,7 @@ int Serve(const ServerOptions& options,
   parts.exit_hung_after = ExitHungAfter;
   parts.progress_on_terminal = isatty(STDERR_FILENO) != 0 && options.log_format == LogFormat::kText;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options, parts);
-  if (!server.ok()) return Fail(server.status(), kExitFailed);
+  if (!server.ok()) return FailToStart(server.status());
   const int exit_status = relay.SetServer(server->get()) ? LoadAndRun(**server) : kExitStopped;
   relay.SetServer(nullptr);
   return exit_status;

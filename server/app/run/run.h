@@ -22,7 +22,9 @@ inline constexpr int kExitHung = 4;
 /// --grace-s while it serves. The process ends with kExitWorkCut if a second such signal arrives or
 /// if work is not finished within the grace time; such work may be stuck in a device, so the
 /// process does not wait for it. It ends with kExitHung if a thread stands still with work in hand
-/// (watchdog.h). A failure is reported as one line on standard error.
+/// (watchdog.h). A failure is reported as one line on standard error. A start ends with
+/// kExitBadSettings if only an edit can help (INVALID_ARGUMENT, OUT_OF_RANGE, UNIMPLEMENTED),
+/// wherever that is found, and with kExitFailed if time or another program may.
 int RunLogprobd(absl::Span<const std::string> arguments, absl::Span<const std::string> environment);
 
 }  // namespace logprobd

@@ -110,6 +110,7 @@ struct Server::Impl {
   void UpdateServing();
   void LogReady(absl::Duration load_time);
   void Notify(absl::string_view lines = "");
+  absl::Status SendToServiceManager(const std::string& message);
   void NotifyStopping();
   bool WatchHeads();
   bool AwaitStop(absl::Time until);
@@ -142,6 +143,8 @@ struct Server::Impl {
   absl::Mutex memory_mutex;                 // Used by PublishMemory; locked before `mutex`.
   absl::Mutex notify_mutex;                 // Locked before `mutex`.
   std::string notified ABSL_GUARDED_BY(notify_mutex);  // The state as the service manager knows it.
+  std::string unsent ABSL_GUARDED_BY(notify_mutex);    // Its lines that have not been sent yet.
+  std::atomic<bool> is_manager_reached = true;
 
   // The members below are destroyed in reverse order: no call may be running when the heads are
   // destroyed, and requests of the heads may hold memory of clients.
@@ -192,8 +195,10 @@ absl::Status Server::Impl::Listen() {
   PublishMemory();
   metrics.SetInflightBytesLimit(options.queue_bytes);
   if (!options.tokens.empty()) {
-    LOGPROBD_ASSIGN_OR_RETURN(std::vector<AccessEntry> entries, AccessEntriesOf(options));
-    access = std::make_shared<AccessList>(std::move(entries));
+    absl::StatusOr<std::vector<AccessEntry>> entries = AccessEntriesOf(options);
+    // Whatever is wrong with the file is a wrong setting, as with a configuration file.
+    if (!entries.ok()) return absl::InvalidArgumentError(entries.status().message());
+    access = std::make_shared<AccessList>(*std::move(entries));
     http_access = std::make_unique<HttpAccess>(access, metrics);
   }
   if (const TlsFiles::Options files = TlsOptionsOf(options); files.is_enabled()) {
@@ -245,7 +250,7 @@ absl::Status Server::Impl::StartWatchdog() {
   watch.still_max = HangTimeMaxOf(options);
   watch.on_hang = [this](absl::Span<const HungThread> still) { EndHung(still); };
   watch.ping_interval = parts.notify_interval;
-  watch.ping = [this] { parts.notify("WATCHDOG=1"); };
+  watch.ping = [this] { SendToServiceManager("WATCHDOG=1").IgnoreError(); };
   LOGPROBD_ASSIGN_OR_RETURN(watchdog, Watchdog::Create(std::move(watch), *parts.heartbeats, clock));
   return absl::OkStatus();
 }
@@ -358,23 +363,40 @@ void Server::Impl::LogReady(absl::Duration load_time) {
 }
 
 /// Sends `lines`, each of which ends in a newline, and the state as text to the service manager.
-/// Without lines it sends the text, if that has changed.
+/// Without lines it sends the text, if that has changed, and what the manager did not take before,
+/// so that one that reads late learns that the server is ready.
 void Server::Impl::Notify(absl::string_view lines) {
   const absl::MutexLock lock(&notify_mutex);
   const std::string state_text = StateOf(Health()).second;
-  if (!lines.empty() || state_text != notified) {
+  // New lines replace earlier ones, since READY=1 must not arrive together with RELOADING=1.
+  if (!lines.empty()) unsent = std::string(lines);
+  if (unsent.empty() && state_text == notified) return;
+  if (SendToServiceManager(absl::StrCat(unsent, "STATUS=", state_text)).ok()) {
     notified = state_text;
-    parts.notify(absl::StrCat(lines, "STATUS=", state_text));
+    unsent.clear();
   }
+}
+
+/// Sends a message, and logs when the service manager can no longer be reached or is reached again.
+absl::Status Server::Impl::SendToServiceManager(const std::string& message) {
+  absl::Status status = parts.notify(message);
+  if (is_manager_reached.exchange(status.ok()) == status.ok()) return status;
+  if (status.ok()) {
+    LogInfo("the service manager is reached again");
+  } else {
+    LogWarning("cannot reach the service manager", {{"reason", status.message()}});
+  }
+  return status;
 }
 
 /// Announces the drain, and how long it may take, to the service manager, whose own limit may be
 /// shorter than a --grace-s that the configuration sets.
 void Server::Impl::NotifyStopping() {
   const absl::Duration time_max = absl::Seconds(options.grace_s) + kExitTimeMax;
-  parts.notify(absl::StrCat("STOPPING=1\nEXTEND_TIMEOUT_USEC=", absl::ToInt64Microseconds(time_max),
-                            "\nSTATUS=finishing the work in flight, at most ", options.grace_s,
-                            " s"));
+  SendToServiceManager(
+      absl::StrCat("STOPPING=1\nEXTEND_TIMEOUT_USEC=", absl::ToInt64Microseconds(time_max),
+                   "\nSTATUS=finishing the work in flight, at most ", options.grace_s, " s"))
+      .IgnoreError();
 }
 
 bool Server::Impl::AwaitStop(absl::Time until) {

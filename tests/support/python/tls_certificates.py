@@ -39,11 +39,18 @@ class Authority:
 
     def write_revocations(self, folder: pathlib.Path, *revoked: pathlib.Path) -> None:
         """Writes the list of revoked certificates to `folder`, under the name that OpenSSL looks for."""
+        folder.mkdir(exist_ok=True)
+        self.write_list(folder / "crl.pem", *revoked)
+        _openssl("rehash", folder)
+
+    def write_list(
+        self, path: pathlib.Path, *revoked: pathlib.Path, is_expired: bool = False
+    ) -> None:
+        """Writes the list of revoked certificates to a file, in place."""
         for cert in revoked:
             self._ca("-revoke", cert)
-        folder.mkdir(exist_ok=True)
-        self._ca("-gencrl", "-crldays", "30", "-out", folder / "crl.pem")
-        _openssl("rehash", folder)
+        past = ("-crl_lastupdate", "20200101000000Z", "-crl_nextupdate", "20200201000000Z")
+        self._ca("-gencrl", *(past if is_expired else ("-crldays", "30")), "-out", path)
 
     def _ca(self, *arguments: object, hosts: str | None = None) -> None:
         names = "" if hosts is None else f"subjectAltName = {hosts}\n"

@@ -88,6 +88,7 @@ TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
                   "logprobd_requests_total counter", "logprobd_rows_total counter",
                   "logprobd_sent_bytes_total counter", "logprobd_shm_bytes gauge",
                   "logprobd_shm_regions gauge", "logprobd_stage_duration_seconds histogram",
+                  "logprobd_tls_refused_certificates_total counter",
                   "logprobd_tls_reloads_total counter",
                   "logprobd_weights_load_duration_seconds histogram",
                   "logprobd_weights_swaps_total counter", "logprobd_weights_version gauge",

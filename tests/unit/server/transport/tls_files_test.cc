@@ -243,22 +243,146 @@ TEST_F(TlsFilesTest, NamesAFolderOfRevocationListsThatIsAbsent) {
   EXPECT_EQ(Error(), "no error");
 }
 
-// gRPC reads revocation lists again only when it finds another client CA.
-TEST_F(TlsFilesTest, ANewClientCaAndNewRevocationListsGiveANewCopyOfTheCa) {
+TEST_F(TlsFilesTest, TakesANewClientCa) {
   Write("client_ca", ReadAll(Path("cert")));
-  std::filesystem::create_directory(Path("crl"));
   options_.client_ca = Path("client_ca");
-  options_.crl_dir = Path("crl");
   const auto files = MustCreate();
+  const TestKey key = NewKey();
+  Write("client_ca", ValidPem("other", key, "other", key));
+  Look(*files);
 
-  for (const char* const changed : {"client_ca", "crl/00000000.r0"}) {
-    const std::string before = ReadAll(files->client_ca_path());
-    Write(changed, ReadAll(Path("client_ca")));
-    Look(*files);
+  EXPECT_TRUE(Look(*files));
+  EXPECT_EQ(ReadAll(files->client_ca_path()), ReadAll(Path("client_ca")));
+}
 
-    EXPECT_TRUE(Look(*files)) << changed;
-    EXPECT_NE(ReadAll(files->client_ca_path()), before) << changed;
+TEST_F(TlsFilesTest, NamesAClientCaThatHasExpired) {
+  const TestKey key = NewKey();
+  Write("client_ca", CertificatePem("old", key, "old", key, kBegin - absl::Hours(2), kBegin));
+  options_.client_ca = Path("client_ca");
+  ::testing::internal::CaptureStderr();
+
+  MustCreate();
+
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      HasSubstr("a CA of --tls-client-ca has expired, so its clients are refused ca=\"/CN=old\""));
+}
+
+/// Files with a CA of clients that has issued a certificate and a list, which revokes nothing.
+class RevocationFilesTest : public TlsFilesTest {
+ protected:
+  RevocationFilesTest()
+      : client_(CertificatePem("client", NewKey(), "ca", ca_key_, kBegin, kEnd, kSerial)) {
+    Write("client_ca", CertificatePem("ca", ca_key_, "ca", ca_key_, kBegin, kEnd, 1, true));
+    std::filesystem::create_directory(Path("crl"));
+    folder_.Write("list", List({}));
+    std::filesystem::create_symlink(Path("list"), Path("crl/0123abcd.r0"));
+    options_.client_ca = Path("client_ca");
+    options_.crl_dir = Path("crl");
   }
+
+  std::string List(const std::vector<int64_t>& revoked, absl::Time end = kEnd,
+                   absl::Time begin = kBegin) const {
+    return RevocationListPem("ca", ca_key_, revoked, begin, end);
+  }
+  bool IsRefused(const TlsFiles& files) const {
+    return !files.revocation()->Check(client_, "").ok();
+  }
+  std::string LogOfLook(TlsFiles& files) {
+    ::testing::internal::CaptureStderr();
+    Look(files);
+    return ::testing::internal::GetCapturedStderr();
+  }
+
+  static constexpr int64_t kSerial = 5;
+  const TestKey ca_key_ = NewKey();
+  const std::string client_;
+};
+
+// Regression: only a change of the folder was noticed.
+TEST_F(RevocationFilesTest, AListTakesEffectHoweverItIsReplaced) {
+  const auto take = [this](const auto& replace) {
+    folder_.Write("list", List({}));
+    const auto files = MustCreate();
+    EXPECT_FALSE(IsRefused(*files));
+    replace();
+    EXPECT_FALSE(Look(*files));
+    EXPECT_TRUE(Look(*files));
+    EXPECT_TRUE(IsRefused(*files));
+  };
+  take([this] { folder_.Write("list", List({kSerial})); });  // in place, behind a link
+  take([this] { Write("list", List({kSerial})); });
+  take([this] { folder_.Write("crl/new", List({kSerial}, kEnd, kBegin + absl::Seconds(1))); });
+  std::filesystem::remove(Path("crl/0123abcd.r0"));
+  folder_.Write("crl/new", List({}));
+  take([this] { folder_.Write("crl/new", List({kSerial})); });
+}
+
+TEST_F(RevocationFilesTest, ADamagedListKeepsTheLastInForceUntilItIsMended) {
+  folder_.Write("list", List({kSerial}));
+  const auto files = MustCreate();
+  folder_.Write("list", "garbage");
+  Look(*files);
+
+  const std::string log = LogOfLook(*files);
+
+  EXPECT_TRUE(IsRefused(*files));
+  EXPECT_THAT(log, HasSubstr("crl/0123abcd.r0 contains no PEM revocation list"));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"failed\"} 1\n"));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_revocation_problems 2\n"));
+  folder_.Write("list", List({}));
+  Look(*files);
+  EXPECT_TRUE(Look(*files));
+  EXPECT_FALSE(IsRefused(*files));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_revocation_problems 0\n"));
+}
+
+TEST_F(RevocationFilesTest, DoesNotStartWithADamagedList) {
+  folder_.Write("list", "garbage");
+
+  EXPECT_THAT(Error(), HasSubstr("crl/0123abcd.r0 contains no PEM revocation list"));
+}
+
+TEST_F(TlsFilesTest, AWrongPairKeepsBackNoClientCa) {
+  Write("client_ca", ReadAll(Path("cert")));
+  options_.client_ca = Path("client_ca");
+  const auto files = MustCreate();
+  const TestKey key = NewKey();
+  Write("client_ca", ValidPem("other", key, "other", key));
+  Write("key", KeyPem(key));
+
+  EXPECT_FALSE(files->Reload());
+
+  EXPECT_EQ(ReadAll(files->client_ca_path()), ReadAll(Path("client_ca")));
+  EXPECT_FALSE(IsCopied(*files));
+}
+
+TEST_F(RevocationFilesTest, AWrongPairKeepsBackNoList) {
+  const auto files = MustCreate();
+  Write("key", KeyPem(NewKey()));
+  folder_.Write("list", List({kSerial}));
+  Look(*files);
+
+  EXPECT_THAT(LogOfLook(*files), HasSubstr("is not the key of the certificate"));
+
+  EXPECT_TRUE(IsRefused(*files));
+}
+
+TEST_F(RevocationFilesTest, SaysOnceThatAListHasExpiredAndExportsWhenTheFirstDoes) {
+  const absl::Time end = now_ + absl::Hours(1);
+  folder_.Write("list", List({}, end));
+  const auto files = MustCreate();
+  EXPECT_THAT(metrics_.Serialize(),
+              HasSubstr(absl::StrCat("logprobd_tls_revocation_expiry_timestamp_seconds ",
+                                     absl::ToUnixSeconds(end), "\n")));
+  EXPECT_THAT(LogOfLook(*files), Not(HasSubstr("expired")));
+
+  now_ = end;
+  EXPECT_THAT(
+      LogOfLook(*files),
+      HasSubstr("error a revocation list has expired, so all clients of its CA are refused"));
+  EXPECT_THAT(LogOfLook(*files), Not(HasSubstr("expired")));
+  EXPECT_TRUE(Create().ok());
 }
 
 TEST_F(TlsFilesTest, TakesANewPairOnceItHasSettled) {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "server/weights/checkpoint.h"
 #include "server/weights/head_weights.h"
 #include "server/weights/regular_file.h"
 #include "tests/support/model_folder.h"
@@ -21,7 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -105,6 +108,28 @@ TEST_F(AllowedRootsTest, RefusesLinksThatLeadOut) {
        {"inside/link", "inside/relative", "inside/magic", "inside/link/model.safetensors"}) {
     EXPECT_EQ(Open(Path(name)).code(), kDenied) << name;
   }
+}
+
+// As after a check of the path, when a link takes the place of its folder.
+TEST_F(AllowedRootsTest, NamesNoFileOfAFolderThatALinkLeadsTo) {
+  folder_.WriteFile("outside/other/secret.safetensors", "");
+  fs::create_directory_symlink(Path("outside/other"), Path("inside/link"));
+
+  const auto paths = FindModelPaths(Path("inside/link"), roots_.get());
+
+  EXPECT_EQ(paths.status().code(), kDenied);
+  EXPECT_THAT(paths.status().message(), Not(HasSubstr("secret")));
+}
+
+TEST_F(AllowedRootsTest, LooksForNoAdapterOutsideTheRoots) {
+  folder_.WriteFile("outside/adapter_config.json", "{}");
+  fs::create_symlink(Path("outside/adapter_config.json"), Path("inside/model/adapter_config.json"));
+
+  const auto warnings = [this](const ModelFolderOptions& options) {
+    return OpenModelFolder(Path("inside/model"), options)->warnings;
+  };
+  EXPECT_THAT(warnings({.roots = roots_}), Not(Contains(HasSubstr("adapter_config.json"))));
+  EXPECT_THAT(warnings({}), Contains(HasSubstr("adapter_config.json")));
 }
 
 TEST_F(AllowedRootsTest, RefusesAModelWhoseFilesAreOutsideTheRoots) {

@@ -36,8 +36,6 @@ absl::StatusOr<ModelFolderHead> Open(const std::string& config,
   return OpenModelFolder(folder.path(), options);
 }
 
-constexpr auto kNotFound = absl::StatusCode::kNotFound;
-
 // Returns a config.json with the sizes of Head and Embedding.
 std::string Config(const std::string& model_type, const std::string& more = "") {
   return R"({"model_type":")" + model_type + R"(","hidden_size":8,"vocab_size":6)" +
@@ -396,7 +394,7 @@ TEST(HeadChoiceTest, AnExplicitTensorMayBeACopyOfMultiTokenPrediction) {
 
 TEST(HeadChoiceTest, AMissingExplicitTensorIsNotFound) {
   EXPECT_THAT(Open(kTied, {Head(1)}, {.head_tensor = "my\nproj"}),
-              Fails(kNotFound, "has no tensor 'my\\nproj'"));
+              Fails(kInvalid, "has no tensor 'my\\nproj'"));
 }
 
 TEST(HeadChoiceTest, WithoutAKnownNameIsNotFoundAndListsSimilarNames) {
@@ -405,8 +403,8 @@ TEST(HeadChoiceTest, WithoutAKnownNameIsNotFoundAndListsSimilarNames) {
                    MakeZeroTensor("mtp.head.weight", "BF16", {6, 8}),
                    MakeZeroTensor("model.layers.0.self_attn.head.weight", "U8", {1})});
 
-  EXPECT_THAT(head, Fails(kNotFound, "--head-tensor"));
-  EXPECT_THAT(head, Fails(kNotFound, "look like one: 'decoder.my_output"));
+  EXPECT_THAT(head, Fails(kInvalid, "--head-tensor"));
+  EXPECT_THAT(head, Fails(kInvalid, "look like one: 'decoder.my_output"));
   EXPECT_THAT(head.status().message(), ::testing::Not(HasSubstr("mtp")));
 }
 
@@ -414,7 +412,7 @@ TEST(HeadChoiceTest, NeverTakesACopyOfMultiTokenPrediction) {
   EXPECT_THAT(
       Open(kUntied, {MakeZeroTensor("mtp.lm_head.weight", "BF16", {6, 8}),
                      MakeZeroTensor("model.layers.61.shared_head.head.weight", "BF16", {6, 8})}),
-      Fails(kNotFound, "no head under a known name"));
+      Fails(kInvalid, "no head under a known name"));
 }
 
 struct QuantizedCase {

@@ -25,9 +25,11 @@ using ::testing::Not;
 class ServerNotifyTest : public ServerTest {
  protected:
   ServerNotifyTest() {
-    parts_.notify = [this](absl::string_view message) {
+    parts_.notify = [this](absl::string_view message) -> absl::Status {
       const absl::MutexLock lock(&mutex_);
+      if (!is_reading_) return absl::UnavailableError("a test");
       messages_.emplace_back(message);
+      return absl::OkStatus();
     };
   }
 
@@ -45,7 +47,13 @@ class ServerNotifyTest : public ServerTest {
     mutex_.Await(absl::Condition(&arrived));
   }
 
+  void SetReading(bool is_reading) {
+    const absl::MutexLock lock(&mutex_);
+    is_reading_ = is_reading;
+  }
+
   absl::Mutex mutex_;
+  bool is_reading_ ABSL_GUARDED_BY(mutex_) = true;
   std::vector<std::string> messages_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -86,6 +94,27 @@ TEST_F(ServerNotifyTest, ReportsALostReplicaAndStopsWithoutAny) {
   EXPECT_EQ(end.get(), Server::End::kEngineFailed);
   EXPECT_EQ(Messages()[2], "STATUS=ready, but 1 of 2 replicas has failed");
   EXPECT_THAT(Messages().back(), HasSubstr("STOPPING=1\n"));
+}
+
+// Regression: a manager that did not read when the server became ready was never told.
+TEST_F(ServerNotifyTest, TellsAManagerThatReadsLateThatItIsReady) {
+  SetReading(false);
+  const std::unique_ptr<Server> server = Create();
+  ::testing::internal::CaptureStderr();
+  ASSERT_TRUE(server->Load().ok());
+  std::future<Server::End> end = std::async(std::launch::async, [&] { return server->Run(); });
+  EXPECT_THAT(Messages(), ElementsAre());
+
+  SetReading(true);
+  Await(1);
+  server->RequestStop();
+
+  EXPECT_EQ(end.get(), Server::End::kStopped);
+  EXPECT_EQ(Messages().front(), "READY=1\nSTATUS=ready");
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("cannot reach the service manager reason=\"a test\""));
+  EXPECT_THAT(log, HasSubstr("the service manager is reached again"));
+  EXPECT_EQ(log.find("cannot reach"), log.rfind("cannot reach"));
 }
 
 TEST_F(ServerNotifyTest, IsNeverReadyIfItCannotLoad) {
