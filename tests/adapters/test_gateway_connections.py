@@ -213,6 +213,7 @@ def test_a_peer_that_moves_less_than_a_mebibyte_a_second_loses_patience(
 def test_any_answer_that_is_not_taken_cuts_its_connection() -> None:
     async def main() -> None:
         transport, is_cut = mock.Mock(), asyncio.Event()
+        transport.get_extra_info.return_value = ("192.0.2.1", 1)
         transport.get_write_buffer_size.return_value = 100
         transport.abort.side_effect = is_cut.set
         connection = connections.Connection(mock.Mock(), stall_seconds=0.01)
