@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import io
+import sys
 import threading
 import time
+import types
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from aiohttp import ClientSession
 from logprobd_adapters.gateway import Gateway
-from logprobd_adapters.teacher import Teacher
+from logprobd_adapters.teacher import PromptScores, Teacher
 
 HIDDEN, VOCAB, MAX_MODEL_LEN = 16, 50, 32
 POISON = 49
@@ -36,6 +38,30 @@ class Backbone:
         if any(POISON in prompt for prompt in prompts):
             raise RuntimeError("poisoned")
         return [self.table[prompt] for prompt in prompts]
+
+
+class FixedTeacher(Teacher):
+    """A teacher without a model, whose scores are zeros. It waits while `release` is not set."""
+
+    def __init__(self, max_model_len: int = MAX_MODEL_LEN) -> None:
+        super().__init__(None, types.SimpleNamespace(vocab_size=VOCAB), max_model_len)
+        self.release = threading.Event()
+        self.release.set()
+
+    def score(self, prompts):
+        assert self.release.wait(60)
+        return [self._scores_of(prompt) for prompt in prompts]
+
+    def _scores_of(self, prompt) -> PromptScores:
+        rows = len(prompt.tokens) - 1 - prompt.start
+        ids = np.zeros((rows, 0)) if prompt.candidates is None else prompt.candidates
+        return PromptScores(
+            np.zeros(rows, np.float32),
+            np.ones(rows, np.int64),
+            np.zeros((rows, prompt.top_k), np.int64),
+            np.zeros((rows, prompt.top_k), np.float32),
+            np.zeros(ids.shape, np.float32),
+        )
 
 
 def run(
@@ -89,3 +115,15 @@ async def queued(gateway: Gateway, tokens: int) -> None:
     while gateway._batcher._tokens != tokens:
         assert time.monotonic() < end, f"{gateway._batcher._tokens} tokens are in progress"
         await asyncio.sleep(0)
+
+
+if __name__ == "__main__":
+
+    async def serve() -> None:
+        gateway = Gateway("teacher")
+        gateway.start(FixedTeacher(int(sys.argv[1])))
+        _, url = await gateway.listen("127.0.0.1", 0)
+        print(url, flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import types
 
 import aiohttp
 import logprobd
@@ -242,8 +243,8 @@ def test_everything_is_503_while_the_model_is_loaded() -> None:
 def test_a_prompt_that_the_scorer_refuses_is_502_and_does_not_fail_its_batch(
     backbone, built_operator, tokens, ids
 ) -> None:
-    class SmallHead(LocalScorer):
-        vocab_size = VOCAB  # of which the head has fewer
+    small = LocalScorer(torch.randn(VOCAB - 5, HIDDEN))
+    scorer = types.SimpleNamespace(score=small.score, vocab_size=VOCAB)  # of which it has fewer
 
     async def scenario(client, gateway) -> None:
         backbone.release.clear()
@@ -259,7 +260,7 @@ def test_a_prompt_that_the_scorer_refuses_is_502_and_does_not_fail_its_batch(
         assert [status for status, _ in results] == [200, 502, 200]
         assert "the scorer refuses the prompt" in results[1][1]["error"]["message"]
 
-    run(Teacher(backbone, SmallHead(torch.randn(VOCAB - 5, HIDDEN)), MAX_MODEL_LEN), scenario)
+    run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario)
 
 
 def test_a_client_that_leaves_during_its_response_disturbs_no_other(teacher, caplog) -> None:

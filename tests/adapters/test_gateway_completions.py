@@ -7,9 +7,11 @@ import pytest
 from logprobd.errors import InvalidArgument
 from logprobd_adapters.completions import parse_request
 
+TOKENS_MAX = 100_000
+
 
 def parse(**fields):
-    (prompt,) = parse_request(json.dumps(fields).encode(), "teacher").prompts
+    (prompt,) = parse_request(json.dumps(fields).encode(), "teacher", TOKENS_MAX).prompts
     return prompt
 
 

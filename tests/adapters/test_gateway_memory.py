@@ -158,11 +158,11 @@ def test_a_body_that_waits_for_the_parser_is_dropped_when_its_client_leaves(
         threading.Event(),
     )
 
-    def parse_later(body: bytearray, model: str):
+    def parse_later(body: bytearray, model: str, tokens_max: int):
         bodies.append(body)
         parsing.set()
         assert release.wait(60)
-        return parse(body, model)
+        return parse(body, model, tokens_max)
 
     monkeypatch.setattr(gateway, "parse_request", parse_later)
 
@@ -237,7 +237,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(teacher, caplo
         connection.close()
 
     run(teacher, scenario, stall_seconds=0.3)
-    assert "took nothing of its response, for 0.3 s" in caplog.text
+    assert "took nothing of its response, or less than 1 MiB a second, for 0.3 s" in caplog.text
 
 
 def test_a_client_that_does_not_send_its_body_is_disconnected(teacher, caplog) -> None:

@@ -70,8 +70,8 @@ def serve(teacher: Teacher) -> tuple[int, int]:
     async def run() -> None:
         gateway = Gateway("teacher")
         gateway.start(teacher)
-        runner, _ = await gateway.listen("127.0.0.1", 0)
-        ports.append(runner.addresses[0][1])
+        _, url = await gateway.listen("127.0.0.1", 0)
+        ports.append(int(url.rpartition(":")[2]))
         ready.set()
         await asyncio.Event().wait()
 

@@ -249,6 +249,32 @@ def test_every_case_of_bad_input_has_a_row() -> None:
     assert {re.match(r"[A-G]\d+", name)[0] for name in cases} <= ids
 
 
+def promises() -> list[list[str]]:
+    rows = re.findall(r"^\| (.+) \|$", (ROOT / "tests" / "PROMISES.md").read_text(), re.MULTILINE)
+    return [row.split(" | ") for row in rows[1:]]
+
+
+def test_every_promise_of_security_has_a_row() -> None:
+    section = (ROOT / "SECURITY.md").read_text().split("\n## What is promised\n")[1]
+    made = re.findall(r"^\* (.+)$", section.split("\n## ")[0], re.MULTILINE)
+    beginnings = tuple(row[0] for row in promises())
+
+    assert made
+    assert [text for text in made if not text.startswith(beginnings)] == []
+    assert [words for words in beginnings if not any(m.startswith(words) for m in made)] == []
+
+
+def test_every_row_of_the_promises_names_tests_that_exist() -> None:
+    existing = existing_tests()
+    for path in (ROOT / "tests").glob("**/test_*.py"):
+        existing |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+
+    for promise, tests, without in promises():
+        names = re.findall(r"`([^`]+)`", tests)
+        assert names or without != "-", promise
+        assert set(names) <= existing, f"{promise}: {set(names) - existing}"
+
+
 def test_layers_hold() -> None:
     result = subprocess.run(
         [sys.executable, ROOT / ".ci" / "check_layers.py", ROOT], capture_output=True, text=True

@@ -43,8 +43,8 @@ class Batcher:
 
     Args:
         teacher: scores batches in a thread of the batcher.
-        queue_tokens: while so many tokens are reserved, no more are. Also the most tokens of a
-            request, without ids to score, if that is not max_model_len.
+        queue_tokens: while so many tokens are reserved, no more are. Also tokens_max, if that is
+            not max_model_len.
     """
 
     def __init__(self, teacher: Teacher, queue_tokens: int) -> None:
@@ -62,18 +62,16 @@ class Batcher:
         await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown()
 
+    @property
+    def tokens_max(self) -> int:
+        """Most tokens of a request, without ids to score. Any thread may ask for it."""
+        return max(self._queue_tokens, self._teacher.max_model_len)
+
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raises InvalidArgument if the prompts of a request cannot be scored. Any thread may call
         it."""
         for prompt in prompts:
             self._teacher.check(prompt)
-        tokens = sum(len(prompt.tokens) for prompt in prompts)
-        tokens_max = max(self._queue_tokens, self._teacher.max_model_len)
-        if tokens > tokens_max:
-            raise InvalidArgument(
-                f"the request has {tokens} tokens, expected at most {tokens_max}: send fewer "
-                "prompts in a request"
-            )
 
     @contextlib.contextmanager
     def reserve(self, tokens: int) -> Iterator[None]:

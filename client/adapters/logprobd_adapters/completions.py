@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import reprlib
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import orjson
 from logprobd.errors import InvalidArgument, NotFound
 from numpy.typing import NDArray
 
+from logprobd_adapters.quoting import quote
 from logprobd_adapters.teacher import TOP_K_MAX, Prompt
 
 _CANDIDATES_MAX = 1 << 24  # The scores of a request have at most 64 MiB.
@@ -92,7 +92,7 @@ def _check_fields(body: dict[str, Any]) -> None:
             raise InvalidArgument(_describe_unknown(name))
         neutral, reason = _NOT_SERVED[name]
         if not _is_among(value, neutral):
-            raise InvalidArgument(f"{name} is {reprlib.repr(value)}: {reason}")
+            raise InvalidArgument(f"{name} is {quote(value)}: {reason}")
 
 
 def _describe_unknown(name: str) -> str:
@@ -100,7 +100,7 @@ def _describe_unknown(name: str) -> str:
     known = (*_SERVED, *_NOT_SERVED, *_WITHOUT_EFFECT)
     nearest = difflib.get_close_matches(name.lower(), known, 1)
     advice = f"use {nearest[0]}, or leave it out" if nearest else "leave it out"
-    return f"this gateway does not serve the field {name!r}: {advice}"
+    return f"this gateway does not serve the field {quote(name)}: {advice}"
 
 
 def _integer(body: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
@@ -108,7 +108,7 @@ def _integer(body: dict[str, Any], name: str, default: int, low: int, high: int)
     if value is None:
         return default
     if type(value) is not int or not low <= value <= high:
-        raise InvalidArgument(f"{name} is {value!r}, expected an integer from {low} to {high}")
+        raise InvalidArgument(f"{name} is {quote(value)}, expected an integer from {low} to {high}")
     return value
 
 
@@ -116,8 +116,11 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) == {int}
 
 
-def parse_request(data: bytes | bytearray, model: str) -> CompletionRequest:
-    """Reads the body of a request. Raises InvalidArgument or NotFound if it cannot be served."""
+def parse_request(data: bytes | bytearray, model: str, tokens_max: int) -> CompletionRequest:
+    """Reads the body of a request for a model, of at most so many tokens.
+
+    Raises InvalidArgument or NotFound if it cannot be served.
+    """
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -125,11 +128,11 @@ def parse_request(data: bytes | bytearray, model: str) -> CompletionRequest:
     if not isinstance(body, dict):
         raise InvalidArgument("the body is no JSON object")
     if body.get("model") not in (None, model):
-        raise NotFound(f"no model {body['model']!r}, this gateway serves {model!r}")
+        raise NotFound(f"no model {quote(body['model'])}, this gateway serves {quote(model)}")
     _check_fields(body)
     if not _is_among(body.get("max_tokens"), (0, 1)):
         raise InvalidArgument(
-            f"max_tokens is {body['max_tokens']!r}, expected 1: this gateway generates no text"
+            f"max_tokens is {quote(body['max_tokens'])}, expected 1: this gateway generates no text"
         )
     prompt = body.get("prompt")
     prompts = [prompt] if _are_ids(prompt) else prompt
@@ -137,6 +140,12 @@ def parse_request(data: bytes | bytearray, model: str) -> CompletionRequest:
         raise InvalidArgument(
             "prompt must be a list of token ids, or a list of such lists: this gateway has no "
             "tokenizer, and no prompt may be empty"
+        )
+    tokens = sum(map(len, prompts))
+    if tokens > tokens_max:  # A Prompt takes more memory than its token in the body.
+        raise InvalidArgument(
+            f"the request has {tokens} tokens, expected at most {tokens_max}: send fewer prompts "
+            "in a request"
         )
     top_k = _integer(body, "prompt_logprobs", -1, 0, TOP_K_MAX)
     ids = body.get("prompt_logprob_token_ids")
@@ -151,7 +160,7 @@ def parse_request(data: bytes | bytearray, model: str) -> CompletionRequest:
     if temperature is None:
         temperature = 1.0
     elif type(temperature) not in (int, float):
-        raise InvalidArgument(f"temperature is {temperature!r}, expected a number")
+        raise InvalidArgument(f"temperature is {quote(temperature)}, expected a number")
     length = min(map(len, prompts))
     start = _integer(body, "prompt_logprob_start", 0, 0, length - 1)
     first = start if top_k < 0 else 0

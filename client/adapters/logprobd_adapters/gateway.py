@@ -6,17 +6,17 @@ Tokens go in, and log-probabilities come out. No text is generated. gateway_comm
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from logprobd import Client
 from logprobd.errors import (
     Cancelled,
@@ -38,7 +38,16 @@ from logprobd_adapters.batcher import (
     cost_of,
 )
 from logprobd_adapters.completions import CompletionRequest, parse_request
+from logprobd_adapters.connections import (
+    CONNECTIONS_MAX,
+    LOG,
+    RUNNER_OPTIONS,
+    STALL_SECONDS,
+    Listener,
+    connection_of,
+)
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens
+from logprobd_adapters.quoting import QUOTE_MAX, one_line
 from logprobd_adapters.responses import encode_response
 from logprobd_adapters.teacher import PromptScores, Teacher
 
@@ -46,21 +55,28 @@ BODY_MIB_MAX = 8
 """Default of Gateway's body_mib_max. Nothing else runs, /health neither, while orjson parses a
 body: 5 to 11 ms of CPU time for each MiB."""
 
-STALL_SECONDS = 30.0
-"""Default of Gateway's stall_seconds."""
-
 _INLINE_BYTES = 1 << 16  # A larger body is parsed in a thread.
 _STOP_SECONDS = 60.0
 _READY_SECONDS = 0.5  # the probes of Kubernetes wait 1 s by default
 _OPEN_PATHS = ("/health", "/readyz")  # for probes, which have no token
 _TOKENS = web.RequestKey("tokens", int)  # The log has the number of tokens of each request.
 
-LOG = logging.getLogger("logprobd-gateway")
+
+def _is_not_malformed(record: logging.LogRecord) -> bool:
+    """Says whether aiohttp logs something else than a request that is no HTTP. Such a request has
+    its answer, and a traceback for each would let anybody fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+_HTTP_LOG = logging.getLogger(f"{LOG.name}.http")
+_HTTP_LOG.addFilter(_is_not_malformed)
 
 
 def _error(status: int, message: str, retry_after: str | None = None) -> web.Response:
     headers = {} if retry_after is None else {"Retry-After": retry_after}
-    body = {"error": {"message": message, "type": HTTPStatus(status).phrase, "code": status}}
+    phrase = HTTPStatus(status).phrase
+    body = {"error": {"message": one_line(message), "type": phrase, "code": status}}
     return web.Response(
         body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
     )
@@ -83,6 +99,8 @@ async def _respond_to_errors(
 ) -> web.StreamResponse:
     """Turns errors into JSON and writes a line to the log for each request, at level DEBUG."""
     started = time.perf_counter()
+    if connection := connection_of(request):
+        connection.begin(request.content)
     response: web.StreamResponse
     try:
         response = await handler(request)
@@ -104,11 +122,11 @@ async def _respond_to_errors(
         seconds = _retry_seconds(error.error)
         response = _error(502 if seconds is None else 503, str(error), seconds)
     except Exception as error:
-        LOG.exception("%s %s failed", request.method, request.path)
+        LOG.exception("%s %s failed", request.method, one_line(request.path, QUOTE_MAX))
         response = _error(500, f"{type(error).__name__}: {error}")
     LOG.debug(
         "%s %s %s %d, %d tokens, %.1f ms",
-        *(request.remote, request.method, request.path, response.status),
+        *(request.remote, request.method, one_line(request.path, QUOTE_MAX), response.status),
         *(request.get(_TOKENS, 0), (time.perf_counter() - started) * 1e3),
     )
     return response
@@ -137,8 +155,9 @@ class Gateway:
         server: the client of the teacher's scorer, by which /readyz asks whether the server is
             ready. None: the teacher needs no server.
         body_mib_max: largest body of a request, in MiB.
-        stall_seconds: a connection is closed when, for so long, nothing of a body arrives or a part
-            of a response, 64 KiB to 0.5 MiB, is not taken.
+        stall_seconds: how long a client may let the gateway wait for a body, or with a response
+            (connections.Patience).
+        connections_max: see connections.Listener.
     """
 
     def __init__(
@@ -150,12 +169,15 @@ class Gateway:
         server: Client | None = None,
         body_mib_max: int = BODY_MIB_MAX,
         stall_seconds: float = STALL_SECONDS,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self._model = model
         self._queue_tokens = queue_tokens
         self._server = server
         self._body_bytes_max = body_mib_max << 20
         self._stall_seconds = stall_seconds
+        self._connections_max = connections_max
+        self._readiness_check: asyncio.Future[None] | None = None
         self._batcher: Batcher | None = None
         # One thread, so that the numbers of large bodies are objects of Python one after another.
         self._parser = ThreadPoolExecutor(1, "parse")
@@ -198,13 +220,26 @@ class Gateway:
             handler_cancellation=True,
             shutdown_timeout=_STOP_SECONDS,
             auto_decompress=False,  # A body has its Content-Length in memory.
+            logger=_HTTP_LOG,
+            **RUNNER_OPTIONS,
         )
         await runner.setup()
         context = certificate.context if certificate else None
-        await web.TCPSite(runner, host, port, ssl_context=context).start()
-        host, port = runner.addresses[0][:2]
-        scheme = "https" if certificate else "http"
-        return runner, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        listener = Listener(
+            runner,
+            host,
+            port,
+            context=context,
+            connections_max=self._connections_max,
+            stall_seconds=self._stall_seconds,
+        )
+        await listener.start()
+        LOG.info(
+            "listening on %s for at most %d connections, half of them of an address; bodies have "
+            "at most %d MiB",
+            *(listener.name, listener.connections_max, self._body_bytes_max >> 20),
+        )
+        return runner, listener.name
 
     async def _close(self, _: web.Application) -> None:
         self._parser.shutdown(wait=False)
@@ -227,16 +262,25 @@ class Gateway:
         """Says whether requests can be scored now."""
         self._started()
         if self._server:
+            # Callers share a check, since a few that wait would take all threads.
+            if self._readiness_check is None or self._readiness_check.done():
+                self._readiness_check = asyncio.ensure_future(self._check_server(self._server))
             try:
-                await asyncio.to_thread(self._server.wait_ready, _READY_SECONDS)
+                await asyncio.shield(self._readiness_check)
             except LogprobdError as error:
-                LOG.warning("not ready: %s", error)
                 # The address of the server stays in the log, since callers need no token here.
                 raise web.HTTPServiceUnavailable(
                     text="the logprobd server is not ready: see the log of the gateway",
                     headers={"Retry-After": "1"},
                 ) from error
         return web.json_response({"status": "ok"})
+
+    async def _check_server(self, server: Client) -> None:
+        try:
+            await asyncio.to_thread(server.wait_ready, _READY_SECONDS)
+        except LogprobdError as error:
+            LOG.warning("not ready: %s", error)
+            raise
 
     async def _list_models(self, _: web.Request) -> web.Response:
         self._started()
@@ -268,12 +312,21 @@ class Gateway:
                 text=f"the body has {size} bytes, expected at most {self._body_bytes_max} "
                 "(--max-body-mib): send fewer ids or prompts in a request",
             )
+        connection = connection_of(request)
+        if connection is None:
+            raise web.HTTPRequestTimeout(text="the client has left")
+        patience = connection.sending()
         with batcher.reserve(math.ceil(size / BODY_BYTES_PER_TOKEN)):
             body = bytearray()
             try:
                 while not request.content.at_eof():
-                    with self._stall_limit(request):
-                        body += await request.content.readany()
+                    patience.start()
+                    part = b""
+                    try:
+                        part = await request.content.readany()
+                    finally:
+                        patience.stop(len(part))
+                    body += part
                 if size <= _INLINE_BYTES:
                     return self._parse(batcher, body)
                 loop = asyncio.get_running_loop()
@@ -282,7 +335,7 @@ class Gateway:
                 body.clear()  # If the client has left, the parser's queue still refers to it.
 
     def _parse(self, batcher: Batcher, body: bytearray) -> CompletionRequest:
-        completion = parse_request(body, self._model)
+        completion = parse_request(body, self._model, batcher.tokens_max)
         batcher.check(completion.prompts)
         return completion
 
@@ -293,16 +346,12 @@ class Gateway:
         pieces = encode_response(self._model, completion, scores)
         piece: bytes | None = next(pieces)  # An error is not yet too late for a status.
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        if request.transport:
-            request.transport.set_write_buffer_limits(1)  # so that each write waits for its bytes
         try:
             await response.prepare(request)
             while piece:
-                with self._stall_limit(request):
-                    await response.write(piece)
+                await response.write(piece)
                 piece = next(pieces, None)
-            with self._stall_limit(request):
-                await response.write_eof()
+            await response.write_eof()
         except ConnectionError:
             pass  # the client has left
         except Exception:
@@ -310,21 +359,3 @@ class Gateway:
             if request.transport:  # An end of the body would make it look complete.
                 request.transport.abort()
         return response
-
-    @contextlib.contextmanager
-    def _stall_limit(self, request: web.Request) -> Iterator[None]:
-        """Closes the connection if the context does not end in time, which cancels the handler."""
-
-        def abort() -> None:
-            LOG.warning(
-                "%s: %s sent nothing of its request, or took nothing of its response, for %g s",
-                *(request.path, request.remote, self._stall_seconds),
-            )
-            if request.transport:
-                request.transport.abort()
-
-        timer = asyncio.get_running_loop().call_later(self._stall_seconds, abort)
-        try:
-            yield
-        finally:
-            timer.cancel()

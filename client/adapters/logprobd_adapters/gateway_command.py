@@ -23,7 +23,8 @@ from logprobd.errors import InvalidArgument, LogprobdError
 from transformers import AutoModelForCausalLM
 
 from logprobd_adapters.batcher import QUEUE_TOKENS
-from logprobd_adapters.gateway import BODY_MIB_MAX, LOG, Gateway
+from logprobd_adapters.connections import CONNECTIONS_MAX, LOG
+from logprobd_adapters.gateway import BODY_MIB_MAX, Gateway
 from logprobd_adapters.http_access import Certificate, Tokens, check_reachable
 from logprobd_adapters.scorer import SERVER_OPTIONS, RemoteScorer, Scorer, connect
 from logprobd_adapters.teacher import BATCH_TOKENS, Prompt, Teacher
@@ -108,6 +109,7 @@ async def _serve(
         tokens=tokens,
         server=server,
         body_mib_max=options.max_body_mib,
+        connections_max=options.max_connections,
     )
     host, port = options.listen
     async with contextlib.AsyncExitStack() as stack:
@@ -115,7 +117,7 @@ async def _serve(
             stack.callback(server.close)
         runner, url = await gateway.listen(host, port, certificate)
         stack.push_async_callback(runner.cleanup)
-        LOG.info("listening on %s; requests get 503 until the model is loaded", url)
+        LOG.info("requests get 503 until the model is loaded")
         gateway.start(await loop.run_in_executor(None, _load, options, server))
         # Large bodies cause full collections, each of which would stop the process for 0.2 s to
         # walk the objects of Torch and of the model.
@@ -175,8 +177,8 @@ requests:
 errors are JSON: 400 for a request to change, 404 for another model, 411 without Content-Length, 413
 for a body beyond --max-body-mib, 429 with Retry-After while too many tokens are in progress, 503
 with Retry-After while the logprobd server cannot be reached, 502 when it refuses the gateway (its
-token, certificate or head), which a retry does not mend. A connection that makes no progress for
-30 s is closed.
+token, certificate or head), which a retry does not mend. A connection is closed when it makes no
+progress for 30 s, or for longer at less than 1 MiB a second, or when it is idle for 60 s.
 
 On another address than loopback, --listen needs --https-cert, --https-key and --tokens, or
 --insecure. A request is sent with "Authorization: Bearer TOKEN", or with the token as the password
@@ -328,6 +330,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MIB",
         help="largest body of a request. Everything else waits, /health too, while its numbers "
         f"are read, some 10 ms for each MiB. Default: {BODY_MIB_MAX}",
+    )
+    http.add_argument(
+        "--max-connections",
+        type=_positive,
+        default=CONNECTIONS_MAX,
+        metavar="N",
+        help="most connections, half of which one address may have; others are closed at once. "
+        "They take at most half of the files that the process may open. A connection takes up to "
+        f"1.5 MiB. Default: {CONNECTIONS_MAX}",
     )
     http.add_argument("--verbose", action="store_true", help="log a line for each request")
     return parser

@@ -1,0 +1,263 @@
+"""What a connection may hold and how long it may wait, and what answers and the log repeat of callers' texts."""
+
+import asyncio
+import json
+import logging
+import time
+from unittest import mock
+
+import pytest
+from gateway_scenario import FixedTeacher, post, queued, run
+from logprobd_adapters import connections
+from logprobd_adapters.connections import network_of
+from logprobd_adapters.quoting import MESSAGE_MAX, QUOTE_MAX, one_line, quote
+from test_gateway_memory import SIZE, body_of, send_head
+
+
+@pytest.fixture
+def teacher():
+    """Returns a teacher without a model, which waits while its `release` is not set."""
+    teacher = FixedTeacher()
+    yield teacher
+    teacher.release.set()
+
+
+async def connect(client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(client._base_url.host, client._base_url.port)
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Waits until a connection ends."""
+    try:
+        await asyncio.wait_for(reader.read(), 60)
+    except ConnectionResetError:
+        pass
+    return True
+
+
+NESTED = "x" * 500
+for _ in range(6):
+    NESTED = [NESTED] * 4  # six levels of lists
+VALUES = {
+    "text": "\x7f" * 100_000,
+    "astral": "\U0010ffff" * 100_000,
+    "nested lists": NESTED,
+    "keys": {str(number): number for number in range(100_000)},
+    "nested keys": {"x" * 1_000: {"y" * 1_000: NESTED}},
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_quoted_value_is_short(value) -> None:
+    assert len(quote(value)) <= QUOTE_MAX
+
+
+def test_a_line_has_no_character_that_ends_it_or_that_a_terminal_obeys() -> None:
+    text = one_line("a\nb\r\x1b[31m\x85\u2028\x9b\udcff é中")
+
+    assert text == r"a\nb\r\x1b[31m\x85\u2028\x9b\udcff é中"
+    assert len(one_line("\x00" * 10_000)) == MESSAGE_MAX
+
+
+# Regression: a body of 8 MiB was in the answer, five times as long where characters are escaped.
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize(
+    "field",
+    ["model", "max_tokens", "temperature", "prompt_logprobs", "prompt_logprob_start"]
+    + ["prompt", "prompt_logprob_token_ids", "logit_bias", "truncate_prompt_tokens", "unknown"],
+)
+def test_no_answer_repeats_a_large_value(teacher, field, value) -> None:
+    async def scenario(client, _) -> None:
+        status, answer = await post(client, **{"prompt": [1, 2, 3], field: value})
+
+        assert status in (400, 404) and len(json.dumps(answer)) < 2_000
+
+    run(teacher, scenario)
+
+
+def test_no_answer_repeats_the_name_of_a_field(teacher) -> None:
+    async def scenario(client, _) -> None:
+        status, answer = await post(client, [1, 2, 3], **{"\x7f" * 100_000: 1})
+
+        assert status == 400 and len(json.dumps(answer)) < 2_000
+
+    run(teacher, scenario)
+
+
+@pytest.mark.parametrize(
+    "request_line", [b"GET /a%0AERROR%20forged%1b", b"nonsense", b"GET /" + b"x" * 9000]
+)
+def test_a_caller_writes_no_line_of_the_log(teacher, request_line, caplog) -> None:
+    async def scenario(client, _) -> None:
+        reader, writer = await connect(client)
+        writer.write(request_line + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")) and len(answer) < 2_000
+        writer.close()
+
+    with caplog.at_level(logging.DEBUG, "logprobd-gateway"):
+        run(teacher, scenario)
+
+    assert all(record.exc_info is None for record in caplog.records)
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+    assert max(len(record.getMessage()) for record in caplog.records) < 500
+
+
+def test_one_address_holds_half_of_the_connections(teacher, caplog) -> None:
+    async def scenario(client, _) -> None:
+        kept = [await connect(client) for _ in range(4)]
+        refused = [await connect(client) for _ in range(20)]
+
+        for reader, writer in refused:
+            assert await is_closed(reader)
+            writer.close()
+
+        for _, writer in kept:
+            writer.close()
+        while True:  # A connection that has ended makes room.
+            reader, writer = await connect(client)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            try:
+                line = await asyncio.wait_for(reader.readline(), 60)
+            except ConnectionResetError:
+                line = b""
+            writer.close()
+            if line:
+                break
+        assert line == b"HTTP/1.1 200 OK\r\n"
+
+    run(teacher, scenario, connections_max=8)
+    refusals = [line for line in caplog.messages if line.startswith("refused ")]
+    assert len(refusals) == 1  # in ten seconds
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_one"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("2001:db8::1", "2001:db8::2:3", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+    ],
+)
+def test_a_network_of_64_bits_counts_as_an_address(first, second, are_one) -> None:
+    assert (network_of(first) == network_of(second)) == are_one
+
+
+# Regression: a byte in each 30 s kept a request in the account for ever.
+def test_a_body_that_arrives_a_byte_at_a_time_is_cut(teacher, caplog) -> None:
+    async def scenario(client, gateway) -> None:
+        reader, writer = await send_head(client)
+        end = asyncio.create_task(is_closed(reader))
+        started = time.monotonic()
+        while not end.done():
+            assert time.monotonic() - started < 60, "the body is still being read"
+            writer.write(b"{")
+            await asyncio.wait([end], timeout=0.02)  # far less than stall_seconds
+
+        await queued(gateway, 0)
+        writer.close()
+
+    run(teacher, scenario, stall_seconds=0.5)
+    assert "less than 1 MiB a second" in caplog.text
+
+
+class FakeLoop:
+    """Time that stands still, and the timer that was set last."""
+
+    def __init__(self) -> None:
+        self.now, self.delay = 0.0, 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, _: object) -> mock.Mock:
+        self.delay = delay
+        return mock.Mock()
+
+
+@pytest.fixture
+def loop(monkeypatch) -> FakeLoop:
+    loop = FakeLoop()
+    monkeypatch.setattr(connections.asyncio, "get_running_loop", lambda: loop)
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("moved_bytes", "delays"),
+    [
+        (1, [30, 10]),  # 20 s for each byte
+        (10 << 20, [30, 20, 10]),
+        (20 << 20, [30, 30, 30, 30]),  # 1 MiB a second
+        (1 << 30, [30, 30, 30, 30]),  # What was fast before allows no longer wait.
+    ],
+)
+def test_a_peer_that_moves_less_than_a_mebibyte_a_second_loses_patience(
+    loop, moved_bytes, delays
+) -> None:
+    patience = connections.Patience(30.0, mock.Mock())
+
+    found = []
+    for _ in delays:
+        patience.start()
+        found.append(round(loop.delay))
+        loop.now += 20.0
+        patience.stop(moved_bytes)
+
+    assert found == delays
+
+
+# Regression: only the parts of a response to a prompt had a limit in time.
+def test_any_answer_that_is_not_taken_cuts_its_connection() -> None:
+    async def main() -> None:
+        transport, is_cut = mock.Mock(), asyncio.Event()
+        transport.get_extra_info.return_value = ("192.0.2.1", 1)
+        transport.get_write_buffer_size.return_value = 100
+        transport.abort.side_effect = is_cut.set
+        connection = connections.Connection(mock.Mock(), stall_seconds=0.01)
+        connection.connection_made(transport)
+
+        connection.pause_writing()
+
+        await asyncio.wait_for(is_cut.wait(), 60)
+        transport.set_write_buffer_limits.assert_called_once_with(1)
+
+    asyncio.run(main())
+
+
+# Regression: heads of 1 MiB, 32 of them on each connection, waited behind a request in progress.
+def test_requests_that_are_sent_ahead_are_bounded(teacher, caplog) -> None:
+    async def scenario(client, gateway) -> None:
+        teacher.release.clear()
+        reader, writer = await send_head(client)
+        writer.write(body_of({"prompt": [1, 2, 3], "prompt_logprobs": 0}, SIZE))
+        await queued(gateway, 3)
+        end = asyncio.create_task(is_closed(reader))
+
+        lines = b"".join(b"x%d: %s\r\n" % (number, b"y" * 4_000) for number in range(50))
+        for _ in range(10):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n" + lines + b"\r\n")
+
+        assert await end
+        await queued(gateway, 0)
+        writer.close()
+        teacher.release.set()
+
+    run(teacher, scenario)
+    assert "sent further requests without waiting for an answer" in caplog.text
+
+
+def test_requests_on_one_connection_are_answered_in_turn(teacher) -> None:
+    async def scenario(client, _) -> None:
+        reader, writer = await connect(client)
+        body = body_of({"prompt": [1, 2, 3], "prompt_logprobs": 0}, 1 << 20)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        for _ in range(20):
+            writer.write(head.encode() + body)
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
+
+    run(teacher, scenario)
