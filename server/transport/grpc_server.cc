@@ -215,6 +215,8 @@ struct Listener {
     return acceptor->Start([this](int socket) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
       connection.fd = socket;
+      // Names a listener, nothing else; newer versions of gRPC refuse -1.
+      connection.listener_fd = socket;
       handler->HandleNewConnection(&connection);
     });
   }
