@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds everything that a release consists of into dist/: wheels and source distributions, the list of their contents, a
-# Debian package, the manifests for Kubernetes, the documentation site, with buildah the images, and SHA256SUMS.
+# Builds everything that a release consists of into dist/: wheels and source distributions, the list of their contents, the
+# packages of the newer gRPC, a Debian package, the manifests for Kubernetes, the documentation site, with buildah the images,
+# and SHA256SUMS.
 #   bash deploy/release.sh [--base IMAGE] VERSION   on a clean checkout whose version is VERSION
 #   bash deploy/release.sh --dry-run VERSION        only checks the version, the changelog and the checkout
 # --base  root file system of the images (default: that of deploy/image/build.sh)
@@ -11,11 +12,11 @@ while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) dry_run=true; shift ;;
     --base) base=(--base "${2:?--base needs the name of an image}"); shift 2 ;;
-    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;;
     *) break ;;
   esac
 done
-[ $# -eq 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -eq 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 version=$1
 fail() { echo "release.sh: error: $*" >&2; exit 1; }
 
@@ -43,11 +44,18 @@ fi
 
 out=dist
 [ ! -e "$out" ] || fail "$out exists: remove it first"
-# Programs and kernels of every supported GPU, without tests. The path of the build is part of the programs.
-rm -rf build/dist
+# Programs and kernels of every supported GPU, without tests. The path of the build is part of the programs. The Debian package
+# has the distribution's gRPC, which gets security updates; the wheel and the images have the newer one inside. Its packages
+# are part of the release, because the suites do not keep them.
+rm -rf build/dist build/dist-newer-grpc
+bash deploy/newer_grpc/make_prefix.sh --pinned
 cmake --preset cuda -B build/dist -DLOGPROBD_TESTS=OFF -DLOGPROBD_BENCHMARKS=OFF
 cmake --build build/dist --target logprobd logprobctl logprobd_kernels
-bash deploy/packages/build_wheels.sh build/dist "$out"
+cmake --preset newer-grpc -B build/dist-newer-grpc -DLOGPROBD_CUDA=ON -DLOGPROBD_TESTS=OFF -DLOGPROBD_BENCHMARKS=OFF
+cmake --build build/dist-newer-grpc --target logprobd logprobctl
+bash deploy/packages/build_wheels.sh build/dist-newer-grpc "$out"
+tar --sort=name --mtime="@$(git log -1 --format=%ct)" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+  -C build/newer_grpc -cf "$out/logprobd-newer-grpc-$version.tar" packages
 bash deploy/packages/build_operator.sh build/dist "$out"
 bash deploy/debian/make_deb.sh build/dist "$out"
 git archive --format=tar --prefix="logprobd-kubernetes-$version/" HEAD deploy/kubernetes deploy/monitoring |

@@ -5,9 +5,16 @@
 #   bash tests/run.sh --install  installation only
 #   bash tests/run.sh --build    installation and build only
 #   bash tests/run.sh --test     tests only, after --build
+# With --newer-grpc as the first argument all this is done with the static gRPC that releases have (deploy/newer_grpc), in
+# build/newer-grpc.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+preset=release
+if [ "${1:-}" = --newer-grpc ]; then
+  preset=newer-grpc
+  shift
+fi
 installs=true builds=true tests=true quick=false
 case "${1:-}" in
   --quick) quick=true installs=false ;;
@@ -15,7 +22,7 @@ case "${1:-}" in
   --build) tests=false ;;
   --test) installs=false builds=false ;;
   "") ;;
-  *) echo "usage: bash tests/run.sh [--quick | --install | --build | --test]" >&2; exit 2 ;;
+  *) echo "usage: bash tests/run.sh [--newer-grpc] [--quick | --install | --build | --test]" >&2; exit 2 ;;
 esac
 
 step_logs=build/tests-logs step_count=0
@@ -45,14 +52,15 @@ python_environment() {
 
 build() {
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then bash deploy/fetch_cutlass.sh; fi
+  [ "$preset" = release ] || bash deploy/newer_grpc/make_prefix.sh
   # The operator for PyTorch is built against the tests' Torch.
   local torch
   torch=$(build/venv-tests/bin/python -c 'import torch; print(torch.utils.cmake_prefix_path)')
   # Only one architecture is built, because GPU code is slow to build and no GPU test runs here.
-  cmake --preset release -DTorch_DIR="$torch/Torch" -DLOGPROBD_TESTS=ON -DLOGPROBD_BENCHMARKS=ON -DLOGPROBD_CUDA=AUTO \
+  cmake --preset "$preset" -DTorch_DIR="$torch/Torch" -DLOGPROBD_TESTS=ON -DLOGPROBD_BENCHMARKS=ON -DLOGPROBD_CUDA=AUTO \
     -DCMAKE_CUDA_ARCHITECTURES=90
-  rm -f build/release/.quickstart  # quickstart.sh's note of how it configured this tree
-  cmake --build build/release -j "$jobs"
+  rm -f "build/$preset/.quickstart"  # quickstart.sh's note of how it configured this tree
+  cmake --build "build/$preset" -j "$jobs"
   ccache --show-stats 2>/dev/null || true
 }
 
@@ -79,9 +87,9 @@ $tests || exit 0
 # Without them the tests of the drop-in functions would be skipped.
 [ -d build/site-originals ] || { echo "run.sh: error: no build/site-originals; run bash tests/run.sh --build" >&2; exit 1; }
 
-export TEST_BINARIES=$PWD/build/release/bin
+export TEST_BINARIES=$PWD/build/$preset/bin
 python=build/venv-tests/bin/python
-ctest_options=(--test-dir build/release --no-tests=error --output-on-failure -j "$jobs" -LE gpu)
+ctest_options=(--test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" -LE gpu)
 pytest_options=(-q tests --durations 10)
 if $quick; then
   ctest_options+=(-L unit)

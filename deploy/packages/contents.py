@@ -2,8 +2,9 @@
 """Lists what is inside the programs or libraries of a package and the libraries that they load, and writes it as an
 SPDX document.
 
-    contents.py --name logprobd-server --version 0.2.0 --licenses DIR --sbom FILE PROGRAM...
+    contents.py --name logprobd-server --version 0.2.0 --licenses DIR --sbom FILE [--static PREFIX] PROGRAM...
 
+PREFIX is that of deploy/newer_grpc, whose libraries are inside the programs.
 Copies the licence texts of the distribution's packages to DIR. Fails if a library belongs to a package without a known
 licence, so that a new dependency is added to LICENSES first. SOURCE_DATE_EPOCH is the document's time.
 """
@@ -32,6 +33,7 @@ LICENSES = {
     "libmicrohttpd": "LGPL-2.1-or-later",
     "libtasn1-6": "LGPL-2.1-or-later",
     "libunistring": "LGPL-3.0-or-later OR GPL-2.0-or-later",
+    "libzstd": "BSD-3-Clause",
     "nettle": "LGPL-3.0-or-later OR GPL-2.0-or-later",
     "nlohmann-json3": "MIT",
     "openssl": "Apache-2.0",
@@ -41,6 +43,8 @@ LICENSES = {
     "re2": "BSD-3-Clause",
     "spdlog": "MIT",
     "toml11": "MIT",
+    "utf8-range": "MIT",
+    "zlib": "Zlib",
 }
 # The distribution's packages of which only headers are compiled into the programs, by our package.
 HEADERS = {"logprobd-server": ("libcli11-dev", "libtoml11-dev", "nlohmann-json3-dev")}
@@ -89,11 +93,21 @@ def package_of(library: pathlib.Path) -> str:
 def describe(package: str) -> Part:
     fields = call("dpkg-query", "--show", "-f", "${source:Package} ${Version}", package).split()
     source, version = fields
+    return part_of(package, version, source)
+
+
+def part_of(package: str, version: str, source: str) -> Part:
     if source not in LICENSES:
         raise SystemExit(
             f"contents.py: error: {package} of {source} has no known licence: add it to LICENSES"
         )
     return Part(package, version, LICENSES[source], f"pkg:deb/debian/{package}@{version}")
+
+
+def static_parts(prefix: pathlib.Path) -> list[Part]:
+    """The packages whose static libraries are inside the programs."""
+    lines = (prefix / "contents.tsv").read_text().splitlines()
+    return [part_of(*line.split("\t")) for line in lines]
 
 
 def parts_of_the_build() -> list[Part]:
@@ -174,6 +188,7 @@ def main() -> None:
     parser.add_argument("--version", required=True, help="version of our package")
     parser.add_argument("--licenses", type=pathlib.Path, required=True, help="folder to write")
     parser.add_argument("--sbom", type=pathlib.Path, required=True, help="file to write")
+    parser.add_argument("--static", type=pathlib.Path, help="prefix of static libraries")
     arguments = parser.parse_args()
     libraries = set().union(*(libraries_of(program) for program in arguments.programs))
     packages = sorted(
@@ -188,7 +203,11 @@ def main() -> None:
         notice = header.read_text().split("*/", maxsplit=1)[0]
         text = re.sub(r"^[/* ]*", "", notice, flags=re.MULTILINE).strip() + "\n"
         (arguments.licenses / "nvidia-cutlass.txt").write_text(text)
-    parts = [describe(package) for package in packages] + parts_of_the_build()
+    linked = [] if arguments.static is None else static_parts(arguments.static)
+    for part in linked:
+        text = arguments.static / "licenses" / f"{part.name}.txt"
+        shutil.copyfile(text, arguments.licenses / text.name)
+    parts = [describe(package) for package in packages] + linked + parts_of_the_build()
     arguments.sbom.write_text(
         json.dumps(spdx(arguments.name, arguments.version, parts), indent=1) + "\n"
     )

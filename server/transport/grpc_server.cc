@@ -55,6 +55,11 @@ constexpr int kKeepaliveMs = 60'000;
 constexpr int kClientPingIntervalMinMs = 5'000;
 /// Time for a connection to send the HTTP/2 preface before the server closes it.
 constexpr int kHandshakeMs = 10'000;
+/// Time for a client to acknowledge the server's SETTINGS before its connection is closed. The
+/// limit on the size of headers holds only from then on. gRPC 1.51 has no such limit and ignores
+/// it.
+constexpr int kSettingsMs = 5'000;
+constexpr char kSettingsTimeoutArgument[] = "grpc.http2.settings_timeout";
 /// Number of file descriptors that connections to --listen may not use, and those to --admin. The
 /// difference is left to operators, whatever the clients do.
 constexpr int kFilesReservedFromData = 96;
@@ -210,6 +215,7 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kClientPingIntervalMinMs);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(kSettingsTimeoutArgument, kSettingsMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, options.connection_idle_ms_max);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, options.connection_age_ms_max);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
@@ -243,6 +249,8 @@ struct Listener {
     return acceptor->Start([this](int socket) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
       connection.fd = socket;
+      // Names a listener, nothing else; newer versions of gRPC refuse -1.
+      connection.listener_fd = socket;
       handler->HandleNewConnection(&connection);
     });
   }

@@ -34,7 +34,9 @@ void AppendVarint(std::string& out, uint64_t value) {
 /// them.
 class MessageWriter {
  public:
-  void Add(const v1::ScoreResponse& fields) { fields.AppendToString(&buffer_); }
+  void Add(const v1::ScoreResponse& fields) {
+    (void)fields.AppendToString(&buffer_);  // It fails only for messages above 2 GiB.
+  }
 
   template <typename T>
   void AddArray(uint32_t field, std::vector<T> values) {

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from built_packages import build_packages
+from built_packages import build_packages, has_newer_grpc
 
 PROGRAMS = ("logprobd", "logprobctl")
 # Every system that the wheel supports has the C and C++ libraries and zlib.
@@ -94,23 +94,40 @@ def test_the_wheel_is_for_one_platform_and_every_python(packages):
     (server,) = packages.glob("logprobd_server-*.whl")
     (client,) = packages.glob("logprobd-*.whl")
 
-    assert re.search(r"-py3-none-manylinux_2_3\d_x86_64\.whl$", server.name)
+    assert re.search(r"-py3-none-manylinux_2_3[45]_x86_64\.whl$", server.name)
     assert client.name.endswith("-py3-none-any.whl")
 
 
-def test_the_contents_of_the_server_s_wheel_are_listed_with_their_licences(packages):
+def test_the_contents_of_the_server_s_wheel_are_listed_with_their_licences(binaries, packages):
     (server,) = packages.glob("logprobd_server-*.whl")
     (sbom,) = packages.glob("logprobd_server-*.spdx.json")
     parts = {part["name"]: part for part in json.loads(sbom.read_text())["packages"]}
     with zipfile.ZipFile(server) as wheel:
         names = wheel.namelist()
 
-    assert {"logprobd-server", "libgrpc29", "libprotobuf32", "nlohmann-json3-dev"} <= parts.keys()
+    is_static = has_newer_grpc(binaries)
+    grpc, protobuf = (
+        ("libgrpc-dev", "libprotobuf-dev") if is_static else ("libgrpc29", "libprotobuf32")
+    )
+    assert {"logprobd-server", grpc, protobuf, "nlohmann-json3-dev"} <= parts.keys()
     assert all(part["versionInfo"] and part["licenseDeclared"] for part in parts.values())
-    assert any(name.endswith("/licenses/libgrpc29.txt") for name in names)
+    assert any(name.endswith(f"/licenses/{grpc}.txt") for name in names)
     assert any(name.endswith("/licenses/nvidia-cutlass.txt") for name in names)
-    assert any(name.startswith("logprobd_server.libs/libgrpc") for name in names)
+    copied = [name for name in names if name.startswith("logprobd_server.libs/")]
+    assert any("libmicrohttpd" in name for name in copied)
+    assert any("libgrpc" in name for name in copied) != is_static
+    assert any("libssl" in name for name in copied) != is_static
     assert not any("cublas" in name for name in names)
+
+
+def test_no_library_of_the_process_can_use_what_is_inside_the_programs(environment):
+    for path in program_paths(environment):
+        listed = run(environment, "nm", "--dynamic", "--defined-only", path).stdout
+        names = {line.split()[-1].split("@")[0] for line in listed.splitlines()}
+        taken = re.compile(
+            r"(SSL|EVP|OPENSSL|ares|grpc|upb|ZSTD)_.*|deflate.*|inflate.*|arc4random.*"
+        )
+        assert not [name for name in names if taken.fullmatch(name)]
 
 
 def test_two_builds_have_the_same_bytes(binaries, packages, tmp_path):

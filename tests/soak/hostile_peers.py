@@ -121,6 +121,16 @@ CASES = {
         "0.8 to 4.2 GB",
         closed_by="a newer gRPC",
     ),
+    "continuation": Case(
+        "headers without end after SETTINGS are acknowledged, 8 connections",
+        lambda _: attacks.EndlessContinuation(),
+        closed_by="a newer gRPC",
+    ),
+    "hpack-literal": Case(
+        "a header name of 1 GiB that never ends, 4 connections",
+        lambda _: attacks.EndlessLiteral(),
+        closed_by="a newer gRPC",
+    ),
     "small-frames": Case(
         "a message of 32 MiB in DATA frames of one byte",
         lambda _: attacks.SmallFrames(32 * MIB),

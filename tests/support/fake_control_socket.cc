@@ -168,7 +168,7 @@ void FakeControlSocket::Serve(Lease* lease) {
     const ssize_t received = recv(lease->socket, packet.data(), packet.size(), 0);
     if (received <= 0) break;
     v1::LocalRequest request;
-    request.ParseFromArray(packet.data(), static_cast<int>(received));
+    (void)request.ParseFromArray(packet.data(), static_cast<int>(received));
     int fd = -1;
     const v1::LocalReply reply = Answer(request, lease, &fd);
     Send(lease->socket, options_.nonsense.empty() ? reply.SerializeAsString() : options_.nonsense,

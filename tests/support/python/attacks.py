@@ -211,6 +211,53 @@ class HeadersBeforeSettings(Attack):
             is_over.wait()
 
 
+class _EndlessHeaders(Attack):
+    """Sends header blocks that never end, over connections that keep to the protocol before."""
+
+    unit = "bytes of headers"
+
+    def _first(self, server) -> bytes:
+        return call_headers(server.grpc)
+
+    def _next(self) -> bytes:
+        """Returns the payload of each CONTINUATION frame."""
+        raise NotImplementedError
+
+    def run(self, server, is_over: threading.Event) -> None:
+        with connect(server.grpc) as connection:
+            connection.sendall(PREFACE)
+            while read_frame(connection)[0] != SETTINGS:
+                pass
+            connection.sendall(frame(SETTINGS, ACK, 0) + frame(HEADERS, 0, 1, self._first(server)))
+            piece = self._next()
+            while not is_over.is_set():
+                connection.sendall(frame(CONTINUATION, 0, 1, piece))
+                self.amount += len(piece)
+
+
+class EndlessContinuation(_EndlessHeaders):
+    """Adds headers to a call without end."""
+
+    clients = 8
+
+    def _next(self) -> bytes:
+        return header("x-filler", "a" * 4000) * 4
+
+
+class EndlessLiteral(_EndlessHeaders):
+    """Sends a header whose name should have a gigabyte, so that it is never complete."""
+
+    clients = 4
+    # A literal without indexing, and the length 127 + (2^30 - 127) as an HPACK integer of 7 bits (RFC 7541, 5.1).
+    NAME_OF_A_GIGABYTE = b"\0\x7f\x81\xff\xff\xff\x03"
+
+    def _first(self, server) -> bytes:
+        return super()._first(server) + self.NAME_OF_A_GIGABYTE
+
+    def _next(self) -> bytes:
+        return b"a" * 16_384
+
+
 class _Connection:
     """A connection that keeps to the server's flow control when it sends and grants the window `answers_window`."""
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,13 @@ CCACHE = {
     "CCACHE_NOHASHDIR": "1",
     "CCACHE_SLOPPINESS": "time_macros,include_file_ctime,include_file_mtime",
 }
+
+
+def has_newer_grpc(binaries: pathlib.Path) -> bool:
+    """Whether the programs contain the libraries of deploy/newer_grpc, instead of loading the distribution's."""
+    cache = (binaries.parent / "CMakeCache.txt").read_text()
+    found = re.search(r"^gRPC_DIR:PATH=(.*)/lib/cmake/grpc$", cache, re.MULTILINE)
+    return found is not None and (pathlib.Path(found[1]) / "contents.tsv").exists()
 
 
 def build_packages(binaries: pathlib.Path, folder: pathlib.Path) -> None:

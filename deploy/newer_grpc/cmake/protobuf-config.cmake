@@ -1,0 +1,6 @@
+include(${CMAKE_CURRENT_LIST_DIR}/../static_archives.cmake)
+newer_grpc_targets(protobuf::libprotobuf)
+if(NOT TARGET protobuf::protoc)
+  add_executable(protobuf::protoc IMPORTED)
+  set_target_properties(protobuf::protoc PROPERTIES IMPORTED_LOCATION ${newer_grpc_prefix}/bin/protoc)
+endif()
