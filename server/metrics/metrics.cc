@@ -262,7 +262,9 @@ struct Metrics::Impl {
       host_memory[i] = &memory.Add({{"kind", kMemoryKinds[i]}});
     }
     AddGauges(registry, "logprobd_build_info", "Always 1; the labels describe the build.")
-        .Add({{"version", LabelValue(options.version)}, {"commit", LabelValue(options.commit)}})
+        .Add({{"version", LabelValue(options.version)},
+              {"commit", LabelValue(options.commit)},
+              {"grpc", LabelValue(options.grpc)}})
         .Set(1);
     if (!options.gpus.empty()) {
       gpus = std::make_unique<GpuMetrics>(registry, options.gpus, options.gpu_pci_bus_ids);

@@ -27,6 +27,7 @@ class Metrics {
     std::vector<std::string> heads = {};  ///< Names of the configured heads.
     std::string version = {};
     std::string commit = {};
+    std::string grpc = {};  ///< Version of gRPC.
     /// CUDA ordinals of the GPUs that the server uses; each has a series in the GPU families.
     std::vector<int> gpus = {};
     /// Known PCI bus IDs by ordinal, for the driver's readings; see Nvml::Read.

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "grpc/grpc_security_constants.h"
 #include "server/transport/grpc_status.h"
+#include "server/transport/health_service.h"
 
 namespace logprobd {
 namespace {
@@ -30,7 +31,7 @@ void AppendValues(const grpc::AuthContext& context, const char* property,
 
 /// Returns the scope that a method needs, or nothing if everyone may call it.
 std::optional<Scope> ScopeOf(absl::string_view path) {
-  if (absl::StartsWith(path, "/grpc.health.v1.Health/")) return std::nullopt;
+  if (HealthService::Serves(path)) return std::nullopt;
   if (path == "/logprobd.v1.Scoring/Verify") return Scope::kVerify;
   if (absl::StartsWith(path, "/logprobd.v1.Scoring/")) return Scope::kScore;
   return absl::StartsWith(path, "/logprobd.v1.Weights/") ? Scope::kAdmin : Scope::kAny;

@@ -13,7 +13,8 @@ namespace logprobd {
 
 /// Refuses calls whose caller has no entry with the scope of their method. gRPC calls it when the
 /// metadata of a call has arrived and before it reads a message, so that a refused call buffers
-/// nothing. Health needs no entry.
+/// nothing. The methods of HealthService need no entry, and no others must be exempt: gRPC buffers
+/// up to the message limit of each call that passes.
 ///
 /// gRPC does not tell it the address of the peer, so the lines about refusals do not have it.
 ///

@@ -1,11 +1,16 @@
 #include "server/transport/call_info.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <chrono>
 #include <iterator>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/strip.h"
+#include "server/base/peer_network.h"
 #include "server/transport/access_processor.h"
 
 namespace logprobd {
@@ -39,6 +44,21 @@ namespace {
 absl::string_view ViewOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
 }  // namespace
+
+std::string PeerNetworkOf(absl::string_view peer) {
+  sockaddr_storage address = {};
+  std::string host(peer.substr(0, peer.rfind(':')));  // without the port
+  if (absl::string_view four = host; absl::ConsumePrefix(&four, "ipv4:")) {
+    auto& in = reinterpret_cast<sockaddr_in&>(address);
+    if (inet_pton(AF_INET, four.data(), &in.sin_addr) == 1) in.sin_family = AF_INET;
+  } else if (absl::string_view six = host;
+             absl::ConsumePrefix(&six, "ipv6:%5B") || absl::ConsumePrefix(&six, "ipv6:[")) {
+    auto& in = reinterpret_cast<sockaddr_in6&>(address);
+    const std::string bare(six.substr(0, six.find_first_of("%]")));  // without a zone
+    if (inet_pton(AF_INET6, bare.c_str(), &in.sin6_addr) == 1) in.sin6_family = AF_INET6;
+  }
+  return address.ss_family == AF_UNSPEC ? host : PeerNetworkOf(address);
+}
 
 CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessList* access,
                     const Clock& clock) {

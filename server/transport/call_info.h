@@ -38,6 +38,10 @@ inline constexpr size_t kClientIdBytesMax = 64;
 CallInfo CallInfoOf(const grpc::CallbackServerContext& context, const AccessList* access,
                     const Clock& clock);
 
+/// Returns the PeerNetworkOf the address of a peer as gRPC writes it, such as
+/// "ipv4:127.0.0.1:50312" or "ipv6:%5B::1%5D:50312", or "unix" for Unix sockets.
+std::string PeerNetworkOf(absl::string_view peer);
+
 namespace internal {
 
 /// Converts `deadline` from the wall clock to `clock`, based on the time that remains now. The wall

@@ -4,7 +4,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,11 +30,10 @@ constexpr absl::Duration kOutOfFilesPause = absl::Milliseconds(50);
 /// checked. Without a limit, clients that connect as fast as the loop accepts would delay both.
 constexpr int kAcceptsMax = 64;
 
-int OpenFilesMax() {
-  rlimit limit = {};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  return limit.rlim_cur > INT32_MAX ? INT32_MAX : static_cast<int>(limit.rlim_cur);
-}
+/// Parts of the files for connections that the peers of a Unix socket may hold together, and that a
+/// peer of TCP may hold. The first leaves half of them to TCP beside a control socket.
+constexpr int kUnixShare = 4;
+constexpr int kAddressShare = 2;
 
 }  // namespace
 
@@ -64,7 +62,9 @@ absl::Status ConnectionAcceptor::Open() {
     tcp_listeners_ = std::move(listening.sockets);
     return absl::OkStatus();
   }
-  LOGPROBD_ASSIGN_OR_RETURN(path_lock_, SocketPathLock::Take(options_.flag, address_.unix_path));
+  if (!options_.has_path_lock) {
+    LOGPROBD_ASSIGN_OR_RETURN(path_lock_, SocketPathLock::Take(options_.flag, address_.unix_path));
+  }
   LOGPROBD_ASSIGN_OR_RETURN(unix_listener_,
                             UnixListener::Open(options_.flag, address_.unix_path, SOCK_STREAM));
   return absl::OkStatus();
@@ -134,22 +134,26 @@ bool ConnectionAcceptor::Accept(int listener) {
 }
 
 absl::string_view ConnectionAcceptor::ReasonToRefuse(int socket, const sockaddr_storage& peer) {
-  const int usable = OpenFilesMax() - options_.files_reserved;
-  // The kernel returns the lowest free number, so a high number means that few are left.
+  const int usable = FilesForConnections(options_.files_reserved);
   if (socket >= usable) return "few file descriptors are left";
-  if (unix_listener_ == nullptr) {
+  const bool is_unix = unix_listener_ != nullptr;
+  std::optional<SocketPeer> process;
+  if (is_unix) {
+    process = PeerOf(socket);
+    if (!process.has_value() || !process->IsOwnOrRoot()) {
+      AuditRefusedConnection(options_.flag, process, refusals_);
+      return "its process belongs to another user";
+    }
+  } else {
     const int on = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    return peers_.Add(socket, peer, std::clamp(usable / 2, 1, options_.peer_connections_max))
-               ? ""
-               : "its address has too many connections";
   }
-  const std::optional<SocketPeer> process = PeerOf(socket);
-  if (!process.has_value() || !process->IsOwnOrRoot()) {
-    AuditRefusedConnection(options_.flag, process, refusals_);
-    return "its process belongs to another user";
+  // All peers of a Unix socket are one, so that they leave files to the other listeners.
+  const int share = usable / (is_unix ? kUnixShare : kAddressShare);
+  if (!peers_.Add(socket, peer, std::clamp(share, 1, options_.peer_connections_max))) {
+    return is_unix ? "the socket has too many connections" : "its address has too many connections";
   }
-  AuditConnection(options_.flag, *process);
+  if (is_unix && options_.is_audited) AuditConnection(options_.flag, *process);
   return "";
 }
 

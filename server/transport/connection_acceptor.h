@@ -25,7 +25,7 @@ namespace logprobd {
 /// and one of a peer that already has its part of them. A connection that it cannot accept stays in
 /// the kernel's queue until descriptors are free again. On a Unix socket it closes connections of
 /// other users than the server's own and root, of which it writes audit lines for at most 20 in
-/// 10 s, and writes an audit line for each other one.
+/// 10 s.
 class ConnectionAcceptor {
  public:
   /// Receives a connected, non-blocking socket and owns it. It is called on the acceptor's thread.
@@ -36,9 +36,14 @@ class ConnectionAcceptor {
     ListenAddress address;          ///< Port 0 selects a free port.
     /// Number of file descriptors that connections may not use, because the process needs them.
     int files_reserved = 64;
-    /// Maximum number of connections of one peer address (IPv6: of one /64 network). If few files
-    /// may be open, it is half of those that connections may use.
+    /// Maximum number of connections of one peer address (IPv6: of one /64 network), or of a Unix
+    /// socket. If few files may be open, it is half of those that connections may use, and for a
+    /// Unix socket a quarter.
     int peer_connections_max = 1'024;
+    /// For a Unix socket: the caller has the SocketPathLock, and each accepted connection gets an
+    /// audit line.
+    bool has_path_lock = false;
+    bool is_audited = true;
   };
 
   /// Listens on every address to which the host name resolves, without accepting connections yet.
@@ -74,7 +79,7 @@ class ConnectionAcceptor {
 
   const Options options_;
   ListenAddress address_;
-  std::unique_ptr<SocketPathLock> path_lock_;    ///< Null for TCP.
+  std::unique_ptr<SocketPathLock> path_lock_;    ///< Null for TCP, or if the caller has it.
   std::unique_ptr<UnixListener> unix_listener_;  ///< Null for TCP.
   std::vector<FileDescriptor> tcp_listeners_;
   PeerConnections peers_;      ///< Used by the acceptor's thread.

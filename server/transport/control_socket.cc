@@ -33,6 +33,9 @@ namespace {
 
 /// Pause before the next attempt to accept when no file descriptor is left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+/// Part of the files for connections that leases may hold together. It leaves half of them to TCP
+/// beside the Unix socket of gRPC.
+constexpr int kFilesShare = 4;
 
 absl::Time Now() { return Clock::Steady().Now(); }
 
@@ -205,10 +208,15 @@ void ControlSocket::Impl::Accept() {
                           "only processes of the server's own user and of root may connect")));
     return;
   }
-  if (connections.size() >= static_cast<size_t>(options.connections_max)) {
-    Reply(connection,
-          ReplyOf(absl::ResourceExhaustedError(absl::StrCat(
-              "all ", options.connections_max, " leases are in use: try again later"))));
+  const int files = FilesForConnections(options.files_reserved);
+  const int connections_max = std::clamp(files / kFilesShare, 1, options.connections_max);
+  if (connections.size() >= static_cast<size_t>(connections_max)) {
+    Reply(connection, ReplyOf(absl::ResourceExhaustedError(absl::StrCat(
+                          "all ", connections_max, " leases are in use: try again later"))));
+    return;
+  }
+  if (connection.socket.get() >= files) {
+    Reply(connection, ReplyOf(absl::ResourceExhaustedError("few files are left: try again later")));
     return;
   }
   connection.number = ++last_number;

@@ -26,7 +26,10 @@ class ControlSocket {
     std::string path = {};
     /// Value of Welcome.cuda_ipc.
     bool cuda_ipc = false;
+    /// If few files may be open, it is a quarter of those that connections may use.
     int32_t connections_max = 256;
+    /// Number of file descriptors that connections may not use, because the process needs them.
+    int files_reserved = 96;
     /// Maximum time from connecting to Hello.
     absl::Duration hello_time_max = absl::Seconds(10);
     /// Returns whether processes of a user may connect. Null allows this process's own user and

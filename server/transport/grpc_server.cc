@@ -18,7 +18,6 @@
 #include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/generic/async_generic_service.h"
-#include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/impl/server_builder_plugin.h"
 #include "grpcpp/resource_quota.h"
@@ -33,6 +32,7 @@
 #include "server/transport/access_processor.h"
 #include "server/transport/connection_acceptor.h"
 #include "server/transport/grpc_versions.h"
+#include "server/transport/health_service.h"
 #include "server/transport/revocation_lists.h"
 #include "server/transport/same_host_access.h"
 #include "server/transport/scoring_service.h"
@@ -42,7 +42,6 @@
 namespace logprobd {
 namespace {
 
-constexpr char kServiceName[] = "logprobd.v1.Scoring";
 constexpr int64_t kMessageBytesMaxLimit = std::numeric_limits<int32_t>::max();
 
 // After a minute without traffic the server pings the peer, so that the requests of a host that
@@ -88,13 +87,11 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
   bool enabled_;
 };
 
-/// Applies the process-wide settings of gRPC once: enables health for every server, makes
-/// reflection available, and logs gRPC's lines at the debug level, because clients can cause any
-/// number of them.
+/// Applies the process-wide settings of gRPC once: makes reflection available, and logs gRPC's
+/// lines at the debug level, because clients can cause any number of them.
 void PrepareGrpc() {
   static std::once_flag once;
   std::call_once(once, [] {
-    grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     LogGrpcAtDebugLevel();
   });
@@ -231,32 +228,43 @@ void Configure(const GrpcServer::Options& options, grpc::ServerBuilder& builder)
   builder.SetOption(std::make_unique<ReflectionOption>(options.reflection));
 }
 
-/// A gRPC server that gets its TCP connections from a ConnectionAcceptor. The acceptor stops first,
-/// because the server would close later connections.
+/// A gRPC server that gets its connections from ConnectionAcceptors. They stop first, because the
+/// server would close later connections.
 struct Listener {
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> handler;
+  std::unique_ptr<grpc::CallbackGenericService> health;
+  std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> handlers;
   std::unique_ptr<grpc::Server> server;
-  std::unique_ptr<ConnectionAcceptor> acceptor;
+  std::vector<std::unique_ptr<ConnectionAcceptor>> acceptors;
+
+  /// Makes the server of `builder` take connections of `acceptor`.
+  void Add(grpc::ServerBuilder& builder, std::unique_ptr<ConnectionAcceptor> acceptor,
+           const std::shared_ptr<grpc::ServerCredentials>& credentials) {
+    handlers.push_back(builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials));
+    acceptors.push_back(std::move(acceptor));
+  }
 
   /// Builds the server and starts to accept connections. Returns UNAVAILABLE if gRPC does not
   /// start.
-  absl::Status Start(grpc::ServerBuilder& builder,
-                     const std::shared_ptr<grpc::ServerCredentials>& credentials) {
-    handler = builder.experimental().AddExternalConnectionAcceptor(
-        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
+  absl::Status Start(grpc::ServerBuilder& builder, HealthService& health_service) {
+    health = health_service.NewMethods();
+    builder.RegisterCallbackGenericService(health.get());
     server = builder.BuildAndStart();
     if (server == nullptr) return absl::UnavailableError("gRPC could not start the server");
-    return acceptor->Start([this](int socket) {
-      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-      connection.fd = socket;
-      // Names a listener, nothing else; newer versions of gRPC refuse -1.
-      connection.listener_fd = socket;
-      handler->HandleNewConnection(&connection);
-    });
+    for (size_t i = 0; i < acceptors.size(); ++i) {
+      LOGPROBD_RETURN_IF_ERROR(acceptors[i]->Start([handler = handlers[i].get()](int socket) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+        connection.fd = socket;
+        // Names a listener, nothing else; newer versions of gRPC refuse -1.
+        connection.listener_fd = socket;
+        handler->HandleNewConnection(&connection);
+      }));
+    }
+    return absl::OkStatus();
   }
 
   void Shutdown(std::chrono::system_clock::time_point deadline) {
-    if (acceptor != nullptr) acceptor->Stop();
+    for (const std::unique_ptr<ConnectionAcceptor>& acceptor : acceptors) acceptor->Stop();
     if (server != nullptr) server->Shutdown(deadline);
   }
 };
@@ -290,12 +298,12 @@ ServerInfo ServerInfoOf(const GrpcServer::Options& options, const SameHostAccess
   return info;
 }
 
-void SetHealth(grpc::Server* server, bool serving) {
-  if (server != nullptr) {
-    grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
-    health->SetServingStatus("", serving);
-    health->SetServingStatus(kServiceName, serving);
-  }
+/// A watch outlives the age at which its connection is told to end, with the 10 % by which gRPC
+/// varies it, so that clients that then leave notice no other limit.
+HealthService::Options HealthOptionsOf(const GrpcServer::Options& options) {
+  HealthService::Options health;
+  health.watch_time_max = absl::Milliseconds(options.connection_age_ms_max) * 1.25;
+  return health;
 }
 
 }  // namespace
@@ -303,20 +311,19 @@ void SetHealth(grpc::Server* server, bool serving) {
 struct GrpcServer::Impl {
   Impl(const HeadRegistry& heads, ServerInfo info, const AnswerBudget::Options& answers,
        std::unique_ptr<SameHostAccess> local, std::shared_ptr<const AccessList> access_list,
-       Metrics& metrics, const Clock& clock)
-      : same_host(std::move(local)),
+       std::unique_ptr<HealthService> health_service, Metrics& metrics, const Clock& clock)
+      : health(std::move(health_service)),
+        same_host(std::move(local)),
         access(std::move(access_list)),
         service(heads, std::move(info), answers, same_host.get(), access.get(), metrics, clock),
         clock(clock) {}
 
+  const std::unique_ptr<HealthService> health;
   const std::unique_ptr<SameHostAccess> same_host;  // null if there is no Unix socket
   const std::shared_ptr<const AccessList> access;   // null if callers need no tokens
   ScoringService service;
   std::unique_ptr<WeightsService> weights;
   const Clock& clock;
-  /// Returns UNIMPLEMENTED for every method. gRPC provides health and reflection, but a gRPC server
-  /// without any other service does not start.
-  grpc::CallbackGenericService admin_methods;
   Listener data;
   Listener admin;
   std::once_flag shutdown_once;
@@ -344,8 +351,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
   LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<SameHostAccess> local,
                             OpenSameHostAccess(options, metrics));
   const std::string local_path = local == nullptr ? "" : local->info().grpc_path;
-  auto impl = std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), options.answers,
-                                     std::move(local), options.access, metrics, clock);
+  LOGPROBD_ASSIGN_OR_RETURN(std::unique_ptr<HealthService> health,
+                            HealthService::Create(HealthOptionsOf(options), clock));
+  auto impl =
+      std::make_unique<Impl>(heads, ServerInfoOf(options, local.get()), options.answers,
+                             std::move(local), options.access, std::move(health), metrics, clock);
   const auto processor = options.access == nullptr
                              ? nullptr
                              : std::make_shared<AccessProcessor>(options.access, metrics);
@@ -358,59 +368,59 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
       WithAccess(PlainCredentialsOf(processor, UDS), processor);
 
   LOGPROBD_ASSIGN_OR_RETURN(
-      impl->data.acceptor,
+      std::unique_ptr<ConnectionAcceptor> acceptor,
       ConnectionAcceptor::Listen(
           {.flag = "--listen", .address = listen, .files_reserved = kFilesReservedFromData}));
   grpc::ServerBuilder builder;
   Configure(options, builder);
   builder.RegisterService(&impl->service);
-  int local_bound = 1;
+  impl->data.Add(builder, std::move(acceptor), over_tcp);
   if (!local_path.empty()) {
-    builder.AddListeningPort(absl::StrCat("unix:", local_path), over_unix, &local_bound);
+    ListenAddress address;
+    address.unix_path = local_path;
+    LOGPROBD_ASSIGN_OR_RETURN(acceptor,
+                              ConnectionAcceptor::Listen({.flag = "--local",
+                                                          .address = address,
+                                                          .files_reserved = kFilesReservedFromData,
+                                                          .has_path_lock = true,
+                                                          .is_audited = false}));
+    impl->data.Add(builder, std::move(acceptor), over_unix);
   }
-  const absl::Status started = impl->data.Start(builder, over_tcp);
-  if (!started.ok() && local_bound == 0) {
-    return absl::UnavailableError(absl::StrCat("--local: cannot listen on ", local_path));
-  }
-  LOGPROBD_RETURN_IF_ERROR(WithContext(started, "--listen"));
-  SetHealth(impl->data.server.get(), false);
+  LOGPROBD_RETURN_IF_ERROR(WithContext(impl->data.Start(builder, *impl->health), "--listen"));
 
   if (!options.admin.empty()) {
     LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, CheckedAdminAddress(options));
     LOGPROBD_ASSIGN_OR_RETURN(
-        impl->admin.acceptor,
+        acceptor,
         ConnectionAcceptor::Listen(
             {.flag = "--admin", .address = address, .files_reserved = kFilesReservedFromAdmin}));
     grpc::ServerBuilder admin_builder;
     Configure(options, admin_builder);
-    admin_builder.RegisterCallbackGenericService(&impl->admin_methods);
     if (weights != nullptr) {
       impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(),
                                                        impl->access.get(), clock);
       admin_builder.RegisterService(impl->weights.get());
     }
-    LOGPROBD_RETURN_IF_ERROR(WithContext(
-        impl->admin.Start(admin_builder, address.unix_path.empty() ? over_tcp : over_unix),
-        "--admin"));
-    SetHealth(impl->admin.server.get(), false);
+    impl->admin.Add(admin_builder, std::move(acceptor),
+                    address.unix_path.empty() ? over_tcp : over_unix);
+    LOGPROBD_RETURN_IF_ERROR(
+        WithContext(impl->admin.Start(admin_builder, *impl->health), "--admin"));
   }
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 
-int GrpcServer::port() const { return impl_->data.acceptor->port(); }
+int GrpcServer::port() const { return impl_->data.acceptors.front()->port(); }
 
 std::string GrpcServer::admin_address() const {
-  return impl_->admin.acceptor == nullptr ? "" : impl_->admin.acceptor->address().ToString();
+  const auto& acceptors = impl_->admin.acceptors;
+  return acceptors.empty() ? "" : acceptors.front()->address().ToString();
 }
 
 std::string GrpcServer::unix_socket_path() const {
   return impl_->same_host == nullptr ? "" : impl_->same_host->info().grpc_path;
 }
 
-void GrpcServer::SetServing(bool serving) {
-  SetHealth(impl_->data.server.get(), serving);
-  SetHealth(impl_->admin.server.get(), serving);
-}
+void GrpcServer::SetServing(bool serving) { impl_->health->SetServing(serving); }
 
 void GrpcServer::SetAnswerLimits(int64_t bytes_max, double client_share) {
   impl_->service.handler().SetAnswerLimits(

@@ -1,13 +1,23 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
+#include "absl/strings/string_view.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
 
 namespace logprobd {
 
 // What has to be written differently for gRPC 1.51 and for newer versions.
+
+/// Returns the version of gRPC with which the process runs, such as "1.51.1".
+std::string GrpcVersion();
+
+/// Returns what peers can do to a server with this version of gRPC although no limit of the server
+/// allows it, or an empty string if that is nothing known. It concerns everybody who can send
+/// HTTP/2, because gRPC reads headers before it checks tokens.
+std::string GrpcHoles(absl::string_view version);
 
 /// Makes gRPC's lines lines of this process's log, at the debug level. Must be called once only.
 void LogGrpcAtDebugLevel();

@@ -1,29 +1,38 @@
 #include "server/transport/peer_connections.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <string>
-
 #include "server/base/peer_network.h"
 
 namespace logprobd {
 
-bool PeerConnections::Add(int socket, const sockaddr_storage& peer, int count_max) {
-  const auto index = static_cast<size_t>(socket);
-  if (index >= by_fd_.size()) by_fd_.resize(index + 1);
-  Forget(by_fd_[index]);
-  const std::string network = PeerNetworkOf(peer);
-  const auto has_too_many = [&] {
-    const auto found = counts_.find(network);
-    return found != counts_.end() && found->second >= count_max;
-  };
-  if (has_too_many()) {
-    ForgetClosed(network);
-    if (has_too_many()) return false;
+bool PeerConnections::Add(int socket, const sockaddr_storage& address, int count_max) {
+  const auto fd = static_cast<size_t>(socket);
+  if (fd >= by_fd_.size()) by_fd_.resize(fd + 1);
+  if (Peer* const last = by_fd_[fd].peer; last != nullptr) {
+    Forget(fd);
+    if (last->sockets.empty()) peers_.erase(peers_.find(last->network));
   }
-  by_fd_[index] = {.network = network, .cookie = CookieOf(socket)};
-  ++counts_[network];
+  const std::string network = PeerNetworkOf(address);
+  const auto found = peers_.find(network);
+  if (found != peers_.end() && HasTooMany(found->second, count_max)) return false;
+  Peer& peer = peers_[network];
+  peer.network = network;
+  by_fd_[fd] = {.cookie = CookieOf(socket), .peer = &peer, .index = peer.sockets.size()};
+  peer.sockets.push_back(fd);
   return true;
+}
+
+bool PeerConnections::HasTooMany(Peer& peer, int count_max) {
+  const auto most = static_cast<size_t>(count_max);
+  if (peer.sockets.size() < most) return false;
+  const absl::Time now = clock_.Now();
+  if (now < peer.next_look) return true;
+  peer.next_look = now + kLookInterval;
+  for (size_t i = peer.sockets.size(); i-- > 0;) {  // Forget moves the last one, which was seen
+    const size_t fd = peer.sockets[i];
+    const uint64_t cookie = CookieOf(static_cast<int>(fd));
+    if (cookie == 0 || cookie != by_fd_[fd].cookie) Forget(fd);
+  }
+  return peer.sockets.size() >= most;
 }
 
 uint64_t PeerConnections::CookieOf(int fd) {
@@ -32,20 +41,13 @@ uint64_t PeerConnections::CookieOf(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 ? cookie : 0;
 }
 
-void PeerConnections::Forget(Connection& connection) {
-  if (connection.cookie == 0) return;
-  const auto found = counts_.find(connection.network);
-  if (--found->second == 0) counts_.erase(found);
-  connection = {};
-}
-
-void PeerConnections::ForgetClosed(const std::string& network) {
-  for (size_t i = 0; i < by_fd_.size(); ++i) {
-    if (by_fd_[i].cookie != 0 && by_fd_[i].network == network &&
-        CookieOf(static_cast<int>(i)) != by_fd_[i].cookie) {
-      Forget(by_fd_[i]);
-    }
-  }
+void PeerConnections::Forget(size_t fd) {
+  const Connection gone = by_fd_[fd];
+  std::vector<size_t>& sockets = gone.peer->sockets;
+  by_fd_[sockets.back()].index = gone.index;
+  sockets[gone.index] = sockets.back();
+  sockets.pop_back();
+  by_fd_[fd] = {};
 }
 
 }  // namespace logprobd

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -116,6 +118,12 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Open(absl::string_vi
         absl::StrCat(flag, ": cannot listen on ", path, ": ", std::strerror(errno)));
   }
   return std::unique_ptr<UnixListener>(new UnixListener(path, std::move(listener)));
+}
+
+int FilesForConnections(int reserved) {
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return (limit.rlim_cur > INT32_MAX ? INT32_MAX : static_cast<int>(limit.rlim_cur)) - reserved;
 }
 
 std::optional<SocketPeer> PeerOf(int socket) {

@@ -73,6 +73,11 @@ class UnixListener {
   const FileId file_;  ///< Of the socket's file, which may be replaced by another of the same path.
 };
 
+/// Returns the number of files that the process may open, less `reserved`, which are for other uses
+/// than connections. The kernel gives the lowest free number to a new descriptor, so a connection
+/// whose number is not below it takes one of the last.
+int FilesForConnections(int reserved);
+
 /// The process at the other end of a connected Unix socket.
 struct SocketPeer {
   uid_t user;

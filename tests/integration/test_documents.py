@@ -204,6 +204,7 @@ REQUIRED_FAULTS = {
     *(f"E{i}" for i in range(112, 116)),  # hung threads, stopped processes, failing files
     *(f"G{i}" for i in range(116, 119)),  # HTTPS and tokens of HTTP
     "E119",  # versions that cannot be released
+    *("A130", "A131", "A132", "F133"),  # what peers without a token can take
 }
 FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 

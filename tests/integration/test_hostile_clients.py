@@ -1,6 +1,9 @@
-"""Clients that misuse connections, streams and bandwidth: rows A10 to A21, D67 to D71 and G103 of tests/FAULTS.md."""
+"""Clients that misuse connections, streams and bandwidth: rows A10 to A21, A130 to A132, D67 to D71, G103 and F133 of
+tests/FAULTS.md."""
 
 import contextlib
+import os
+import pathlib
 import socket
 import threading
 import time
@@ -11,11 +14,16 @@ import numpy as np
 import pytest
 import scoring_rpc
 from attacks import (
+    HEALTH_CHECK,
+    HEALTH_WATCH,
+    WINDOW,
     Attackers,
     DrippedHttpBytes,
     EndlessHttpHeaders,
     HeldConnections,
+    HeldHealthCalls,
     Resets,
+    SmallFrames,
     connect,
 )
 from http2_frames import (
@@ -226,6 +234,113 @@ def test_a21_a_flood_of_pings_gets_enhance_your_calm(server) -> None:
                     codes.append(int.from_bytes(payload[4:8], "big"))
     assert ENHANCE_YOUR_CALM in codes
     assert_unharmed(server)
+
+
+# Regression: health needs no token, and gRPC collected a message of up to 64 MiB, at 42 bytes for each frame.
+@pytest.mark.parametrize("method", [HEALTH_CHECK, HEALTH_WATCH])
+def test_a130_a_health_message_without_end_is_cut_in_bounded_memory(
+    start_server, model, method: str
+) -> None:
+    server = start_server("--model", str(model.path))
+    assert_unharmed(server)
+    before = server.peak_memory_bytes()
+    frames = SmallFrames(48 * MIB, method)
+    with Attackers(server, frames) as attackers:
+        assert server.eventually(lambda: frames.amount >= 8 * MIB, seconds=60)
+        with Scoring(server.grpc) as scoring:
+            assert scoring.health() == 1
+    assert attackers.num_cut > 0
+    # A message of 8 MiB would take 336 MiB. One is cut after 0.25 s, in which a core reads about 1 MiB.
+    assert server.peak_memory_bytes() - before < 96 * MIB
+    assert_unharmed(server)
+
+
+# Regression: watches never ended, so neither did their connections, and each call took 18 KiB.
+@pytest.mark.parametrize(
+    ("method", "window"), [(HEALTH_WATCH, WINDOW), (HEALTH_CHECK, 0)], ids=["watches", "unread"]
+)
+def test_a131_health_calls_that_stay_replace_each_other_and_nobody_elses(
+    start_server, model, method: str, window: int
+) -> None:
+    server = start_server("--model", str(model.path))
+    assert_unharmed(server)
+    before = server.peak_memory_bytes()
+    connections = 40
+    calls = HeldHealthCalls(connections, method, answers_window=window)
+    with Attackers(server, calls):
+        assert server.eventually(lambda: calls.amount >= connections * calls.STREAMS, seconds=60)
+        with Scoring(server.grpc) as scoring:
+            assert scoring.health() == 1
+            watch = scoring.channel.unary_stream(HEALTH_WATCH)(b"", timeout=20)
+            assert next(watch) == b"\x08\x01"
+            watch.cancel()
+    # 256 calls of an address may stay. All 10,240 would take 180 MiB.
+    assert server.peak_memory_bytes() - before < 64 * MIB
+    assert_unharmed(server)
+
+
+def cpu_seconds(server) -> float:
+    """Returns the CPU time that the server's process has used."""
+    stat = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text()
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def cost_of_connections(server, source: str, count: int) -> float:
+    """Returns the CPU time that the server uses for each of `count` connections, which are closed at once."""
+
+    def cpu_seconds() -> float:
+        stat = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text()
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    before = cpu_seconds()
+    for _ in range(count):
+        connect(server.grpc, source).close()
+    assert_unharmed(server)  # connections are accepted in their order
+    return (cpu_seconds() - before) / count
+
+
+# Regression: each one cost a look at all connections of the address, eleven times as much as another connection.
+def test_a132_connections_beyond_the_limit_of_an_address_cost_no_more_than_others(
+    start_server, model
+) -> None:
+    server = start_server("--model", str(model.path))
+    limit, count = 1024, 3000  # fewer than wait in the kernel at most
+    held = HeldConnections(limit, source="127.0.0.2")
+    with Attackers(server, held):
+        assert server.eventually(lambda: held.amount >= limit, seconds=60)
+        with connect(server.grpc, source="127.0.0.2") as refused:
+            assert is_closed(refused, 5)
+        usual = cost_of_connections(server, "127.0.0.3", count)
+        refused_cost = cost_of_connections(server, "127.0.0.2", count)
+    assert refused_cost < 2 * usual
+
+
+# Regression: gRPC's own listener at the Unix socket took all files, and then stayed closed for good.
+@pytest.mark.parametrize("suffix", ["", ".control"])
+def test_f133_idle_connections_at_a_unix_socket_leave_files_to_others(
+    start_server, model, tmp_path, suffix: str
+) -> None:
+    path = tmp_path / "s"
+    server = start_server(
+        *("--model", str(model.path), "--local", str(path)),
+        prefix=("prlimit", "--nofile=400:400"),
+    )
+    kind = socket.SOCK_SEQPACKET if suffix else socket.SOCK_STREAM
+    with contextlib.ExitStack() as idle:
+        for _ in range(450):
+            connection = idle.enter_context(socket.socket(socket.AF_UNIX, kind))
+            connection.settimeout(20)
+            connection.connect(f"{path}{suffix}")
+        assert_unharmed(server)
+        assert server.get("/healthz")[0] == 200
+        with contextlib.ExitStack() as others:
+            for _ in range(60):
+                others.enter_context(connect(server.grpc, source="127.0.0.3"))
+            assert_unharmed(server)
+    with Scoring(f"unix:{path}") as scoring:
+        assert scoring.score(request(), timeout=20, wait_for_ready=True).rows == 2
 
 
 def test_d67_a_client_that_does_not_read_its_answers_stops_only_itself(start_server, model) -> None:

@@ -125,6 +125,7 @@ int Run() {
   Metrics metrics({.heads = {std::begin(kHeads), std::end(kHeads)},
                    .version = "1.2.3",
                    .commit = "a fixture",
+                   .grpc = "1.51.1",
                    .gpus = {0, 1},
                    .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}, {1, "0000:3b:00.0"}}});
   StatusBoard board(metrics, Clock::Steady());

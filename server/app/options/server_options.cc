@@ -182,17 +182,20 @@ absl::Status CheckHttp(const ServerOptions& options, bool insecure) {
       insecure);
 }
 
+/// Returns the address of a gRPC listener, which must not be empty or kAutoPath.
+absl::StatusOr<ListenAddress> GrpcAddressOf(absl::string_view flag, const ServerOptions& options) {
+  return flag == "--admin" ? ParseListenAddressOrPath(flag, options.admin)
+                           : ParseListenAddress(flag, options.listen);
+}
+
 /// Checks the address of a listener. `insecure` replaces --insecure.
 absl::Status CheckListener(absl::string_view flag, const ServerOptions& options, bool insecure) {
   if (flag == "--http") {
     return options.http.empty() ? absl::OkStatus() : CheckHttp(options, insecure);
   }
   const bool is_admin = flag == "--admin";
-  const std::string& text = is_admin ? options.admin : options.listen;
-  if (is_admin && (text.empty() || text == kAutoPath)) return absl::OkStatus();
-  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, is_admin
-                                                             ? ParseListenAddressOrPath(flag, text)
-                                                             : ParseListenAddress(flag, text));
+  if (is_admin && (options.admin.empty() || options.admin == kAutoPath)) return absl::OkStatus();
+  LOGPROBD_ASSIGN_OR_RETURN(const ListenAddress address, GrpcAddressOf(flag, options));
   const TlsFiles::Options tls = TlsOptionsOf(options);
   const ListenerSecurity security = {.has_tls = tls.is_enabled(),
                                      .has_client_certificates = tls.needs_client_certificates(),
@@ -307,6 +310,18 @@ std::vector<std::string> InsecureListeners(const ServerOptions& options) {
   std::vector<std::string> flags;
   for (const absl::string_view flag : kListenerFlags) {
     if (!CheckListener(flag, options, /*insecure=*/false).ok()) flags.emplace_back(flag);
+  }
+  return flags;
+}
+
+std::vector<std::string> PublicGrpcListeners(const ServerOptions& options) {
+  std::vector<std::string> flags;
+  for (const absl::string_view flag : {"--listen", "--admin"}) {
+    // An address that is empty or kAutoPath has no port, and so does not parse.
+    const absl::StatusOr<ListenAddress> address = GrpcAddressOf(flag, options);
+    if (address.ok() && address->unix_path.empty() && !address->is_loopback) {
+      flags.emplace_back(flag);
+    }
   }
   return flags;
 }

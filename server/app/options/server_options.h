@@ -115,6 +115,10 @@ std::vector<ServerOptions> HeadOptions(const ServerOptions& options);
 /// --insecure permits. `options` must have passed CheckServerOptions.
 std::vector<std::string> InsecureListeners(const ServerOptions& options);
 
+/// Returns the flags of the gRPC listeners that other hosts may reach: those with an address that
+/// is neither loopback nor a Unix socket. `options` must have passed CheckServerOptions.
+std::vector<std::string> PublicGrpcListeners(const ServerOptions& options);
+
 /// Checks what the range of a single flag cannot express: combinations of flags, names and
 /// addresses. Returns INVALID_ARGUMENT or FAILED_PRECONDITION that names the flags. If settings
 /// pass, no part of the server later rejects them because of their values alone.

@@ -18,6 +18,7 @@
 #include "server/app/run/server.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/transport/grpc_versions.h"
 
 namespace logprobd {
 namespace {
@@ -120,7 +121,8 @@ int Serve(const ServerOptions& options,
   SignalRelay relay;
   const StopSignals signals([&relay](int signal, int count) { relay.OnStop(signal, count); },
                             [&relay] { relay.OnReload(); });
-  LogInfo("starting", {{"version", Build().version}, {"commit", Build().commit}});
+  LogInfo("starting",
+          {{"version", Build().version}, {"commit", Build().commit}, {"grpc", GrpcVersion()}});
   ServerParts parts;
   parts.read_options = std::move(read_options);
   parts.notify = NotifyServiceManager;
@@ -146,7 +148,8 @@ int RunLogprobd(absl::Span<const std::string> arguments,
     return kExitStopped;
   }
   if (options.version) {
-    Print(absl::StrCat("logprobd ", Build().version, " (", Build().commit, ")\n"));
+    Print(absl::StrCat("logprobd ", Build().version, " (", Build().commit, ", gRPC ", GrpcVersion(),
+                       ")\n"));
     return kExitStopped;
   }
   if (options.print_config) {

@@ -29,6 +29,7 @@
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/grpc_server.h"
+#include "server/transport/grpc_versions.h"
 #include "server/transport/tls_files.h"
 
 namespace logprobd {
@@ -86,10 +87,6 @@ std::vector<HeadInfo> InfosOf(const ServerPlan& plan) {
   std::vector<HeadInfo> infos;
   for (const ServingPlan& head : plan.heads) infos.push_back(head.head);
   return infos;
-}
-
-std::string InsecureText(absl::string_view flag) {
-  return absl::StrCat(flag, " is open to everyone who reaches it, because --insecure is given");
 }
 
 }  // namespace
@@ -172,6 +169,7 @@ Server::Impl::Impl(const ServerOptions& server_options, const ServerParts& serve
       metrics({.heads = NamesOf(planned.plan),
                .version = Build().version,
                .commit = Build().commit,
+               .grpc = GrpcVersion(),
                .gpus = GpusOf(planned.plan),
                .gpu_pci_bus_ids = PciBusIdsOf(planned.plan)}),
       status_board(metrics, clock),
@@ -212,10 +210,8 @@ absl::Status Server::Impl::Listen() {
                             GrpcOptionsOf(options, same_host, access, tls.get()));
   LOGPROBD_ASSIGN_OR_RETURN(
       grpc, GrpcServer::Create(grpc_options, head_table, metrics, clock, &head_table));
-  for (const std::string& flag : InsecureListeners(options)) {
-    metrics.SetInsecureListener(flag);
-    LogWarning(InsecureText(flag));
-  }
+  for (const std::string& flag : InsecureListeners(options)) metrics.SetInsecureListener(flag);
+  for (const std::string& warning : ListenerWarnings(options, GrpcVersion())) LogWarning(warning);
   return StartWatchdog();
 }
 
@@ -324,9 +320,7 @@ ServerStatus Server::Impl::Status() {
   std::tie(status.state, status.state_text) = StateOf(Health());
   status.memory = now.memory();
   // This runs on a thread of the HTTP server, and no reload changes the listeners.
-  for (const std::string& flag : InsecureListeners(start_options)) {
-    status.warnings.push_back(InsecureText(flag));
-  }
+  status.warnings = ListenerWarnings(start_options, GrpcVersion());
   for (size_t i = 0; i < heads.size(); ++i) {
     status.heads.push_back(heads[i]->Status());
     status.warnings.insert(status.warnings.end(), now.heads[i].warnings.begin(),

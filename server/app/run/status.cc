@@ -14,6 +14,7 @@
 #include "server/base/text.h"
 #include "server/http/status_page.h"
 #include "server/metrics/families.h"
+#include "server/transport/grpc_versions.h"
 
 namespace logprobd {
 namespace {
@@ -211,6 +212,24 @@ std::pair<ServingState, std::string> StateOf(const ServerHealth& health) {
   if (!reason.empty()) return {ServingState::kNotReady, reason};
   return {FailureText(health).empty() ? ServingState::kReady : ServingState::kDegraded,
           ReadyText(health)};
+}
+
+std::vector<std::string> ListenerWarnings(const ServerOptions& options,
+                                          absl::string_view grpc_version) {
+  std::vector<std::string> warnings;
+  for (const std::string& flag : InsecureListeners(options)) {
+    warnings.push_back(
+        absl::StrCat(flag, " is open to everyone who reaches it, because --insecure is given"));
+  }
+  const std::string holes = GrpcHoles(grpc_version);
+  if (holes.empty()) return warnings;
+  for (const std::string& flag : PublicGrpcListeners(options)) {
+    warnings.push_back(absl::StrCat(
+        flag, " can be reached from other hosts, and gRPC ", grpc_version,
+        " has holes that need no token: ", holes,
+        ". Run a build with a newer gRPC, demand client certificates, or put a proxy in front"));
+  }
+  return warnings;
 }
 
 void LoadProgress::Update(int64_t done_bytes, int64_t total_bytes) {

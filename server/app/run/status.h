@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/app/options/server_options.h"
 #include "server/base/clock.h"
 #include "server/base/head_info.h"
 #include "server/http/status_page.h"
@@ -70,6 +72,11 @@ std::string ReadyText(const ServerHealth& health);
 
 /// Returns the state and the text that is shown for it.
 std::pair<ServingState, std::string> StateOf(const ServerHealth& health);
+
+/// Returns warnings about listeners with which others can do harm: those that --insecure opens, and
+/// those of gRPC that other hosts may reach if `grpc_version` has GrpcHoles.
+std::vector<std::string> ListenerWarnings(const ServerOptions& options,
+                                          absl::string_view grpc_version);
 
 /// The part of the status page that the metrics do not contain.
 struct ServerStatus {

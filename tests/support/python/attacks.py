@@ -32,10 +32,16 @@ from scoring_rpc import request
 
 MIB = 1 << 20
 WINDOW = 65_535  # HTTP/2's window before the server announces another one
+HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 CANCEL = struct.pack(">I", 8)
 
 
 def connect(address: str, source: str = "", timeout: float = 20) -> socket.socket:
+    if address.startswith("unix:"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout)
+        connection.connect(address.removeprefix("unix:"))
+        return connection
     host, port = address.rsplit(":", 1)
     return socket.create_connection(
         (host, int(port)), timeout=timeout, source_address=(source, 0) if source else None
@@ -336,16 +342,16 @@ class SmallFrames(Attack):
     unit = "bytes of messages"
     BLOCK_FRAMES = 65_536
 
-    def __init__(self, message_bytes: int) -> None:
+    def __init__(self, message_bytes: int, method: str = "/logprobd.v1.Scoring/Score") -> None:
         super().__init__()
-        self._message_bytes = message_bytes
+        self._message_bytes, self._method = message_bytes, method
 
     def run(self, server, is_over: threading.Event) -> None:
         block = frame(DATA, 0, 1, b"\0") * self.BLOCK_FRAMES
         frame_bytes = len(block) // self.BLOCK_FRAMES
         with connect(server.grpc, timeout=60) as held:
             connection = _Connection(held)
-            connection.start_call(1, call_headers(server.grpc))
+            connection.start_call(1, call_headers(server.grpc, self._method))
             connection.take(1, 5)
             connection.send(frame(DATA, 0, 1, struct.pack(">BI", 0, self._message_bytes)))
             left = self._message_bytes - 1
@@ -356,6 +362,37 @@ class SmallFrames(Attack):
                 connection.send(block[: taken * frame_bytes])
                 left -= taken
                 self.amount += taken
+            is_over.wait()
+
+
+class HeldHealthCalls(Attack):
+    """Makes calls of the health service that are to stay: watches, or checks whose answers it never takes."""
+
+    unit = "calls"
+    STREAMS = 256  # the default of --streams-max
+    NAME = "n" * 180  # what gRPC's own service kept for each watch
+
+    def __init__(self, connections: int, method: str, *, answers_window: int = WINDOW) -> None:
+        super().__init__()
+        self._connections, self._method, self._window = connections, method, answers_window
+
+    def run(self, server, is_over: threading.Event) -> None:
+        settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, self._window)
+        name = self.NAME if self._method == HEALTH_WATCH else ""
+        message = b"\x0a\xb4\x01" + name.encode() if name else b""  # its length is 180
+        body = struct.pack(">BI", 0, len(message)) + message
+        headers = call_headers(server.grpc, self._method)
+        calls = b"".join(
+            frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, body)
+            for stream in range(1, 2 * self.STREAMS, 2)
+        )
+        with contextlib.ExitStack() as stack:
+            for _ in range(self._connections):
+                held = stack.enter_context(connect(server.grpc))
+                held.sendall(MAGIC + frame(SETTINGS, 0, 0, settings) + calls)
+                self.amount += self.STREAMS
+                if is_over.is_set():
+                    return
             is_over.wait()
 
 

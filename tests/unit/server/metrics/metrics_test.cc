@@ -34,7 +34,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Metrics::Options OneHead() { return {.heads = {"default"}, .version = "1.2.3", .commit = "abc"}; }
+Metrics::Options OneHead() {
+  return {.heads = {"default"}, .version = "1.2.3", .commit = "abc", .grpc = "1.51.1"};
+}
 
 Metrics::Options WithGpus(const std::vector<int>& gpus) {
   Metrics::Options options = OneHead();
@@ -292,7 +294,7 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
        R"(logprobd_weights_load_duration_seconds_count{head="default"} 1)",
        R"(logprobd_host_memory_bytes{kind="weights"} 11)",
        R"(logprobd_host_memory_bytes{kind="staging"} 22)",
-       R"(logprobd_build_info{commit="abc",version="1.2.3"} 1)"}) {
+       R"(logprobd_build_info{commit="abc",grpc="1.51.1",version="1.2.3"} 1)"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
   }
 }

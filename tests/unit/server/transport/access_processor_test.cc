@@ -172,8 +172,9 @@ TEST_F(AccessProcessorMethodTest, EachMethodNeedsItsOwnScope) {
 TEST_F(AccessProcessorMethodTest, OnlyHealthNeedsNoToken) {
   EXPECT_EQ(CodeOf("/grpc.health.v1.Health/Check", std::nullopt), grpc::StatusCode::OK);
   EXPECT_EQ(CodeOf("/grpc.health.v1.Health/Watch", std::nullopt), grpc::StatusCode::OK);
-  for (const char* const path : {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-                                 "/grpc.health.v1.HealthOfAnother/Check", "/unknown", ""}) {
+  for (const char* const path :
+       {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.health.v1.HealthOfAnother/Check", "/grpc.health.v1.Health/List", "/unknown", ""}) {
     EXPECT_EQ(CodeOf(path, std::nullopt), grpc::StatusCode::UNAUTHENTICATED) << path;
     EXPECT_EQ(CodeOf(path, Scope::kMetrics), grpc::StatusCode::OK) << path;
   }

@@ -23,6 +23,20 @@ TEST(CallInfoTest, AClaimedIdIsCutAndCleaned) {
   EXPECT_EQ(ClientId(std::string(200, 'a'), "unix:"), std::string(64, 'a'));
 }
 
+TEST(CallInfoTest, TheNetworkOfAPeerIsItsIpv4AddressOrTheFirstHalfOfItsIpv6Address) {
+  EXPECT_EQ(PeerNetworkOf("ipv4:10.0.0.7:1"), PeerNetworkOf("ipv4:10.0.0.7:2"));
+  EXPECT_NE(PeerNetworkOf("ipv4:10.0.0.7:1"), PeerNetworkOf("ipv4:10.0.0.8:1"));
+  EXPECT_EQ(PeerNetworkOf("ipv4:10.0.0.7:1"), std::string("\x0A\0\0\x07", 4));
+
+  const std::string six = PeerNetworkOf("ipv6:%5B2001:db8:0:1::1%5D:1");
+  EXPECT_EQ(six, std::string("\x20\x01\x0D\xB8\0\0\0\x01", 8));
+  EXPECT_EQ(six, PeerNetworkOf("ipv6:[2001:db8:0:1:ffff::2]:50312"));
+  EXPECT_EQ(six, PeerNetworkOf("ipv6:%5B2001:db8:0:1::3%25eth0%5D:2"));
+  EXPECT_NE(six, PeerNetworkOf("ipv6:%5B2001:db8:0:2::1%5D:1"));
+
+  EXPECT_EQ(PeerNetworkOf("unix:"), "unix");
+}
+
 // Setting the wall clock an hour forward or back must not expire a request.
 TEST(CallInfoTest, ADeadlineKeepsItsDistanceWhenTheWallClockSteps) {
   testing::FakeClock clock;

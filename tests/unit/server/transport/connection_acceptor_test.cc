@@ -374,6 +374,17 @@ class ConnectionAcceptorUnixTest : public ::testing::Test {
     EXPECT_TRUE(acceptor_->Start(answer).ok());
   }
 
+  /// Connects a client that stays.
+  FileDescriptor Stay() const {
+    FileDescriptor client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path_.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    EXPECT_EQ(connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+              0);
+    return client;
+  }
+
   /// What a client gets.
   enum Outcome : int { kServed, kClosed, kNoAccess, kNeither };
 
@@ -443,6 +454,40 @@ TEST_F(ConnectionAcceptorUnixTest, RefusesAProcessOfAnotherUserWhateverTheMode) 
                            HasSubstr("outcome=PERMISSION_DENIED lines_suppressed=0\n")));
 
   EXPECT_EQ(Connect(), kServed);
+}
+
+// Regression: the connections at a Unix socket could take all files.
+TEST_F(ConnectionAcceptorUnixTest, ClosesTheConnectionsThatAreTooMany) {
+  ConnectionAcceptor::Options options;
+  options.flag = "--local";
+  options.peer_connections_max = 2;
+  options.is_audited = false;
+  acceptor_ = nullptr;
+  options.address.unix_path = path_;
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(options);
+  ASSERT_TRUE(acceptor.ok()) << acceptor.status();
+  ::testing::internal::CaptureStderr();
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  const FileDescriptor clients[] = {Stay(), Stay()};
+  taken.WaitFor(2);
+
+  EXPECT_EQ(Connect(), kClosed);
+
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");  // no audit lines
+}
+
+TEST_F(ConnectionAcceptorUnixTest, UsesAPathThatItsCallerHasLocked) {
+  acceptor_ = nullptr;
+  const auto lock = SocketPathLock::Take("--local", path_);
+  ASSERT_TRUE(lock.ok());
+  ConnectionAcceptor::Options options;
+  options.address.unix_path = path_;
+  EXPECT_EQ(ConnectionAcceptor::Listen(options).status().code(), absl::StatusCode::kUnavailable);
+
+  options.has_path_lock = true;
+
+  EXPECT_TRUE(ConnectionAcceptor::Listen(options).ok());
 }
 
 constexpr absl::Duration kPeriod = absl::Milliseconds(500);

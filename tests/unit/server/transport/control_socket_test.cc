@@ -1,6 +1,7 @@
 #include "server/transport/control_socket.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -213,6 +214,31 @@ TEST_F(ControlSocketTest, AcceptsAClientThatArrivedWhenNoFileWasLeft) {
   }
 
   EXPECT_EQ(second->Hello().status_code(), 0);
+}
+
+// Regression: leases took the files that other listeners needed.
+TEST_F(ControlSocketTest, LeavesFilesToOthers) {
+  constexpr int kReserved = 8;
+  socket_ = nullptr;
+  socket_ = *ControlSocket::Create({.path = path_, .files_reserved = kReserved}, *regions_);
+  const FewFiles few(60);
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  const size_t quarter = (files.rlim_cur - kReserved) / 4;
+  std::vector<std::unique_ptr<ControlClient>> leases;
+  for (size_t i = 0; i < quarter; ++i) {
+    leases.push_back(std::make_unique<ControlClient>(path_));
+    ASSERT_EQ(leases.back()->Hello().status_code(), 0) << i << " of " << quarter;
+  }
+
+  ControlClient refused(path_);
+
+  const auto refusal = refused.Receive();
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_EQ(refusal->message.status_code(), Code(absl::StatusCode::kResourceExhausted));
+  EXPECT_TRUE(refused.IsClosed());
+  leases.clear();
+  ExpectServing();
 }
 
 TEST_F(ControlSocketTest, DropsAClientThatDoesNotReadItsReplies) {

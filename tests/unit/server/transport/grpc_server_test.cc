@@ -131,6 +131,22 @@ TEST(GrpcServerTest, ServesTheUnixSocketToo) {
   EXPECT_EQ(server.head->last_request().client_id, "unix");
 }
 
+// Regression: its mode was that of the umask.
+TEST(GrpcServerTest, TheUnixSocketIsForTheOwnUserOnlyAndIsRemoved) {
+  GrpcServer::Options options = TestServerOptions();
+  const TempFolder folder;
+  options.unix_socket = folder.path("socket");
+  struct stat file = {};
+  {
+    const mode_t before = umask(0);
+    const TransportServer server(options);
+    umask(before);
+    ASSERT_EQ(lstat(options.unix_socket.c_str(), &file), 0);
+    EXPECT_EQ(file.st_mode & ~static_cast<mode_t>(S_IFMT), static_cast<mode_t>(S_IRUSR | S_IWUSR));
+  }
+  EXPECT_NE(lstat(options.unix_socket.c_str(), &file), 0);
+}
+
 TEST(GrpcServerTest, ReplacesALeftoverSocketButNotOneInUse) {
   GrpcServer::Options options = TestServerOptions();
   const TempFolder folder;

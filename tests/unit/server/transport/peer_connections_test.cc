@@ -9,9 +9,12 @@
 
 #include "gtest/gtest.h"
 #include "server/base/file_descriptor.h"
+#include "tests/support/fake_clock.h"
 
 namespace logprobd {
 namespace {
+
+using testing::FakeClock;
 
 sockaddr_storage Four(const std::string& text) {
   sockaddr_storage peer = {};
@@ -42,7 +45,8 @@ class PeerConnectionsTest : public ::testing::Test {
   }
   void Close(size_t index) { open_[index] = FileDescriptor(); }
 
-  PeerConnections connections_;
+  FakeClock clock_;
+  PeerConnections connections_{clock_};
   std::vector<FileDescriptor> open_;
 };
 
@@ -103,6 +107,36 @@ TEST_F(PeerConnectionsTest, ForgetsAClosedConnectionOnce) {
   ASSERT_TRUE(Add(Four("10.0.0.1")));
 
   EXPECT_FALSE(Add(Four("10.0.0.1")));
+}
+
+// Regression: each connection of an address with too many cost a look at all that it had.
+TEST_F(PeerConnectionsTest, LooksForClosedConnectionsOncePerInterval) {
+  ASSERT_TRUE(Add(Four("10.0.0.1")));
+  ASSERT_TRUE(Add(Four("10.0.0.1")));
+  EXPECT_FALSE(Add(Four("10.0.0.1")));  // a look, which finds both open
+  open_.clear();
+  const FileDescriptor files[] = {FileDescriptor(dup(0)), FileDescriptor(dup(0))};
+
+  EXPECT_FALSE(Add(Four("10.0.0.1")));
+  ASSERT_TRUE(Add(Four("10.0.0.2")));
+  ASSERT_TRUE(Add(Four("10.0.0.2")));
+  EXPECT_FALSE(Add(Four("10.0.0.2")));  // each peer has an interval of its own
+
+  clock_.Advance(PeerConnections::kLookInterval);
+  EXPECT_TRUE(Add(Four("10.0.0.1")));
+  EXPECT_TRUE(Add(Four("10.0.0.1")));
+  EXPECT_FALSE(Add(Four("10.0.0.1")));
+}
+
+TEST_F(PeerConnectionsTest, CountsRightAfterSomeOfManyAreClosed) {
+  constexpr int kMost = 8;
+  for (int i = 0; i < kMost; ++i) ASSERT_TRUE(Add(Four("10.0.0.1"), kMost));
+  for (const size_t i : {0U, 3U, 7U}) Close(i);
+  const FileDescriptor files[] = {FileDescriptor(dup(0)), FileDescriptor(dup(0)),
+                                  FileDescriptor(dup(0))};
+
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Add(Four("10.0.0.1"), kMost)) << i;
+  EXPECT_FALSE(Add(Four("10.0.0.1"), kMost));
 }
 
 }  // namespace

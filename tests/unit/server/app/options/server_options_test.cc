@@ -161,6 +161,18 @@ TEST(CheckServerOptionsTest, AdminIsAUnixSocketOrNeedsAuthentication) {
   EXPECT_THAT(InsecureListeners(options), IsEmpty());
 }
 
+TEST(PublicGrpcListenersTest, AreThoseThatOtherHostsMayReach) {
+  ServerOptions options = Valid();
+  for (const char* const admin : {"", kAutoPath, "unix:/run/logprobd/admin.sock", "[::1]:8471"}) {
+    options.admin = admin;
+    EXPECT_THAT(PublicGrpcListeners(options), IsEmpty()) << admin;
+  }
+  options.listen = "logprobd.example:8470";
+  EXPECT_THAT(PublicGrpcListeners(options), ElementsAre("--listen"));
+  options.admin = "[::]:8471";
+  EXPECT_THAT(PublicGrpcListeners(options), ElementsAre("--listen", "--admin"));
+}
+
 TEST(CheckServerOptionsTest, RequiresAGpuAndTheControlSocketForCudaIpc) {
   ServerOptions options = Valid();
   options.cuda_ipc = true;

@@ -38,7 +38,8 @@ Outcome RunProgram(const std::vector<std::string>& arguments,
 
 TEST(RunTest, PrintsHelpVersionAndConfiguration) {
   EXPECT_THAT(RunProgram({"--help"}).output, HasSubstr("--batch-rows ROWS"));
-  EXPECT_THAT(RunProgram({"--version"}).output, MatchesRegex("logprobd [0-9.]+ \\([0-9a-z]+\\)\n"));
+  EXPECT_THAT(RunProgram({"--version"}).output,
+              MatchesRegex("logprobd [0-9.]+ \\([0-9a-z]+, gRPC [0-9.]+\\)\n"));
   EXPECT_THAT(RunProgram({"--print-config"}, {"LOGPROBD_GPUS=2"}).output,
               HasSubstr("gpus = \"2\"  # LOGPROBD_GPUS\n"));
   EXPECT_EQ(RunProgram({"--help"}).exit_status, kExitStopped);

@@ -12,7 +12,10 @@
 namespace logprobd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 ServerStatus StatusOf(const std::vector<std::string>& heads) {
@@ -303,6 +306,33 @@ TEST(LoadProgressTest, IsSilentWithoutATerminal) {
   progress.Finish();
 
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(ListenerWarningsTest, AnAddressForOtherHostsHasTheHolesOfAnOldGrpc) {
+  ServerOptions options;
+  options.http = "0.0.0.0:9470";  // not served by gRPC
+  options.tls_cert = "/cert";
+  options.tls_key = "/key";
+  options.tokens = "/tokens.toml";
+  EXPECT_THAT(ListenerWarnings(options, "1.51.1"), ElementsAre(StartsWith("--http is open")));
+  options.http = "";
+  options.listen = "0.0.0.0:8470";
+
+  EXPECT_THAT(ListenerWarnings(options, "1.51.1"),
+              ElementsAre(AllOf(StartsWith("--listen can be reached"), HasSubstr("gRPC 1.51.1"),
+                                HasSubstr("CVE-2023-33953"))));
+  EXPECT_THAT(ListenerWarnings(options, "1.83.0"), IsEmpty());
+  options.listen = "127.0.0.1:8470";
+  EXPECT_THAT(ListenerWarnings(options, "1.51.1"), IsEmpty());
+}
+
+TEST(ListenerWarningsTest, AListenerThatOnlyInsecureOpensIsNamedWithAnyGrpc) {
+  ServerOptions options;
+  options.listen = "0.0.0.0:8470";
+
+  EXPECT_THAT(ListenerWarnings(options, "1.83.0"),
+              ElementsAre("--listen is open to everyone who reaches it, because --insecure is "
+                          "given"));
 }
 
 }  // namespace
