@@ -264,11 +264,11 @@ def _arguments(
     names the argument for invalid values that C++ cannot check."""
     check_tensors(
         student_hidden=student_hidden,
+        **others,
         teacher_hidden=teacher_hidden,
         teacher_weight=teacher_weight,
         teacher_bias=teacher_bias,
         temperature=temperature,
-        **others,
     )
     if kind not in get_args(DivergenceKind):
         raise ValueError(f'kind is {kind!r}: it must be "forward_kl", "reverse_kl" or "jsd"')
