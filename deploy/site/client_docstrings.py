@@ -1,6 +1,7 @@
-"""Gives the Python client's classes the docstrings that they have at run time.
+"""Gives the Python client's classes the docstrings and signatures that they have at run time.
 
-griffe reads the source without running it. So it does not see a computed `__doc__`.
+griffe reads the source without running it. So it does not see a computed `__doc__`, nor what
+functools.wraps copies.
 """
 
 import inspect
@@ -23,3 +24,6 @@ class ClientDocstrings(griffe.Extension):
             text = eval(str(client["__doc__"].value), {"ClientCore": base})
             parser = {"parser": core.parser, "parser_options": core.parser_options}
             client.docstring = griffe.Docstring(inspect.cleandoc(text), parent=client, **parser)
+        wrapped = pkg["score_args.ScoreMethod.score"]
+        score = pkg["aio.AsyncClient.score"]
+        score.docstring, score.parameters = wrapped.docstring, wrapped.parameters

@@ -6,7 +6,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/fused/params.h"
 
-// What the launches of all fused kernels ask about their parameters.
+// The questions that the launches of all fused kernels ask about their parameters.
 namespace logprobd::kernels::internal {
 
 /// Returns true when `params` have at least one row, and rows, weight and vocabulary are within the

@@ -126,8 +126,8 @@ class ScorePath {
   virtual absl::Status EnqueueTopK(const CudaBlock& block, cudaStream_t stream) = 0;
 };
 
-/// Creates the path through kernels/fused, which keep logits in
-/// registers, on the current device.
+/// Creates the path through kernels/fused, whose kernels keep logits in registers, on the current
+/// device.
 std::unique_ptr<ScorePath> CreateFusedPath(const CudaWorkspace& workspace);
 
 /// The path through cuBLASLt and kernels/chunked, which writes chunks of logits to memory.

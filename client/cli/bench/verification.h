@@ -12,7 +12,7 @@
 
 namespace logprobd::client {
 
-/// What the comparison of the responses with each other found.
+/// Counts of the comparison of the responses with each other.
 struct AnswerChecks {
   int64_t nonfinite = 0;  ///< Answered rows whose requested logprob or entropy is NaN or Inf.
   int64_t compared = 0;   ///< Rows that were compared with the first response for the same row.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -26,6 +27,10 @@ struct NpyHeader {
 /// Parses the header's Python dictionary, which must have exactly the keys that NumPy writes:
 /// descr, fortran_order and shape.
 std::optional<NpyHeader> ParseHeader(absl::string_view text) {
+  // What only JSON has must not be taken for Python.
+  for (const absl::string_view json_only : {"[", "]", "\\", "true", "false", "null"}) {
+    if (absl::StrContains(text, json_only)) return std::nullopt;
+  }
   // As JSON it has other quotes, booleans and brackets, and no comma at the end of a list.
   const std::string json = absl::StrReplaceAll(text, {{"'", "\""},
                                                       {"True", "true"},
@@ -36,9 +41,15 @@ std::optional<NpyHeader> ParseHeader(absl::string_view text) {
                                                       {", )", "]"},
                                                       {",}", "}"},
                                                       {", }", "}"}});
-  auto parsed = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  int keys = 0;  // also those that occur twice, of which the parser keeps the last
+  const auto count = [&keys](int /*depth*/, nlohmann::json::parse_event_t event,
+                             nlohmann::json& /*parsed*/) {
+    if (event == nlohmann::json::parse_event_t::key) ++keys;
+    return true;
+  };
+  auto parsed = nlohmann::json::parse(json, count, /*allow_exceptions=*/false);
   // A key that is missing is null.
-  if (!parsed.is_object() || parsed.size() != 3 || !parsed["descr"].is_string() ||
+  if (!parsed.is_object() || keys != 3 || parsed.size() != 3 || !parsed["descr"].is_string() ||
       !parsed["fortran_order"].is_boolean() || !parsed["shape"].is_array()) {
     return std::nullopt;
   }

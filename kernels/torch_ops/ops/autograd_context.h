@@ -1,6 +1,6 @@
 #pragma once
 
-// What the operators' autograd functions have in common: saved options and tensors, checks of
+// Parts that the operators' autograd functions share: saved options and tensors, checks of
 // constants, and the backward pass of a loss.
 
 #include <ATen/core/Tensor.h>

@@ -214,7 +214,8 @@ class Operator<kName, Result(Parameters...)> {
 
   /// Calls the operator through the dispatcher.
   static Result Call(Parameters... parameters) {
-    const auto handle =
+    // Found once, since small calls wait for the host.
+    static const auto handle =
         c10::Dispatcher::singleton().findSchemaOrThrow(kName, "").template typed<Signature>();
     const auto call = [&] {
       return std::apply([&](auto&&... flat) { return handle.call(flat...); },

@@ -11,7 +11,8 @@ namespace logprobd::torch_ops {
 
 class DeviceOps;
 
-/// What is decided once for a pass of the operator, as far as functions of rows read it.
+/// The choices that are made once for a pass of the operator, as far as functions of rows read
+/// them.
 struct Pass {
   /// Returns the number of all rows, that is of targets, whatever their values.
   int64_t num_rows() const { return inputs.target.numel(); }

@@ -13,7 +13,7 @@
 
 namespace logprobd::torch_ops {
 
-// Of several operators.
+// The following checks serve several operators.
 
 /// Checks that `tensor`, if given, is on the device of `reference`.
 void CheckOnDevice(const MaybeTensor& tensor, const char* name, const at::Tensor& reference,
@@ -44,7 +44,7 @@ void CheckRowTemperatures(const at::Tensor& temperatures, const at::Tensor& is_c
 /// Warns once per process for each `message`, which says why inputs are slow and what to change.
 void WarnOfSlowInputs(const std::string& message);
 
-// Of linear_logprob and linear_logprob_loss.
+// The following checks are those of linear_logprob and linear_logprob_loss.
 
 /// Checks that all tensors are on the device of hidden.
 void CheckDevices(const LinearLogprobInputs& inputs, const MaybeTensor& weight_grad);

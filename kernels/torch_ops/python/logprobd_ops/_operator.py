@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ BUILD_LIBRARY = (
 WHOLE_VOCABULARY = -1  # value of the operators' vocab_valid
 
 OutOfVocab = Literal["error", "zero"]
+Reduction = Literal["sum", "mean"]
 HiddenGradient = Literal["sum", "partial"]
 
 
@@ -104,10 +105,20 @@ def check_head_options(function: str, names: Iterable[str]) -> None:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
-def check_softcap(softcap: float | None) -> None:
-    """Raises ValueError for a cap that linear_logprob does not accept."""
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap is {softcap}: it must be above 0, or None for no cap")
+def softcap_argument(softcap: float | None, name: str = "softcap") -> float:
+    """Returns the operators' value of a cap, 0 for none. Raises a ValueError that names the argument for a cap that is
+    not above 0."""
+    if softcap is None:
+        return 0.0
+    if not softcap > 0:
+        raise ValueError(f"{name} is {softcap}: it must be above 0, or None for no cap")
+    return float(softcap)
+
+
+def check_reduction(reduction: Reduction) -> None:
+    """Raises a ValueError for a reduction that the losses with gradients in the forward do not have."""
+    if reduction not in get_args(Reduction):
+        raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
 
 
 def _library_of_torch(folder: pathlib.Path, torch_version: str) -> pathlib.Path:
@@ -252,7 +263,7 @@ def linear_logprob_arguments(
     )
     if out_of_vocab not in ("error", "zero"):
         raise ValueError(f'out_of_vocab is {out_of_vocab!r}: it must be "error" or "zero"')
-    check_softcap(softcap)
+    softcap_number = softcap_argument(softcap)
     if candidate_ids is not None and not isinstance(candidate_ids, Tensor):
         if candidate_offsets is not None:
             raise ValueError(
@@ -271,7 +282,7 @@ def linear_logprob_arguments(
         "candidate_offsets": candidate_offsets,
         "temperature": number,
         "scale": float(scale),
-        "softcap": 0.0 if softcap is None else float(softcap),
+        "softcap": softcap_number,
         "ignore_index": ignore_index,
         "out_of_vocab_is_zero": out_of_vocab == "zero",
         "need_entropy": need_entropy,

@@ -31,9 +31,12 @@ from logprobd_ops._memory import (
 )
 from logprobd_ops._operator import (
     WHOLE_VOCABULARY,
+    Reduction,
+    check_reduction,
     load_library,
     needed_gradients,
     result_type,
+    softcap_argument,
     split_temperature,
 )
 from logprobd_ops._tensor_kinds import check_tensors
@@ -44,7 +47,6 @@ _LossResults = result_type("linear_divergence_loss")
 _RowBytes = result_type("divergence_row_bytes")
 
 DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
-Reduction = Literal["sum", "mean"]
 
 # GradientCacheKind in kernels/torch_ops/types/divergence.h.
 _NOT_CACHED = 0
@@ -210,8 +212,7 @@ def linear_divergence_loss(
     second backward pass.
     """
     check_tensors(row_weights=row_weights)
-    if reduction not in get_args(Reduction):
-        raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
+    check_reduction(reduction)
     arguments = _arguments(
         student_hidden=student_hidden,
         student_weight=student_weight,
@@ -264,17 +265,16 @@ def _arguments(
     names the argument for invalid values that C++ cannot check."""
     check_tensors(
         student_hidden=student_hidden,
+        **others,
         teacher_hidden=teacher_hidden,
         teacher_weight=teacher_weight,
         teacher_bias=teacher_bias,
         temperature=temperature,
-        **others,
     )
     if kind not in get_args(DivergenceKind):
         raise ValueError(f'kind is {kind!r}: it must be "forward_kl", "reverse_kl" or "jsd"')
-    for name, softcap in (("student", student_softcap), ("teacher", teacher_softcap)):
-        if softcap is not None and not softcap > 0:
-            raise ValueError(f"{name}_softcap is {softcap}: it must be above 0, or None for no cap")
+    student_cap = softcap_argument(student_softcap, "student_softcap")
+    teacher_cap = softcap_argument(teacher_softcap, "teacher_softcap")
     number, row_temperature = split_temperature(temperature, student_hidden.shape[:-1])
     return {
         "student_hidden": student_hidden,
@@ -286,9 +286,9 @@ def _arguments(
         "beta": float(beta),
         "temperature": number,
         "student_scale": float(student_scale),
-        "student_softcap": 0.0 if student_softcap is None else float(student_softcap),
+        "student_softcap": student_cap,
         "teacher_scale": float(teacher_scale),
-        "teacher_softcap": 0.0 if teacher_softcap is None else float(teacher_softcap),
+        "teacher_softcap": teacher_cap,
         "vocab_valid": WHOLE_VOCABULARY if vocab_valid is None else vocab_valid,
         **others,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from torch import Tensor
 from logprobd_ops._memory import LOSS_BUDGET_MIN, LogitCache, budget_bytes, cache_kind
 from logprobd_ops._operator import (
     OutOfVocab,
+    Reduction,
     check_head_options,
+    check_reduction,
     linear_logprob_arguments,
     load_library,
     needed_gradients,
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 load_library()
 _Results = result_type("linear_logprob_loss")
-
-Reduction = Literal["sum", "mean"]
 
 
 class LinearLogprobLossOutput(NamedTuple):
@@ -100,8 +100,7 @@ def linear_logprob_loss(
         "mean_logit": mean_logit_coef,
     }
     check_tensors(**{f"{score}_coef": each for score, each in coefficients.items()})
-    if reduction not in get_args(Reduction):
-        raise ValueError(f'reduction is {reduction!r}: it must be "sum" or "mean"')
+    check_reduction(reduction)
     parallel, others = split_parallel({**head_options})
     arguments = linear_logprob_arguments(
         hidden,

@@ -298,7 +298,7 @@ TEST_F(CommandTest, ScoreNamesABrokenFile) {
   const Outcome outcome = Run({"score", path});
 
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr(path), HasSubstr("too short")));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr(path), HasSubstr("at least 8 are required")));
 }
 
 TEST_F(CommandTest, ScoreReportsTheServersRefusal) {

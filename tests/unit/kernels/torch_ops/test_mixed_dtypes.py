@@ -238,8 +238,8 @@ def test_a_divergence_without_products_in_sixteen_bits_warns_once_for_each_reaso
 
 
 def test_other_devices_have_no_slow_path():
-    reason = torch.ops.logprobd.slow_path_reason
-    assert reason(torch.device("cpu"), torch.float32, torch.float32, 63) == ""
+    inputs = {"hidden_dtype": torch.float32, "weight_dtype": torch.float32, "hidden_size": 63}
+    assert torch.ops.logprobd.slow_path_reason(torch.device("cpu"), **inputs) == ""
 
 
 @needs_fused

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logprobd_ops._operator import check_softcap
+from logprobd_ops._operator import softcap_argument
 from logprobd_ops.compat._shared import replace_in_package
 from logprobd_ops.losses import (
     LinearCrossEntropyOutput,
@@ -156,7 +156,7 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_loss_options(reduction, label_smoothing)
-        check_softcap(softcap)
+        softcap_argument(softcap)
         self.ce_weight = ce_weight
         self.ignore_index = ignore_index
         self.lse_square_scale = lse_square_scale
