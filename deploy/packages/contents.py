@@ -23,7 +23,6 @@ LICENSES = {
     "abseil": "Apache-2.0",
     "c-ares": "MIT",
     "cli11": "BSD-3-Clause",
-    "fmtlib": "MIT",
     "gmp": "LGPL-3.0-or-later OR GPL-2.0-or-later",
     "gnutls28": "LGPL-2.1-or-later",
     "grpc": "Apache-2.0",
@@ -39,7 +38,6 @@ LICENSES = {
     "prometheus-cpp": "MIT",
     "protobuf": "BSD-3-Clause",
     "re2": "BSD-3-Clause",
-    "spdlog": "MIT",
     "toml11": "MIT",
 }
 # The distribution's packages of which only headers are compiled into the programs, by our package.

@@ -34,6 +34,8 @@
 namespace logprobd {
 namespace {
 
+/// Longest state that the service manager gets.
+constexpr size_t kStateBytesMax = 1'024;
 /// Interval at which Run checks whether the engines are healthy.
 constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 /// Longest time that the process may take to end after the grace time, which is mostly the time to
@@ -361,7 +363,8 @@ void Server::Impl::LogReady(absl::Duration load_time) {
 /// Without lines it sends the text, if that has changed.
 void Server::Impl::Notify(absl::string_view lines) {
   const absl::MutexLock lock(&notify_mutex);
-  const std::string state_text = StateOf(Health()).second;
+  // A failure may quote anything, and a newline would begin another variable.
+  const std::string state_text = OneLine(StateOf(Health()).second, kStateBytesMax);
   if (!lines.empty() || state_text != notified) {
     notified = state_text;
     parts.notify(absl::StrCat(lines, "STATUS=", state_text));
@@ -407,14 +410,15 @@ void Server::Impl::Reload() {
   }
   if (access != nullptr) {
     const auto num_tokens = absl::c_count_if(*entries, std::mem_fn(&AccessEntry::is_token));
-    LogInfo("SIGHUP: the tokens were read again",
-            {{"tokens", num_tokens},
-             {"certificates", static_cast<int64_t>(entries->size()) - num_tokens}});
+    LogAlways("SIGHUP: the tokens were read again",
+              {{"tokens", num_tokens},
+               {"certificates", static_cast<int64_t>(entries->size()) - num_tokens}});
     access->Set(*std::move(entries));
   }
   Apply(reload->options);
-  LogInfo("SIGHUP", {{"applied", reload->applied.empty() ? "nothing has changed"
-                                                         : absl::StrJoin(reload->applied, ", ")}});
+  LogAlways("SIGHUP",
+            {{"applied", reload->applied.empty() ? "nothing has changed"
+                                                 : absl::StrJoin(reload->applied, ", ")}});
   if (!reload->needs_restart.empty()) {
     LogWarning("SIGHUP: changed settings need a restart",
                {{"settings", absl::StrJoin(reload->needs_restart, ", ")}});
