@@ -349,8 +349,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
     Configure(options, admin_builder);
     admin_builder.RegisterCallbackGenericService(&impl->admin_methods);
     if (weights != nullptr) {
-      impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(),
-                                                       impl->access.get(), clock);
+      impl->weights = std::make_unique<WeightsService>(
+          *weights, impl->same_host.get(), impl->access.get(), options.audit_required, clock);
       admin_builder.RegisterService(impl->weights.get());
     }
     LOGPROBD_RETURN_IF_ERROR(WithContext(

@@ -56,6 +56,7 @@ absl::StatusOr<GrpcServer::Options> GrpcOptionsOf(const ServerOptions& options,
   LOGPROBD_ASSIGN_OR_RETURN(result.admin, AdminAddress(options));
   result.tls = tls;
   result.insecure = options.insecure;
+  result.audit_required = options.audit_required;
   result.access = std::move(access);
   result.reflection = options.reflection;
   result.message_bytes_max = options.max_message_bytes;
