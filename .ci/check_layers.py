@@ -18,7 +18,7 @@ TORCH = {"torch", "ATen", "c10"}
 THIRD_PARTIES = {
     "kernels": {"cuda", "cuda_runtime", "cublas", "cutlass", "cute"},
     "kernels/torch_ops": TORCH | {"cuda_runtime"},
-    "server/base": {"absl", "spdlog", "openssl"},
+    "server/base": {"absl", "openssl"},
     "server/validation": {"absl"},
     "server/batching": {"absl"},
     "server/weights": {"absl", "nlohmann", "openssl"},
@@ -36,7 +36,7 @@ THIRD_PARTIES = {
 
 # Third-party libraries that only source files may include: a header would pass the include on to all its users.
 SOURCE_ONLY = {
-    "server/base": {"spdlog", "openssl"},
+    "server/base": {"openssl"},
     "server/weights": {"nlohmann", "openssl"},
     "server/metrics": {"prometheus", "nvml"},
     "server/http": {"gnutls", "microhttpd"},

@@ -4,7 +4,7 @@
 build_packages=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-  libabsl-dev prometheus-cpp-dev libmicrohttpd-dev libgnutls28-dev libspdlog-dev libcli11-dev
+  libabsl-dev prometheus-cpp-dev libmicrohttpd-dev libgnutls28-dev libcli11-dev
   libtoml11-dev nlohmann-json3-dev libssl-dev
 )
 run_packages=(ca-certificates curl python3 python3-venv)

@@ -3,13 +3,13 @@
 
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "server/app/run/run.h"
+#include "server/base/log.h"
 
 namespace {
 
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
                                  environment);
   } catch (const std::exception& e) {
     // Only libraries throw here, when memory runs out or a thread cannot be started.
-    std::fprintf(stderr, "logprobd: error: %s\n", e.what());
+    logprobd::WriteToLog(std::string("logprobd: error: ") + e.what() + "\n");
     return logprobd::kExitFailed;
   }
 }

@@ -19,7 +19,6 @@ endif()
 logprobd_require(gRPC "libgrpc++-dev and protobuf-compiler-grpc" 1.51 CONFIG)
 # Computes the sha256 of weights. gRPC depends on it, too.
 logprobd_require(OpenSSL libssl-dev 3.0 COMPONENTS Crypto)
-logprobd_require(spdlog libspdlog-dev 1.10)
 logprobd_require(nlohmann_json nlohmann-json3-dev 3.11)
 logprobd_require(CLI11 libcli11-dev 2.1)
 find_program(LOGPROBD_GRPC_PLUGIN grpc_cpp_plugin)

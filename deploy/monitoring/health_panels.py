@@ -196,6 +196,12 @@ ERRORS = Row(
             "1 if the check at the start found that paths of a GPU sum with other bits (alert LogprobdUnequalSums).",
             each("logprobd_gpu_unequal_sums", GPU_NAME),
         ),
+        Panel(
+            "Lost log lines",
+            "Lines in the last hour that could not be written to standard error (alerts LogprobdLogLinesLost and"
+            " LogprobdAuditLinesLost).",
+            one(f"increase(logprobd_log_lines_lost_total{{{OURS}}}[1h])", "{{instance}} {{kind}}"),
+        ),
     ),
 )
 

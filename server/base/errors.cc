@@ -1,7 +1,6 @@
 #include "server/base/errors.h"
 
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -9,6 +8,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/base/log.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {
@@ -73,8 +74,8 @@ Rejection RejectionOf(const absl::Status& status) {
 namespace internal {
 
 void CheckFailed(const char* file, int line, const char* expression, const std::string& values) {
-  std::fprintf(stderr, "%s:%d: broken invariant: %s%s%s\n", file, line, expression,
-               values.empty() ? "" : ": ", values.c_str());
+  WriteToLog(absl::StrCat(file, ":", line, ": broken invariant: ", expression,
+                          values.empty() ? "" : ": ", OneLine(values, kLogValueBytesMax), "\n"));
   std::abort();
 }
 

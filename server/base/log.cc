@@ -1,70 +1,46 @@
 #include "server/base/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
+#include <unistd.h>
 
-#include <memory>
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <exception>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_format.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/base/text.h"
 
 namespace logprobd {
 namespace {
 
 constexpr absl::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
 
-spdlog::level::level_enum ToSpdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::info;
+/// Longest time that the end of the process, or an act that needs its audit line, waits for lines.
+constexpr absl::Duration kWriteTimeMax = absl::Seconds(1);
+
+/// Part of a line for the names of its fields and the sizes of those that are cut.
+constexpr size_t kNamesBytes = size_t{2} << 10;
+
+/// Signals by which the kernel or abort() end a process that has failed.
+constexpr int kCrashSignals[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV};
+
+void AppendText(std::string& line, absl::string_view text) {
+  constexpr size_t kValuesBytes = kLogLineBytesMax - kNamesBytes;
+  const size_t room = kValuesBytes - std::min(kValuesBytes, line.size());
+  absl::StrAppend(&line, OneLine(text, std::min(kLogValueBytesMax, room), "\"\\"));
 }
 
-/// The logger of the process. LineOf formats the lines; spdlog only filters and writes them.
-struct LogState {
-  LogState()
-      : logger(std::make_shared<spdlog::logger>(
-            "logprobd", std::make_shared<spdlog::sinks::stderr_sink_mt>())) {
-    logger->set_pattern("%v");
-    logger->set_level(spdlog::level::info);
-    logger->flush_on(spdlog::level::debug);
-  }
-  std::shared_ptr<spdlog::logger> logger;
-  LogFormat format = LogFormat::kText;
-};
-
-LogState& State() {
-  static auto* const state = new LogState;  // never destroyed, because threads may log during exit
-  return *state;
-}
-
-/// Escapes `text` as in a JSON string. Text lines use the same escapes, so that no value can start
-/// a new line.
-std::string Escape(absl::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out.push_back('\\');
-      out.push_back(c);
-    } else if (byte < 0x20 || byte == 0x7F) {
-      absl::StrAppendFormat(&out, "\\u%04x", byte);
-    } else {
-      out.push_back(c);
-    }
-  }
-  return out;
+/// Returns whether a reader could take `value` for something else than one word.
+bool NeedsQuotes(absl::string_view value) {
+  return value.empty() || std::any_of(value.begin(), value.end(), [](char c) {
+           return c <= ' ' || c > '~' || c == '"' || c == '=';  // bytes above 127 are negative
+         });
 }
 
 std::string LineOf(LogFormat format, LogLevel level, absl::string_view message,
@@ -74,46 +50,108 @@ std::string LineOf(LogFormat format, LogLevel level, absl::string_view message,
   const absl::string_view name = kLevelNames[static_cast<int>(level)];
   std::string line;
   if (format == LogFormat::kJson) {
-    line = absl::StrCat("{\"time\":\"", time, "\",\"level\":\"", name, "\",\"message\":\"",
-                        Escape(message), "\"");
+    line = absl::StrCat("{\"time\":\"", time, "\",\"level\":\"", name, "\",\"message\":\"");
+    AppendText(line, message);
     for (const LogField& field : fields) {
-      absl::StrAppend(&line, ",\"", Escape(field.key), "\":\"", Escape(field.value), "\"");
+      absl::StrAppend(&line, "\",\"", field.key, "\":\"");
+      AppendText(line, field.value);
     }
-    line.push_back('}');
+    absl::StrAppend(&line, "\"}\n");
     return line;
   }
-  line = absl::StrCat(time, " ", name, " ", Escape(message));
+  // A message with "=" could be taken for fields.
+  const absl::string_view message_quote = absl::StrContains(message, "=") ? "\"" : "";
+  line = absl::StrCat(time, " ", name, " ", message_quote);
+  AppendText(line, message);
+  absl::StrAppend(&line, message_quote);
   for (const LogField& field : fields) {
-    const bool quote =
-        field.value.empty() || field.value.find_first_of(" \"=") != std::string::npos;
-    absl::StrAppend(&line, " ", field.key, "=", quote ? "\"" : "", Escape(field.value),
-                    quote ? "\"" : "");
+    const absl::string_view quote = NeedsQuotes(field.value) ? "\"" : "";
+    absl::StrAppend(&line, " ", field.key, "=", quote);
+    AppendText(line, field.value);
+    absl::StrAppend(&line, quote);
   }
+  line.push_back('\n');
   return line;
+}
+
+/// The log of the process.
+struct LogState {
+  LogState();
+  std::atomic<LogLevel> level = LogLevel::kInfo;
+  std::atomic<LogFormat> format = LogFormat::kText;
+  LogWriter writer;
+};
+
+LogState& State() {
+  static auto* const state = new LogState;  // never destroyed, because threads may log during exit
+  return *state;
+}
+
+std::string LostLine(int64_t log, int64_t audit) {
+  const LogField fields[] = {{"lines", log}, {"audit_lines", audit}};
+  return LineOf(State().format, LogLevel::kWarning, "lines of the log were lost", fields);
+}
+
+LogState::LogState() : writer(STDERR_FILENO, LostLine) {}
+
+/// Lets the log's thread write what it can, and then lets the signal end the process.
+void OnCrash(int signal, siginfo_t* info, void* /*context*/) {
+  State().writer.Flush(kWriteTimeMax);
+  // A fault occurs again at the same place, now with the default action (SA_RESETHAND).
+  if (info->si_code <= 0) raise(signal);
+}
+
+/// Writes what the default would write to standard error, which may block there.
+[[noreturn]] void OnTerminate() {
+  std::string what = "an exception that is no std::exception, or none";
+  if (const std::exception_ptr exception = std::current_exception(); exception != nullptr) {
+    try {
+      std::rethrow_exception(exception);
+    } catch (const std::exception& e) {
+      what = e.what();
+    } catch (...) {
+    }
+  }
+  LogError("nothing caught an exception; the process aborts", {{"what", what}});
+  std::abort();
+}
+
+void FlushOnCrash() {
+  State();  // exists before a handler needs it
+  std::set_terminate(OnTerminate);
+  for (const int signal : kCrashSignals) {
+    struct sigaction before = {};
+    if (sigaction(signal, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) {
+      continue;  // a sanitizer reports the crash
+    }
+    struct sigaction flush = {};
+    flush.sa_sigaction = OnCrash;
+    flush.sa_flags = SA_SIGINFO | SA_RESETHAND;
+    sigaction(signal, &flush, nullptr);
+  }
+}
+
+void Write(LogLevel level, absl::string_view message, absl::Span<const LogField> fields,
+           LogKind kind = LogKind::kLog) {
+  LogState& state = State();
+  state.writer.Write(LineOf(state.format, level, message, fields), kind);
 }
 
 }  // namespace
 
 void ConfigureLog(const LogOptions& options) {
-  State().logger->set_level(ToSpdlog(options.level));
+  State().level = options.level;
   State().format = options.format;
 }
 
-void SetLogLevel(LogLevel level) { State().logger->set_level(ToSpdlog(level)); }
+void SetLogLevel(LogLevel level) { State().level = level; }
 
 void LogAlways(absl::string_view message, std::initializer_list<LogField> fields) {
   LogAlways(LogLevel::kInfo, message, absl::Span<const LogField>(fields));
 }
 
 void LogAlways(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
-  LogState& state = State();
-  const std::string line = LineOf(state.format, level, message, fields);
-  // The logger drops a line below its level, but the sinks write every line.
-  const spdlog::details::log_msg record(state.logger->name(), ToSpdlog(level), line);
-  for (const spdlog::sink_ptr& sink : state.logger->sinks()) {
-    sink->log(record);
-    sink->flush();
-  }
+  Write(level, message, fields);
 }
 
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
@@ -121,12 +159,34 @@ void Log(LogLevel level, absl::string_view message, std::initializer_list<LogFie
 }
 
 void Log(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
-  LogState& state = State();
-  const spdlog::level::level_enum spdlog_level = ToSpdlog(level);
-  if (!state.logger->should_log(spdlog_level)) return;
-  state.logger->log(spdlog_level,
-                    spdlog::string_view_t(LineOf(state.format, level, message, fields)));
+  if (level >= State().level.load()) Write(level, message, fields);
 }
+
+void LogAudit(LogLevel level, absl::Span<const LogField> fields) {
+  Write(level, "audit", fields, LogKind::kAudit);
+}
+
+absl::Status LogAuditAndWait(LogLevel level, absl::Span<const LogField> fields) {
+  LogState& state = State();
+  const bool is_written = state.writer.WriteAndWait(LineOf(state.format, level, "audit", fields),
+                                                    LogKind::kAudit, kWriteTimeMax);
+  return is_written ? absl::OkStatus()
+                    : absl::UnavailableError("the audit line could not be written");
+}
+
+void WriteToLog(std::string text) { State().writer.Write(std::move(text)); }
+
+int64_t LostLogLines(LogKind kind) { return State().writer.num_lost(kind); }
+
+void FlushLog() { State().writer.Flush(kWriteTimeMax); }
+
+LogThread::LogThread() {
+  FlushOnCrash();
+  // Without it callers write themselves; a system that starts no thread ends the server anyway.
+  State().writer.StartThread().IgnoreError();
+}
+
+LogThread::~LogThread() { State().writer.StopThread(kWriteTimeMax); }
 
 LogLimiter::LogLimiter(const Clock& clock, int64_t lines_max, absl::Duration window)
     : lines_max_(lines_max), window_(window), clock_(clock) {}

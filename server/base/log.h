@@ -7,12 +7,14 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/base/clock.h"
+#include "server/base/log_writer.h"
 
 namespace logprobd {
 
@@ -31,6 +33,11 @@ void ConfigureLog(const LogOptions& options);
 /// Changes the level. Thread-safe.
 void SetLogLevel(LogLevel level);
 
+/// Longest value of a field, or message, that a line has, and longest line, in bytes. Values that
+/// are longer are cut, and their size stands behind them.
+inline constexpr size_t kLogValueBytesMax = size_t{4} << 10;
+inline constexpr size_t kLogLineBytesMax = size_t{32} << 10;
+
 /// A named value of a log line.
 struct LogField {
   template <typename T>
@@ -40,8 +47,10 @@ struct LogField {
   std::string value;
 };
 
-/// Writes one line with `message` and the fields. Control characters are escaped, so that text from
-/// a client cannot start a new line. Never pass hidden states, targets or scores. Thread-safe.
+/// Writes one line with `message` and the fields. Whatever their text is, the line is one line of
+/// well-formed UTF-8 (OneLine of text.h) and at most kLogLineBytesMax long. Never pass hidden
+/// states, targets or scores. Thread-safe. Does not wait for whoever reads the log while there is a
+/// LogThread; a line is then lost and counted (LostLogLines) if too many others wait to be written.
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
 
 /// Behaves like the function above, for lines whose fields depend on a condition.
@@ -52,6 +61,32 @@ void LogAlways(absl::string_view message, std::initializer_list<LogField> fields
 
 /// Writes a line of `level` at every log level.
 void LogAlways(LogLevel level, absl::string_view message, absl::Span<const LogField> fields);
+
+/// Writes a line `audit` at every log level. It is still written when other lines are lost because
+/// too many wait.
+void LogAudit(LogLevel level, absl::Span<const LogField> fields);
+/// Does so and waits until the system has taken the line. Returns UNAVAILABLE if it did not within
+/// a second.
+absl::Status LogAuditAndWait(LogLevel level, absl::Span<const LogField> fields);
+
+/// Writes `text` as it is, in order with the lines. It is for a terminal, or ends in a newline.
+void WriteToLog(std::string text);
+
+/// Returns the number of lines that were lost since the process started.
+int64_t LostLogLines(LogKind kind);
+
+/// Waits at most a second until all lines are written. Call it before _exit.
+void FlushLog();
+
+/// While it exists, a thread of its own writes the lines, and a crash of the process waits at most
+/// a second for that. Otherwise, as in tests, who logs writes. The destructor waits like FlushLog.
+class LogThread {
+ public:
+  LogThread();
+  ~LogThread();
+  LogThread(const LogThread&) = delete;
+  LogThread& operator=(const LogThread&) = delete;
+};
 
 inline void LogDebug(absl::string_view message, std::initializer_list<LogField> fields = {}) {
   Log(LogLevel::kDebug, message, fields);

@@ -1,9 +1,11 @@
 #include "server/base/text.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -14,6 +16,16 @@ namespace {
 uint8_t ByteAt(absl::string_view text, size_t index) { return static_cast<uint8_t>(text[index]); }
 
 bool IsContinuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
+
+/// Returns the code point of a well-formed sequence.
+uint32_t CodePointOf(absl::string_view sequence) {
+  uint32_t code = ByteAt(sequence, 0);
+  if (sequence.size() > 1) code &= 0x7FU >> sequence.size();
+  for (size_t i = 1; i < sequence.size(); ++i) code = code << 6 | (ByteAt(sequence, i) & 0x3FU);
+  return code;
+}
+
+constexpr uint32_t kReplacement = 0xFFFD;
 
 }  // namespace
 
@@ -90,6 +102,39 @@ bool HasControlCharacters(absl::string_view text) {
     }
   }
   return false;
+}
+
+bool IsUnsafeToShow(absl::string_view sequence) {
+  const uint32_t code = CodePointOf(sequence);
+  const auto is_in = [code](uint32_t first, uint32_t last) {
+    return code >= first && code <= last;
+  };
+  return code < 0x20 || is_in(0x7F, 0x9F) || code == 0x061C || is_in(0x200E, 0x200F) ||
+         is_in(0x2028, 0x202E) || is_in(0x2066, 0x2069);
+}
+
+std::string OneLine(absl::string_view text, size_t bytes_max, absl::string_view also_escaped) {
+  const size_t text_bytes = text.size();
+  std::string line;
+  line.reserve(std::min(text_bytes, bytes_max));
+  while (!text.empty()) {
+    const size_t length = Utf8SequenceLength(text);
+    const absl::string_view sequence = text.substr(0, std::max<size_t>(length, 1));
+    const size_t begin = line.size();
+    if (length == 0 || IsUnsafeToShow(sequence)) {
+      absl::StrAppendFormat(&line, "\\u%04x", length == 0 ? kReplacement : CodePointOf(sequence));
+    } else {
+      if (absl::StrContains(also_escaped, sequence)) line.push_back('\\');
+      absl::StrAppend(&line, sequence);
+    }
+    if (line.size() > bytes_max) {
+      line.resize(begin);
+      absl::StrAppend(&line, "...(", text_bytes, " bytes)");
+      break;
+    }
+    text.remove_prefix(sequence.size());
+  }
+  return line;
 }
 
 std::string HumanBytes(int64_t bytes) {

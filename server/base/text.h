@@ -26,6 +26,19 @@ std::string ToUtf8(absl::string_view text);
 /// forge log lines or control a terminal.
 bool HasControlCharacters(absl::string_view text);
 
+/// Returns whether the character of `sequence`, which is well-formed, could end a line in some
+/// reader or change what a terminal or a page shows of the text around it: the C0 and C1 control
+/// characters, DEL, the line and paragraph separators (U+2028, U+2029), and the characters that set
+/// the direction of text.
+bool IsUnsafeToShow(absl::string_view sequence);
+
+/// Returns `text`, whatever it is, as well-formed UTF-8 that every reader takes for one line:
+/// writes the characters of IsUnsafeToShow as `\uXXXX`, bytes outside of well-formed sequences as
+/// `\ufffd` and those of `also_escaped`, which must be ASCII, with a backslash before them. A
+/// result of more than `bytes_max` bytes is cut, and the size of `text` stands behind it.
+std::string OneLine(absl::string_view text, size_t bytes_max,
+                    absl::string_view also_escaped = absl::string_view());
+
 /// Returns a size in readable form, such as "296.8 MiB". Sizes below 10 KiB are in bytes.
 std::string HumanBytes(int64_t bytes);
 

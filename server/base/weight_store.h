@@ -69,7 +69,7 @@ struct PushedRows {
   int64_t row_begin = 0;
   int64_t num_rows = 0;
   bool is_bias = false;
-  absl::Span<const std::byte> bytes;
+  std::vector<absl::Span<const std::byte>> pieces = {};  ///< Their bytes, cut anywhere.
 };
 
 /// Returns the next rows of a push, whose bytes stay valid until the next call, or nothing at its

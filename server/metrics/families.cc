@@ -60,9 +60,8 @@ prometheus::Family<prometheus::Histogram>& AddHistograms(prometheus::Registry& r
 std::string LabelValue(absl::string_view text) {
   std::string value;
   while (!text.empty()) {
-    const auto first = static_cast<unsigned char>(text[0]);
     const size_t length = Utf8SequenceLength(text);
-    const bool keep = length > 0 && first >= 0x20 && first != 0x7F;
+    const bool keep = length > 0 && !IsUnsafeToShow(text.substr(0, length));
     const size_t width = keep ? length : 1;
     if (value.size() + width > kLabelBytesMax) break;
     if (keep) {

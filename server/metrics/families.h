@@ -35,9 +35,9 @@ prometheus::Family<prometheus::Histogram>& AddHistograms(prometheus::Registry& r
                                                          const std::string& name,
                                                          const std::string& help);
 
-/// Returns `text` in a form that is safe as a label value: replaces control characters and bytes
-/// that are not UTF-8 with '_' and truncates it to 128 bytes. Names come from model folders, and
-/// one invalid byte would make Prometheus reject the whole scrape.
+/// Returns `text` in a form that is safe as a label value: replaces characters of IsUnsafeToShow
+/// and bytes that are not UTF-8 with '_' and truncates it to 128 bytes. Names come from model
+/// folders, and one invalid byte would make Prometheus reject the whole scrape.
 std::string LabelValue(absl::string_view text);
 
 }  // namespace logprobd

@@ -29,6 +29,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "server/base/log.h"
 #include "server/metrics/families.h"
 #include "server/metrics/gpu_metrics.h"
 #include "server/metrics/head_metrics.h"
@@ -160,6 +161,24 @@ void AppendProcessFamilies(std::vector<prometheus::MetricFamily>& families) {
                                    MetricType::Gauge, stats.start_time_seconds));
 }
 
+/// Appends the lines of the process's log that were lost.
+void AppendLogFamily(std::vector<prometheus::MetricFamily>& families) {
+  prometheus::MetricFamily lost{"logprobd_log_lines_lost_total",
+                                "Number of lines of the log that could not be written to standard "
+                                "error, by kind: those about changes of weights, signals and "
+                                "connections to Unix sockets (audit), and all others (log).",
+                                prometheus::MetricType::Counter,
+                                {}};
+  constexpr std::pair<const char*, LogKind> kKinds[] = {{"audit", LogKind::kAudit},
+                                                        {"log", LogKind::kLog}};
+  for (const auto& [name, kind] : kKinds) {
+    prometheus::ClientMetric& metric = lost.metric.emplace_back();
+    metric.label = {{"kind", name}};
+    metric.counter.value = static_cast<double>(LostLogLines(kind));
+  }
+  families.push_back(std::move(lost));
+}
+
 /// Rewrites the bounds of histogram buckets with 12 significant digits, to which they are rounded.
 /// The serializer writes 16 digits, which show representation errors: le="7.499999999999999e-05".
 std::string WithShortBounds(absl::string_view text) {
@@ -277,6 +296,7 @@ struct Metrics::Impl {
     inflight_bytes->Set(heads.QueuedBytes());
     std::vector<prometheus::MetricFamily> families = registry.Collect();
     AppendProcessFamilies(families);
+    AppendLogFamily(families);
     return families;
   }
 

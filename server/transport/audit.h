@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -26,18 +27,39 @@ void AuditConnection(absl::string_view flag, const SocketPeer& process);
 void AuditRefusedConnection(absl::string_view flag, const std::optional<SocketPeer>& process,
                             LogLimiter& limiter);
 
-/// A change of weights that a caller has asked for. The line leaves a member out that is empty or 0
+/// A change of weights, as far as its call has told it. Lines leave a member out that is empty or 0
 /// because it does not apply or is not known.
 struct AuditedChange {
-  absl::string_view method;
   std::string head;  ///< Its name, also if the call names none because it is the only one.
   uint64_t version = 0;
   std::string path;
   std::string sha256;
 };
 
-/// Writes a line that names the caller, the change and its outcome, at every log level. It is a
-/// warning if the change failed, and then the only line about that.
-void Audit(const Caller& caller, const AuditedChange& change, const absl::Status& outcome);
+/// The lines of one call that changes weights, at every log level. They name the caller, the change
+/// and its outcome. A call has one line, however it ends, and one more before its change if lines
+/// are required. Not thread-safe.
+class ChangeAudit {
+ public:
+  /// `method` must have static lifetime.
+  ChangeAudit(Caller caller, absl::string_view method, bool is_required);
+
+  /// Must be called before anything changes. If lines are required, writes one whose outcome is
+  /// ASKED, and returns UNAVAILABLE if it cannot be written.
+  absl::Status Begin() const;
+  /// Writes the line of the call's end. It is a warning if the change failed, and then the only
+  /// line about that.
+  void End(const absl::Status& outcome) const;
+
+  AuditedChange& change() { return change_; }
+
+ private:
+  std::vector<LogField> Fields(absl::string_view outcome) const;
+
+  const Caller caller_;
+  const absl::string_view method_;
+  const bool is_required_;
+  AuditedChange change_;
+};
 
 }  // namespace logprobd

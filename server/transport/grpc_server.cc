@@ -397,8 +397,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
     grpc::ServerBuilder admin_builder;
     Configure(options, admin_builder);
     if (weights != nullptr) {
-      impl->weights = std::make_unique<WeightsService>(*weights, impl->same_host.get(),
-                                                       impl->access.get(), clock);
+      impl->weights = std::make_unique<WeightsService>(
+          *weights, impl->same_host.get(), impl->access.get(), options.audit_required, clock);
       admin_builder.RegisterService(impl->weights.get());
     }
     impl->admin.Add(admin_builder, std::move(acceptor),

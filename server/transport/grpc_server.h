@@ -37,6 +37,8 @@ class GrpcServer {
     std::string admin;
     /// The callers that the server accepts; null if they need no tokens.
     std::shared_ptr<const AccessList> access;
+    /// Refuses a change of weights whose audit line cannot be written.
+    bool audit_required = false;
     /// Files for TLS on TCP, which must outlive the server; null: TCP is plaintext. Unix sockets
     /// are always plaintext.
     const TlsFiles* tls = nullptr;

@@ -7,9 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "grpcpp/support/proto_buffer_reader.h"
 #include "server/base/errors.h"
-#include "server/transport/grpc_message.h"
 #include "server/transport/grpc_status.h"
 #include "server/transport/slice_parser.h"
 #include "server/transport/weights_messages.h"
@@ -45,14 +43,15 @@ absl::StatusOr<WeightsPush> PushOf(const v1::PushWeightsRequest& message) {
                      .allow_nonfinite = header.allow_nonfinite()};
 }
 
-absl::StatusOr<PushedRows> RangeOf(const v1::PushedRows& rows) {
+absl::StatusOr<PushedRows> RangeOf(const ParsedPush& parsed) {
+  const v1::PushedRows& rows = parsed.message.rows();
   constexpr uint64_t kMax = std::numeric_limits<uint32_t>::max();
   if (rows.row_begin() > kMax || rows.rows() > kMax || rows.rows() == 0) {
     return absl::InvalidArgumentError(absl::StrCat("rows: ", rows.rows(), " from row ",
                                                    rows.row_begin(),
                                                    ", must be at least 1 and less than 2^32"));
   }
-  const int num_payloads = static_cast<int>(!rows.data().empty()) +
+  const int num_payloads = static_cast<int>(!parsed.data.empty()) +
                            static_cast<int>(rows.has_shared_memory()) +
                            static_cast<int>(rows.has_cuda_ipc());
   if (num_payloads != 1) {
@@ -63,7 +62,7 @@ absl::StatusOr<PushedRows> RangeOf(const v1::PushedRows& rows) {
   return PushedRows{.row_begin = static_cast<int64_t>(rows.row_begin()),
                     .num_rows = static_cast<int64_t>(rows.rows()),
                     .is_bias = rows.is_bias(),
-                    .bytes = {}};
+                    .pieces = parsed.data};
 }
 
 }  // namespace
@@ -77,27 +76,32 @@ void PushCall::Run() {
     context_.response = SerializeMessage(response);
   }
   placed_.reset();
+  context_.audit.End(result.status());
   Finish(ToAdminStatus(result.status()));  // the last action, because OnDone may delete the call
+}
+
+void PushCall::Refuse(const absl::Status& status) {
+  context_.audit.End(status);
+  Finish(ToAdminStatus(status));
 }
 
 absl::StatusOr<PushedWeightsResult> PushCall::Receive() {
   StartRead(&buffer_);
-  LOGPROBD_RETURN_IF_ERROR(Read().status());
-  LOGPROBD_ASSIGN_OR_RETURN(const WeightsPush push, PushOf(message_));
+  LOGPROBD_RETURN_IF_ERROR(Read(kSmallMessageBytesMax).status());
+  AuditedChange& audited = context_.audit.change();
+  audited = {.head = context_.store.NameOf(parsed_.message.header().head()),
+             .version = parsed_.message.header().version(),
+             .path = "",
+             .sha256 = parsed_.message.header().sha256()};
+  LOGPROBD_ASSIGN_OR_RETURN(const WeightsPush push, PushOf(parsed_.message));
+  LOGPROBD_RETURN_IF_ERROR(context_.audit.Begin());
   absl::StatusOr<PushedWeightsResult> result = context_.store.Push(
       push, [this] { return Next(); },
       [this](const WeightsProgress&) {
         const absl::MutexLock lock(&mutex_);
         return !is_cancelled_;
       });
-  Audit(
-      context_.caller,
-      {.method = "Push",
-       .head = context_.store.NameOf(push.head),
-       .version = push.version,
-       .path = "",
-       .sha256 = result.ok() && result->staged.has_value() ? result->staged->sha256 : push.sha256},
-      result.status());
+  if (result.ok() && result->staged.has_value()) audited.sha256 = result->staged->sha256;
   return result;
 }
 
@@ -116,7 +120,11 @@ absl::Status PushCall::CheckNotCancelled() const {
   return is_cancelled_ ? absl::CancelledError("the call was cancelled") : absl::OkStatus();
 }
 
-absl::StatusOr<bool> PushCall::Read() {
+absl::StatusOr<bool> PushCall::Read(size_t bytes_max) {
+  // The client may take long to send the next message, or never do.
+  parsed_ = ParsedPush();
+  slices_ = PayloadSlices();
+  staging_ = std::vector<std::byte>();
   {
     const absl::MutexLock lock(&mutex_);
     const absl::Time idle_end = context_.clock.Now() + kIdleMax;
@@ -135,36 +143,32 @@ absl::StatusOr<bool> PushCall::Read() {
     if (!has_message_) return false;
     is_read_ = false;
   }
-  constexpr auto kMessageBytesMax = static_cast<size_t>(kDataBytesMax) + kSmallMessageBytesMax;
-  if (buffer_.Length() > kMessageBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("rows: a message of ", buffer_.Length(),
-                                                   " bytes, must be at most ", kMessageBytesMax));
+  if (buffer_.Length() > bytes_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a message of ", buffer_.Length(), " bytes, must be at most ", bytes_max));
   }
-  grpc::ProtoBufferReader reader(&buffer_);
-  if (!message_.ParseFromZeroCopyStream(&reader)) {
-    return absl::InvalidArgumentError("the bytes are not a well-formed PushWeightsRequest");
-  }
+  slices_ = SlicesOf(buffer_);
   buffer_.Clear();
+  LOGPROBD_ASSIGN_OR_RETURN(parsed_, ParsePush(slices_.pieces));
   StartRead(&buffer_);
   return true;
 }
 
 absl::StatusOr<std::optional<PushedRows>> PushCall::Next() {
-  if (placed_.has_value() && placed_->rows_read < static_cast<int64_t>(message_.rows().rows())) {
+  constexpr auto kMessageBytesMax = static_cast<size_t>(kDataBytesMax) + kSmallMessageBytesMax;
+  if (placed_.has_value() &&
+      placed_->rows_read < static_cast<int64_t>(parsed_.message.rows().rows())) {
     return NextPlaced();
   }
   placed_.reset();
-  LOGPROBD_ASSIGN_OR_RETURN(const bool has_message, Read());
+  LOGPROBD_ASSIGN_OR_RETURN(const bool has_message, Read(kMessageBytesMax));
   if (!has_message) return std::nullopt;
-  if (!message_.has_rows()) {
+  if (!parsed_.message.has_rows()) {
     return absl::InvalidArgumentError("rows: missing, must be in every message but the first");
   }
-  const v1::PushedRows& rows = message_.rows();
-  LOGPROBD_ASSIGN_OR_RETURN(PushedRows range, RangeOf(rows));
-  if (!rows.data().empty()) {
-    range.bytes = BytesOf(rows.data());
-    return range;
-  }
+  const v1::PushedRows& rows = parsed_.message.rows();
+  LOGPROBD_ASSIGN_OR_RETURN(PushedRows range, RangeOf(parsed_));
+  if (!parsed_.data.empty()) return range;
   LOGPROBD_ASSIGN_OR_RETURN(HiddenPayload payload, FindPayload(rows));
   if (payload.bytes == 0 || payload.bytes % range.num_rows != 0 ||
       payload.bytes / range.num_rows > kDataBytesMax) {
@@ -199,7 +203,7 @@ absl::StatusOr<std::optional<PushedRows>> PushCall::NextPlaced() {
     const absl::MutexLock lock(&mutex_);
     LOGPROBD_RETURN_IF_ERROR(CheckNotCancelled());
   }
-  const v1::PushedRows& rows = message_.rows();
+  const v1::PushedRows& rows = parsed_.message.rows();
   const int64_t rows_left = static_cast<int64_t>(rows.rows()) - placed_->rows_read;
   const int64_t num_rows = std::min(rows_left, kDataBytesMax / placed_->row_bytes);
   const int64_t begin_bytes = placed_->rows_read * placed_->row_bytes;
@@ -207,14 +211,15 @@ absl::StatusOr<std::optional<PushedRows>> PushCall::NextPlaced() {
   PushedRows range{.row_begin = static_cast<int64_t>(rows.row_begin()) + placed_->rows_read,
                    .num_rows = num_rows,
                    .is_bias = rows.is_bias(),
-                   .bytes = {}};
+                   .pieces = {}};
   if (placed_->payload.place == PayloadPlace::kDevice) {
     staging_.resize(num_bytes);
     LOGPROBD_RETURN_IF_ERROR(
         context_.same_host->CopyToHost(placed_->payload, begin_bytes, absl::MakeSpan(staging_)));
-    range.bytes = staging_;
+    range.pieces = {staging_};
   } else {
-    range.bytes = placed_->payload.pieces[0].subspan(static_cast<size_t>(begin_bytes), num_bytes);
+    range.pieces = {
+        placed_->payload.pieces[0].subspan(static_cast<size_t>(begin_bytes), num_bytes)};
   }
   placed_->rows_read += num_rows;
   return range;

@@ -14,11 +14,12 @@
 #include "absl/time/time.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "logprobd/v1/weights.pb.h"
 #include "server/base/clock.h"
 #include "server/base/score_request.h"
 #include "server/base/weight_store.h"
 #include "server/transport/audit.h"
+#include "server/transport/grpc_message.h"
+#include "server/transport/push_parser.h"
 #include "server/transport/same_host_access.h"
 
 namespace logprobd {
@@ -35,7 +36,7 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   /// The references must be valid until Run has returned, and `response` until OnDone.
   struct Context {
     WeightStore& store;
-    Caller caller;
+    ChangeAudit audit;
     const SameHostAccess* same_host;  ///< If it is null, rows must be in the messages.
     const Clock& clock;
     const std::atomic<bool>& ends_soon;  ///< Ends a call that waits for rows with UNAVAILABLE.
@@ -43,6 +44,9 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   };
 
   explicit PushCall(Context context) : context_(std::move(context)) {}
+
+  /// Ends a call that does not run.
+  void Refuse(const absl::Status& status);
 
   /// Receives the rows, stages the version if they were the last, and answers. Blocks.
   void Run();
@@ -61,25 +65,28 @@ class PushCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   absl::StatusOr<PushedWeightsResult> Receive();
   absl::Status CheckNotCancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Waits for the next message, parses it into `message_` and begins to read the one after it.
-  /// Returns false at the end of the stream. A cancelled stream may also look like its end; what
+  /// Frees the rows of the last message, waits for the next one, parses it into `parsed_` and
+  /// begins to read the one after it. Returns INVALID_ARGUMENT if it has more than `bytes_max`
+  /// bytes, and false at the end of the stream. A cancelled stream may also look like its end; what
   /// follows then learns of the cancellation from the progress.
-  absl::StatusOr<bool> Read();
+  absl::StatusOr<bool> Read(size_t bytes_max);
   absl::StatusOr<std::optional<PushedRows>> Next();
   absl::StatusOr<HiddenPayload> FindPayload(const v1::PushedRows& rows) const;
   /// Returns the next rows of `placed_`, so few that a cancelled call ends soon. Copies them to the
   /// host if they are in a GPU's memory.
   absl::StatusOr<std::optional<PushedRows>> NextPlaced();
 
-  const Context context_;
+  Context context_;
   absl::Mutex mutex_;
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;  // the outstanding read has ended
   bool has_message_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::ByteBuffer buffer_;  // The outstanding read fills it.
 
-  // Used by Run's thread only.
-  v1::PushWeightsRequest message_;
+  // Used by Run's thread only. A message stays where gRPC received it, and counts against gRPC's
+  // memory quota, until its rows are used.
+  PayloadSlices slices_;
+  ParsedPush parsed_;
   std::optional<PlacedRows> placed_;  // keeps the memory of the last rows
   std::vector<std::byte> staging_;    // for rows in a GPU's memory
 };

@@ -28,20 +28,6 @@ namespace {
 /// Hint to calls that found no room. Clients add a random wait of their own.
 constexpr absl::Duration kRetryAfter = absl::Milliseconds(200);
 
-/// Writes the change to the audit log and returns the answer of its call.
-absl::StatusOr<grpc::ByteBuffer> Answer(const Caller& caller, AuditedChange change,
-                                        const absl::StatusOr<HeadWeightsState>& state) {
-  if (state.ok()) {
-    change.version = state->live.version;
-    change.sha256 = state->live.sha256;
-  }
-  Audit(caller, change, state.status());
-  LOGPROBD_RETURN_IF_ERROR(state.status());
-  v1::WeightsResponse response;
-  Fill(*state, *response.mutable_head());
-  return SerializeMessage(response);
-}
-
 /// Runs `body` on a thread that `work` counts. On error `body` does not run.
 absl::Status RunOnThread(const std::shared_ptr<WorkCount>& work, std::function<void()> body) {
   work->Begin();
@@ -61,59 +47,75 @@ absl::Status RunOnThread(const std::shared_ptr<WorkCount>& work, std::function<v
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   using Body = std::function<absl::StatusOr<grpc::ByteBuffer>()>;
+  /// Is called before the call is answered, whether `body` has run or not.
+  using OnEnd = std::function<void(const absl::Status&)>;
 
   static grpc::ServerUnaryReactor* Start(const absl::Status& refusal,
                                          const std::shared_ptr<WorkCount>& work, Body body,
-                                         grpc::ByteBuffer& response) {
-    auto* call = new UnaryCall(response);
+                                         OnEnd on_end, grpc::ByteBuffer& response) {
+    auto* call = new UnaryCall(std::move(on_end), response);
     absl::Status status = refusal;
     if (status.ok()) {
-      status = RunOnThread(work, [call, body = std::move(body)] { call->Run(body); });
+      status = RunOnThread(work, [call, body = std::move(body)] { call->End(body()); });
     }
-    if (!status.ok()) call->Finish(ToAdminStatus(status));
+    if (!status.ok()) call->End(status);
     return call;
   }
 
   void OnDone() override { delete this; }
 
  private:
-  explicit UnaryCall(grpc::ByteBuffer& response) : response_(response) {}
+  UnaryCall(OnEnd on_end, grpc::ByteBuffer& response)
+      : on_end_(std::move(on_end)), response_(response) {}
 
-  void Run(const Body& body) {
-    absl::StatusOr<grpc::ByteBuffer> answer = body();
+  void End(absl::StatusOr<grpc::ByteBuffer> answer) {
     const absl::Status status = answer.status();
     if (status.ok()) response_ = *std::move(answer);
+    on_end_(status);
     Finish(ToAdminStatus(status));
   }
 
+  const OnEnd on_end_;
   grpc::ByteBuffer& response_;
 };
+
+absl::Status CheckPath(absl::string_view path) {
+  constexpr size_t kPathBytesMax = 4'095;
+  if (path.empty() || path.size() > kPathBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path: ", path.size(), " bytes, must be in [1, ", kPathBytesMax, "]"));
+  }
+  return HasControlCharacters(path)
+             ? absl::InvalidArgumentError("path: holds control characters, must hold none")
+             : absl::OkStatus();
+}
 
 /// A load and the stream of its progress. During a write only the latest message of each phase is
 /// queued, so that a client that does not read does not delay the load. A cancelled call cancels
 /// the load.
 class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  LoadCall(WeightStore& store, Caller caller) : store_(store), caller_(std::move(caller)) {}
+  LoadCall(WeightStore& store, ChangeAudit audit) : store_(store), audit_(std::move(audit)) {}
 
-  void Run(const WeightsLoad& load) {
-    const absl::StatusOr<WeightsVersion> loaded =
-        store_.Load(load, [this](const WeightsProgress& progress) { return Report(progress); });
-    Audit(caller_,
-          {.method = "Load",
-           .head = store_.NameOf(load.head),
-           .version = loaded.ok() ? loaded->version : load.version,
-           .path = load.path,
-           .sha256 = loaded.ok() ? loaded->sha256 : load.sha256},
-          loaded.status());
+  void Run(const grpc::ByteBuffer& request) {
+    const absl::StatusOr<WeightsVersion> loaded = Load(request);
     v1::LoadWeightsProgress last;
     if (loaded.ok()) {
+      audit_.change().version = loaded->version;
+      audit_.change().sha256 = loaded->sha256;
       last.set_phase("done");
       last.set_bytes_done(static_cast<uint64_t>(loaded->weight_bytes));
       last.set_bytes_total(static_cast<uint64_t>(loaded->weight_bytes));
       Fill(*loaded, *last.mutable_done());
     }
+    audit_.End(loaded.status());
     End(ToAdminStatus(loaded.status()), last);
+  }
+
+  /// Ends a call that does not run.
+  void Refuse(const absl::Status& status) {
+    audit_.End(status);
+    Finish(ToAdminStatus(status));
   }
 
   void OnCancel() override { is_cancelled_ = true; }
@@ -150,6 +152,25 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     grpc::Status status;
     grpc::ByteBuffer message;
   };
+
+  absl::StatusOr<WeightsVersion> Load(const grpc::ByteBuffer& request) {
+    v1::LoadWeightsRequest message;
+    LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(request, message));
+    audit_.change() = {.head = store_.NameOf(message.head()),
+                       .version = message.version(),
+                       .path = message.path(),
+                       .sha256 = message.sha256()};
+    LOGPROBD_RETURN_IF_ERROR(CheckPath(message.path()));
+    LOGPROBD_RETURN_IF_ERROR(audit_.Begin());
+    return store_.Load({.head = message.head(),
+                        .path = message.path(),
+                        .version = message.version(),
+                        .sha256 = message.sha256(),
+                        .commit = message.commit(),
+                        .in_place = message.in_place(),
+                        .allow_nonfinite = message.allow_nonfinite()},
+                       [this](const WeightsProgress& progress) { return Report(progress); });
+  }
 
   /// Sends or queues a message. Returns false when the call was cancelled.
   bool Report(const WeightsProgress& progress) {
@@ -197,7 +218,7 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   WeightStore& store_;
-  const Caller caller_;
+  ChangeAudit audit_;
   std::atomic<bool> is_cancelled_ = false;
   absl::Mutex mutex_;
   bool is_writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -206,26 +227,6 @@ class LoadCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   grpc::ByteBuffer message_;        // the message being written
   std::optional<LastMessage> end_;  // is set once
 };
-
-absl::StatusOr<WeightsLoad> ParseLoad(const grpc::ByteBuffer& request) {
-  v1::LoadWeightsRequest message;
-  LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(request, message));
-  constexpr size_t kPathBytesMax = 4'095;
-  if (message.path().empty() || message.path().size() > kPathBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("path: ", message.path().size(),
-                                                   " bytes, must be in [1, ", kPathBytesMax, "]"));
-  }
-  if (HasControlCharacters(message.path())) {
-    return absl::InvalidArgumentError("path: holds control characters, must hold none");
-  }
-  return WeightsLoad{.head = message.head(),
-                     .path = message.path(),
-                     .version = message.version(),
-                     .sha256 = message.sha256(),
-                     .commit = message.commit(),
-                     .in_place = message.in_place(),
-                     .allow_nonfinite = message.allow_nonfinite()};
-}
 
 }  // namespace
 
@@ -240,23 +241,44 @@ absl::Status WeightsService::CheckRoom(const WorkCount& running, int max) const 
   return absl::OkStatus();
 }
 
+template <typename Message, typename Change>
+grpc::ServerUnaryReactor* WeightsService::StartChange(absl::string_view method,
+                                                      const grpc::CallbackServerContext& context,
+                                                      const grpc::ByteBuffer& request,
+                                                      grpc::ByteBuffer& response, Change change) {
+  const auto audit = std::make_shared<ChangeAudit>(AuditOf(method, context));
+  return UnaryCall::Start(
+      CheckRoom(), calls_,
+      [this, audit, bytes = request, change]() -> absl::StatusOr<grpc::ByteBuffer> {
+        Message message;
+        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
+        AuditedChange& audited = audit->change();
+        audited.head = store_.NameOf(message.head());
+        if constexpr (requires { message.version(); }) audited.version = message.version();
+        LOGPROBD_RETURN_IF_ERROR(audit->Begin());
+        LOGPROBD_ASSIGN_OR_RETURN(const HeadWeightsState state, change(store_, message));
+        audited.version = state.live.version;
+        audited.sha256 = state.live.sha256;
+        v1::WeightsResponse answer;
+        Fill(state, *answer.mutable_head());
+        return SerializeMessage(answer);
+      },
+      [audit](const absl::Status& status) { audit->End(status); }, response);
+}
+
 grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightsService::Load(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  auto* call = new LoadCall(store_, CallerOf(*context, access_));
+  auto* call = new LoadCall(store_, AuditOf("Load", *context));
   absl::Status status = CheckRoom();
-  if (status.ok()) {
-    const absl::StatusOr<WeightsLoad> load = ParseLoad(*request);
-    status =
-        load.ok() ? RunOnThread(calls_, [call, load = *load] { call->Run(load); }) : load.status();
-  }
-  if (!status.ok()) call->Finish(ToAdminStatus(status));
+  if (status.ok()) status = RunOnThread(calls_, [call, bytes = *request] { call->Run(bytes); });
+  if (!status.ok()) call->Refuse(status);
   return call;
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
   auto* call = new PushCall({.store = store_,
-                             .caller = CallerOf(*context, access_),
+                             .audit = AuditOf("Push", *context),
                              .same_host = same_host_,
                              .clock = clock_,
                              .ends_soon = refuses_new_,
@@ -265,7 +287,7 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
   if (status.ok()) status = RunOnThread(pushes_, [call] { call->Run(); });
   if (!status.ok()) {
     AddRetryHint(status, *context);
-    call->Finish(ToAdminStatus(status));
+    call->Refuse(status);
   }
   return call;
 }
@@ -273,61 +295,27 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* WeightsService::Push(
 grpc::ServerUnaryReactor* WeightsService::Commit(grpc::CallbackServerContext* context,
                                                  const grpc::ByteBuffer* request,
                                                  grpc::ByteBuffer* response) {
-  return UnaryCall::Start(
-      CheckRoom(), calls_,
-      [this, caller = CallerOf(*context, access_),
-       bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
-        v1::CommitWeightsRequest message;
-        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(caller,
-                      {.method = "Commit",
-                       .head = store_.NameOf(message.head()),
-                       .version = message.version(),
-                       .path = "",
-                       .sha256 = ""},
-                      store_.Commit(message.head(), message.version()));
-      },
-      *response);
+  return StartChange<v1::CommitWeightsRequest>(
+      "Commit", *context, *request, *response, [](WeightStore& store, const auto& message) {
+        return store.Commit(message.head(), message.version());
+      });
 }
 
 grpc::ServerUnaryReactor* WeightsService::Rollback(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request,
                                                    grpc::ByteBuffer* response) {
-  return UnaryCall::Start(
-      CheckRoom(), calls_,
-      [this, caller = CallerOf(*context, access_),
-       bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
-        v1::RollbackWeightsRequest message;
-        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(caller,
-                      {.method = "Rollback",
-                       .head = store_.NameOf(message.head()),
-                       .version = 0,
-                       .path = "",
-                       .sha256 = ""},
-                      store_.Rollback(message.head()));
-      },
-      *response);
+  return StartChange<v1::RollbackWeightsRequest>(
+      "Rollback", *context, *request, *response,
+      [](WeightStore& store, const auto& message) { return store.Rollback(message.head()); });
 }
 
 grpc::ServerUnaryReactor* WeightsService::Discard(grpc::CallbackServerContext* context,
                                                   const grpc::ByteBuffer* request,
                                                   grpc::ByteBuffer* response) {
-  return UnaryCall::Start(
-      CheckRoom(), calls_,
-      [this, caller = CallerOf(*context, access_),
-       bytes = *request]() -> absl::StatusOr<grpc::ByteBuffer> {
-        v1::DiscardWeightsRequest message;
-        LOGPROBD_RETURN_IF_ERROR(ParseSmallMessage(bytes, message));
-        return Answer(caller,
-                      {.method = "Discard",
-                       .head = store_.NameOf(message.head()),
-                       .version = 0,
-                       .path = "",
-                       .sha256 = ""},
-                      store_.Discard(message.head(), message.staged(), message.previous()));
-      },
-      *response);
+  return StartChange<v1::DiscardWeightsRequest>(
+      "Discard", *context, *request, *response, [](WeightStore& store, const auto& message) {
+        return store.Discard(message.head(), message.staged(), message.previous());
+      });
 }
 
 grpc::ServerUnaryReactor* WeightsService::List(grpc::CallbackServerContext* /*context*/,
@@ -344,7 +332,7 @@ grpc::ServerUnaryReactor* WeightsService::List(grpc::CallbackServerContext* /*co
         for (const HeadWeightsState& head : heads) Fill(head, *answer.add_heads());
         return SerializeMessage(answer);
       },
-      *response);
+      [](const absl::Status&) {}, *response);
 }
 
 }  // namespace logprobd

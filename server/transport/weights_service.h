@@ -10,6 +10,7 @@
 #include "server/base/clock.h"
 #include "server/base/weight_store.h"
 #include "server/transport/access_list.h"
+#include "server/transport/audit.h"
 #include "server/transport/call_info.h"
 #include "server/transport/same_host_access.h"
 
@@ -26,15 +27,20 @@ class WeightsService final
  public:
   /// Maximum number of calls other than pushes that run at once.
   static constexpr int kCallsMax = 32;
-  /// Maximum number of pushes at once. Each holds a thread and up to two messages of
-  /// PushCall::kDataBytesMax. A push above it is refused with a retry hint.
+  /// Maximum number of pushes at once. Each holds a thread, and messages that count against gRPC's
+  /// quota. A push above it is refused with a retry hint.
   static constexpr int kPushesMax = 256;
 
   /// The arguments must live until AwaitNone has returned true. If `same_host` is null, pushed rows
-  /// must be in the messages. If `access` is null, callers need no entry.
+  /// must be in the messages. If `access` is null, callers need no entry. With `audit_required` a
+  /// change is refused if its line cannot be written.
   WeightsService(WeightStore& store, const SameHostAccess* same_host, const AccessList* access,
-                 const Clock& clock)
-      : store_(store), same_host_(same_host), access_(access), clock_(clock) {}
+                 bool audit_required, const Clock& clock)
+      : store_(store),
+        same_host_(same_host),
+        access_(access),
+        audit_required_(audit_required),
+        clock_(clock) {}
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Load(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request) override;
@@ -64,10 +70,21 @@ class WeightsService final
   /// Returns OK if one more call may run beside those that `running` counts.
   absl::Status CheckRoom(const WorkCount& running, int max) const;
   absl::Status CheckRoom() const { return CheckRoom(*calls_, kCallsMax); }
+  /// Returns the lines of a call of `method`.
+  ChangeAudit AuditOf(absl::string_view method, const grpc::CallbackServerContext& context) const {
+    return {CallerOf(context, access_), method, audit_required_};
+  }
+  /// Starts a call that asks in a `Message` for the change that `change(store, message)` makes.
+  template <typename Message, typename Change>
+  grpc::ServerUnaryReactor* StartChange(absl::string_view method,
+                                        const grpc::CallbackServerContext& context,
+                                        const grpc::ByteBuffer& request, grpc::ByteBuffer& response,
+                                        Change change);
 
   WeightStore& store_;
   const SameHostAccess* const same_host_;
   const AccessList* const access_;
+  const bool audit_required_;
   const Clock& clock_;
   // Shared with the threads, which call End() last.
   const std::shared_ptr<WorkCount> calls_ = std::make_shared<WorkCount>();  // except pushes

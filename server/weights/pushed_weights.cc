@@ -22,6 +22,12 @@ std::unique_ptr<std::byte[]> Allocate(int64_t bytes) {
   return memory;
 }
 
+size_t BytesOf(const PushedRows& sent) {
+  size_t bytes = 0;
+  for (const absl::Span<const std::byte> piece : sent.pieces) bytes += piece.size();
+  return bytes;
+}
+
 /// Begins the messages about rows of `sent`.
 absl::string_view PrefixOf(const PushedRows& sent) { return sent.is_bias ? "bias: " : ""; }
 
@@ -53,10 +59,11 @@ absl::Status PushedWeights::Tensor::Check(const PushedRows& sent) const {
                                                    " from row ", sent.row_begin,
                                                    ", must be rows of [0, ", num_rows, ")"));
   }
-  if (static_cast<int64_t>(sent.bytes.size()) != sent.num_rows * row_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(PrefixOf(sent), "rows: ", sent.num_rows, " have ", sent.num_rows * row_bytes,
-                     " bytes, but ", sent.bytes.size(), " were sent"));
+  if (const auto bytes_sent = static_cast<int64_t>(BytesOf(sent));
+      bytes_sent != sent.num_rows * row_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(PrefixOf(sent), "rows: ", sent.num_rows,
+                                                   " have ", sent.num_rows * row_bytes,
+                                                   " bytes, but ", bytes_sent, " were sent"));
   }
   return absl::OkStatus();
 }
@@ -78,14 +85,34 @@ std::vector<PushedWeights::Range> PushedWeights::Tensor::Cut(int64_t begin, int6
   return ranges;
 }
 
+template <typename Use>
+bool PushedWeights::Tensor::UseRows(const PushedRows& sent, const Range& range,
+                                    const Use& use) const {
+  const int64_t begin = (range.begin - sent.row_begin) * row_bytes;
+  const int64_t end = (range.end - sent.row_begin) * row_bytes;
+  int64_t position = 0;
+  for (const absl::Span<const std::byte> piece : sent.pieces) {
+    const auto piece_bytes = static_cast<int64_t>(piece.size());
+    const int64_t first = std::max(begin, position);
+    const int64_t last = std::min(end, position + piece_bytes);
+    if (first < last && !use(piece.subspan(static_cast<size_t>(first - position),
+                                           static_cast<size_t>(last - first)),
+                             first - begin)) {
+      return false;
+    }
+    position += piece_bytes;
+  }
+  return true;
+}
+
 absl::Status PushedWeights::Tensor::Compare(const PushedRows& sent,
                                             const std::vector<Range>& ranges) const {
   for (const Range& range : ranges) {
-    const std::byte* const bytes_sent =
-        sent.bytes.data() + (range.begin - sent.row_begin) * row_bytes;
-    if (range.is_received &&
-        std::memcmp(bytes.get() + range.begin * row_bytes, bytes_sent,
-                    static_cast<size_t>((range.end - range.begin) * row_bytes)) != 0) {
+    const auto is_same = [&](absl::Span<const std::byte> piece, int64_t offset) {
+      return std::memcmp(bytes.get() + range.begin * row_bytes + offset, piece.data(),
+                         piece.size()) == 0;
+    };
+    if (range.is_received && !UseRows(sent, range, is_same)) {
       return absl::DataLossError(absl::StrCat(PrefixOf(sent), "rows ", range.begin, " to ",
                                               range.end,
                                               " differ from those that were received before"));
@@ -138,9 +165,11 @@ absl::Status PushedWeights::Add(const PushedRows& sent) {
   const absl::Status compared = tensor.Compare(sent, ranges);
   for (const Range& range : ranges) {
     if (compared.ok() && !range.is_received) {
-      std::memcpy(tensor.bytes.get() + range.begin * tensor.row_bytes,
-                  sent.bytes.data() + (range.begin - sent.row_begin) * tensor.row_bytes,
-                  static_cast<size_t>((range.end - range.begin) * tensor.row_bytes));
+      std::byte* const rows = tensor.bytes.get() + range.begin * tensor.row_bytes;
+      tensor.UseRows(sent, range, [rows](absl::Span<const std::byte> piece, int64_t offset) {
+        std::memcpy(rows + offset, piece.data(), piece.size());
+        return true;
+      });
     }
   }
   const absl::MutexLock lock(&mutex_);

@@ -60,6 +60,10 @@ class PushedWeights final : public HeadWeights {
     std::vector<Range> Cut(int64_t begin, int64_t end) const;
     /// Returns DATA_LOSS if rows of `ranges` that have been received have other bytes.
     absl::Status Compare(const PushedRows& sent, const std::vector<Range>& ranges) const;
+    /// Calls use(piece, offset) for the bytes sent of the rows of `range`, in the pieces in which
+    /// they are, with their offset in the range, until it returns false, and returns that.
+    template <typename Use>
+    bool UseRows(const PushedRows& sent, const Range& range, const Use& use) const;
     bool IsCopying(int64_t begin, int64_t end) const;
     /// Adds rows [begin, end) to those received, and joins the range with those that it touches.
     void Receive(int64_t begin, int64_t end);

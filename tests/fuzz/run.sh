@@ -15,7 +15,7 @@ case "${1:-}" in
   *) seconds=$1; shift ;;
 esac
 targets=("$@")
-[ "$#" -gt 0 ] || targets=(wire_parser control_packet safetensors model_config toml http http2)
+[ "$#" -gt 0 ] || targets=(wire_parser push_parser control_packet safetensors model_config toml http http2)
 
 # LOGPROBD_CUDA=OFF and RelWithDebInfo: the code that parses is on the host, and fast enough with debug information.
 cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLOGPROBD_CUDA=OFF \

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 from logprobd_adapters.batcher import QUEUE_TOKENS
 from logprobd_adapters.connections import CONNECTIONS_MAX, LOG
 from logprobd_adapters.gateway import BODY_MIB_MAX, Gateway
+from logprobd_adapters.gateway_log import log_thread
 from logprobd_adapters.http_access import Certificate, Tokens, check_reachable
 from logprobd_adapters.scorer import SERVER_OPTIONS, RemoteScorer, Scorer, connect
 from logprobd_adapters.teacher import BATCH_TOKENS, Prompt, Teacher
@@ -356,7 +357,6 @@ def main() -> None:
         parser.error("--vllm-arguments needs --backbone vllm")
     if (options.https_cert is None) != (options.https_key is None):
         parser.error("--https-cert and --https-key belong together: give both")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     LOG.setLevel(logging.DEBUG if options.verbose else logging.INFO)
     try:
         check_reachable(
@@ -369,15 +369,16 @@ def main() -> None:
         tokens = options.tokens and Tokens(options.tokens)
     except InvalidArgument as error:
         parser.error(str(error))
-    if options.insecure:
-        LOG.warning("--insecure: whoever reaches the port can use the model, in the clear")
     # While the model is being loaded, in a thread, Ctrl-C ends the process at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        asyncio.run(_serve(options, certificate, tokens))
-    except (LogprobdError, OSError, ValueError, ImportError) as error:
-        LOG.error("%s", error)
-        sys.exit(1)
+    with log_thread():
+        if options.insecure:
+            LOG.warning("--insecure: whoever reaches the port can use the model, in the clear")
+        try:
+            asyncio.run(_serve(options, certificate, tokens))
+        except (LogprobdError, OSError, ValueError, ImportError) as error:
+            LOG.error("%s", error)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,8 @@ absl::StatusOr<ServerPlan> MakeServerPlan(const ServerOptions& options,
       if (TotalBytes(plan.available, free.place) == 0) plan.available.push_back(free);
     }
   }
-  plan.receive_bytes = options.receive_bytes;
+  // Each gRPC listener has a quota of its own, so that clients cannot take up that of operators.
+  plan.receive_bytes = (options.admin.empty() ? 1 : 2) * options.receive_bytes;
   plan.shared_bytes = SharedMemoryBytesMax(options);
   if (host.available_bytes > 0) {
     plan.available.push_back({"host", "available", host.available_bytes});

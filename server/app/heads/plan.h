@@ -35,7 +35,7 @@ struct ServingPlan {
 /// The plans of all heads of a server and the memory that they share.
 struct ServerPlan {
   std::vector<ServingPlan> heads;  ///< In the order in which they are planned and loaded.
-  int64_t receive_bytes = 0;       ///< Maximum host memory for the messages of all heads.
+  int64_t receive_bytes = 0;       ///< Maximum host memory for the messages of all listeners.
   int64_t shared_bytes = 0;        ///< Maximum host memory for regions that clients share.
   MemoryPlan available;            ///< Free memory, with one entry per place where it is known.
 

@@ -154,12 +154,16 @@ std::vector<Flag> MakeFlags() {
        "TOML file of the tokens and client certificates that callers need, whose entries "
        "logprobctl token prints. The pages of HTTP need a token too, except /healthz and /readyz. "
        "SIGHUP reads it again."},
+      {"audit-required", "Listeners", Kind::kSwitch, &O::audit_required, "",
+       "Refuse changes of weights whose audit line cannot be written to standard error within a "
+       "second. Otherwise lost lines are only counted (logprobd_log_lines_lost_total)."},
       {"reflection", "Listeners", Kind::kSwitch, &O::reflection, "", "Serve gRPC reflection."},
 
       {"max-message-bytes", "Limits", Kind::kBytes, &O::max_message_bytes, "BYTES",
        "Maximum size of a gRPC message.", kKib, kInt32Max},
       {"receive-bytes", "Limits", Kind::kBytes, &O::receive_bytes, "BYTES",
-       "Maximum memory for messages that are being received or queued, over all connections.",
+       "Maximum memory for messages that are being received or queued, over all connections of "
+       "--listen, and as much again for those of --admin.",
        kKib * kKib, kTib},
       {"streams-max", "Limits", Kind::kInteger, &O::streams_max, "CALLS",
        "Maximum number of concurrent calls on one connection.", 1, kMillion},

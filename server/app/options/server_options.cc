@@ -266,6 +266,7 @@ ServerOptions::ServerOptions()
       tls_client_ca(TlsFiles::Options().client_ca),
       tls_crl_dir(TlsFiles::Options().crl_dir),
       insecure(GrpcServer::Options().insecure),
+      audit_required(GrpcServer::Options().audit_required),
       reflection(GrpcServer::Options().reflection),
       max_message_bytes(RequestLimits().message_bytes_max),
       receive_bytes(GrpcServer::Options().receive_bytes_max),

@@ -75,6 +75,7 @@ struct ServerOptions {
   std::string tls_crl_dir;
   bool insecure;
   std::string tokens;  ///< TOML file of ReadTokenFile; empty means that callers need no entry.
+  bool audit_required;
   bool reflection;
 
   int64_t max_message_bytes;

@@ -20,6 +20,7 @@
 #include "server/app/run/run.h"
 #include "server/base/errors.h"
 #include "server/base/host.h"
+#include "server/base/log.h"
 
 namespace logprobd {
 namespace {
@@ -74,6 +75,10 @@ absl::Status CheckThreads() {
   return absl::OkStatus();
 }
 
+absl::string_view NameOf(uint32_t signal) {
+  return signal == SIGHUP ? "SIGHUP" : signal == SIGINT ? "SIGINT" : "SIGTERM";
+}
+
 sigset_t SignalSet() {
   sigset_t set;
   sigemptyset(&set);
@@ -93,7 +98,10 @@ absl::Status PrepareProcessLimits() {
 }
 
 void ExitHungAfter(absl::Duration delay) {
-  if (delay <= absl::ZeroDuration()) _exit(kExitHung);
+  if (delay <= absl::ZeroDuration()) {
+    FlushLog();
+    _exit(kExitHung);
+  }
   // The default action would not do: the first process of a container ignores it.
   std::signal(SIGALRM, [](int) { _exit(kExitHung); });
   alarm(static_cast<unsigned>(absl::ToInt64Seconds(absl::Ceil(delay, absl::Seconds(1)))));
@@ -129,6 +137,9 @@ void StopSignals::Watch() {
     if (fds[1].revents != 0) return;
     signalfd_siginfo info{};
     if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
+    const LogField sender[] = {
+        {"signal", NameOf(info.ssi_signo)}, {"user", info.ssi_uid}, {"process", info.ssi_pid}};
+    LogAudit(LogLevel::kInfo, sender);
     if (info.ssi_signo == SIGHUP) {
       on_reload_();
     } else {

@@ -36,9 +36,10 @@ void ExitHungAfter(absl::Duration delay);
 /// Turns SIGTERM, SIGINT and SIGHUP into calls on a separate thread, where any function may be
 /// called.
 ///
-/// Must be created in main before any other thread is started: it blocks the signals in the calling
-/// thread and in all threads that this thread starts later. The destructor ends the separate thread
-/// but does not unblock the signals.
+/// Must be created in main before any other thread that takes signals is started: it blocks the
+/// signals in the calling thread and in all threads that this thread starts later. The destructor
+/// ends the separate thread but does not unblock the signals. Each signal leaves a line `audit`
+/// that names its sender.
 class StopSignals {
  public:
   /// `on_stop` receives the signal (SIGTERM or SIGINT) and the number of these signals that have

@@ -18,19 +18,15 @@
 #include "server/app/run/server.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/base/text.h"
 #include "server/transport/grpc_versions.h"
 
 namespace logprobd {
 namespace {
 
 int Fail(const absl::Status& status, int exit_status) {
-  // A path or a name from a file may contain control characters; the message must stay one line.
-  std::string message(status.message());
-  for (char& c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    c = byte < 0x20 || byte == 0x7F ? ' ' : c;
-  }
-  std::fprintf(stderr, "logprobd: error: %s\n", message.c_str());
+  // A path or a name from a file may contain anything; the message must stay one line.
+  WriteToLog(absl::StrCat("logprobd: error: ", OneLine(status.message(), kLogLineBytesMax), "\n"));
   return exit_status;
 }
 
@@ -45,6 +41,12 @@ int FailToStart(const absl::Status& status) {
     default:  // A restart may help: what is missing, busy, expired or full may not stay so.
       return Fail(status, kExitFailed);
   }
+}
+
+/// Ends the process without destructors.
+[[noreturn]] void ExitNow(int exit_status) {
+  FlushLog();
+  _exit(exit_status);
 }
 
 void Print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
@@ -62,7 +64,7 @@ class SignalRelay {
     LogInfo("signal", {{"name", signal == SIGINT ? "SIGINT" : "SIGTERM"}, {"count", count}});
     if (count > 1) {
       LogWarning("second signal: the process ends without finishing the work in flight");
-      _exit(kExitWorkCut);
+      ExitNow(kExitWorkCut);
     }
     const absl::MutexLock lock(&mutex_);
     is_stopped_ = true;
@@ -100,12 +102,12 @@ int LoadAndRun(Server& server) {
   if (!loaded.ok()) return FailToStart(loaded);
   switch (server.Run()) {
     case Server::End::kStopped:
-      if (server.MayHang()) _exit(kExitStopped);
+      if (server.MayHang()) ExitNow(kExitStopped);
       return kExitStopped;
     case Server::End::kWorkCut:
-      _exit(kExitWorkCut);
+      ExitNow(kExitWorkCut);
     case Server::End::kEngineFailed:
-      _exit(kExitFailed);
+      ExitNow(kExitFailed);
   }
   return kExitFailed;
 }
@@ -140,6 +142,7 @@ int Serve(const ServerOptions& options,
 
 int RunLogprobd(absl::Span<const std::string> arguments,
                 absl::Span<const std::string> environment) {
+  const LogThread log_thread;  // takes no signals
   const absl::StatusOr<ParsedOptions> parsed = ParseOptions(arguments, environment);
   if (!parsed.ok()) return Fail(parsed.status(), kExitBadSettings);
   const ServerOptions& options = parsed->options;

@@ -35,6 +35,8 @@
 namespace logprobd {
 namespace {
 
+/// Longest state that the service manager gets.
+constexpr size_t kStateBytesMax = 1'024;
 /// Interval at which Run checks whether the engines are healthy.
 constexpr absl::Duration kHealthInterval = absl::Milliseconds(100);
 /// Longest time that the process may take to end after the grace time, which is mostly the time to
@@ -55,6 +57,7 @@ absl::StatusOr<GrpcServer::Options> GrpcOptionsOf(const ServerOptions& options,
   LOGPROBD_ASSIGN_OR_RETURN(result.admin, AdminAddress(options));
   result.tls = tls;
   result.insecure = options.insecure;
+  result.audit_required = options.audit_required;
   result.access = std::move(access);
   result.reflection = options.reflection;
   result.message_bytes_max = options.max_message_bytes;
@@ -361,7 +364,8 @@ void Server::Impl::LogReady(absl::Duration load_time) {
 /// so that one that reads late learns that the server is ready.
 void Server::Impl::Notify(absl::string_view lines) {
   const absl::MutexLock lock(&notify_mutex);
-  const std::string state_text = StateOf(Health()).second;
+  // A failure may quote anything, and a newline would begin another variable.
+  const std::string state_text = OneLine(StateOf(Health()).second, kStateBytesMax);
   // New lines replace earlier ones, since READY=1 must not arrive together with RELOADING=1.
   if (!lines.empty()) unsent = std::string(lines);
   if (unsent.empty() && state_text == notified) return;
@@ -423,14 +427,15 @@ void Server::Impl::Reload() {
   }
   if (access != nullptr) {
     const auto num_tokens = absl::c_count_if(*entries, std::mem_fn(&AccessEntry::is_token));
-    LogInfo("SIGHUP: the tokens were read again",
-            {{"tokens", num_tokens},
-             {"certificates", static_cast<int64_t>(entries->size()) - num_tokens}});
+    LogAlways("SIGHUP: the tokens were read again",
+              {{"tokens", num_tokens},
+               {"certificates", static_cast<int64_t>(entries->size()) - num_tokens}});
     access->Set(*std::move(entries));
   }
   Apply(reload->options);
-  LogInfo("SIGHUP", {{"applied", reload->applied.empty() ? "nothing has changed"
-                                                         : absl::StrJoin(reload->applied, ", ")}});
+  LogAlways("SIGHUP",
+            {{"applied", reload->applied.empty() ? "nothing has changed"
+                                                 : absl::StrJoin(reload->applied, ", ")}});
   if (!reload->needs_restart.empty()) {
     LogWarning("SIGHUP: changed settings need a restart",
                {{"settings", absl::StrJoin(reload->needs_restart, ", ")}});

@@ -1,7 +1,6 @@
 #include "server/app/run/status.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "server/base/head_info.h"
+#include "server/base/log.h"
 #include "server/base/text.h"
 #include "server/http/status_page.h"
 #include "server/metrics/families.h"
@@ -241,7 +241,7 @@ void LoadProgress::Update(int64_t done_bytes, int64_t total_bytes) {
   if (now >= next_line_) {
     next_line_ = now + absl::Milliseconds(100);
     has_line_ = true;
-    std::fprintf(stderr, "\r\033[Kloading the weights: %s", Text().c_str());
+    WriteToLog(absl::StrCat("\r\033[Kloading the weights: ", Text()));
   }
 }
 
@@ -250,7 +250,7 @@ void LoadProgress::Finish() {
   total_bytes_ = 0;
   const absl::MutexLock lock(&mutex_);
   if (has_line_) {
-    std::fputs("\r\033[K", stderr);
+    WriteToLog("\r\033[K");
     has_line_ = false;
   }
 }

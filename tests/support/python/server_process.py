@@ -10,7 +10,8 @@ import threading
 import time
 import urllib.request
 
-READY = re.compile(r"\bready\b.*\bgrpc=(?P<grpc>\S+).*\bhttp=(?P<http>\S+)")
+# A line of text or of JSON.
+READY = re.compile(r'\bready\b.*\bgrpc(?:=|":")(?P<grpc>[^\s"]+).*\bhttp(?:=|":")(?P<http>[^\s"]+)')
 
 
 class ServerProcess:
@@ -52,6 +53,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
+            errors="surrogateescape",  # keeps bytes that are no text, which a log must not have
             env=self.environment,
         )
         self._ready = threading.Event()
@@ -70,7 +72,9 @@ class ServerProcess:
             match = READY.search(line)
             if match:
                 self.grpc, self.http = match["grpc"], match["http"]
-                admin = re.search(r"\badmin=(\S+)", line)  # some servers do not print it
+                admin = re.search(
+                    r'\badmin(?:=|":")([^\s"]+)', line
+                )  # some servers do not print it
                 self.admin = admin[1] if admin else ""
                 self._ready.set()
         self._ready.set()

@@ -1,11 +1,19 @@
 #include "server/base/log.h"
 
+#include <csignal>
+#include <cstdlib>
+#include <random>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "server/base/text.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/full_stderr.h"
 
 namespace logprobd::testing {
 namespace {
@@ -100,6 +108,139 @@ TEST_F(LogTest, ChangesItsLevelAndKeepsItsFormat) {
   SetLogLevel(LogLevel::kInfo);
 
   EXPECT_THAT(Written([] { LogInfo("a"); }), HasSubstr("\"message\":\"a\""));
+}
+
+/// Returns texts of random bytes, in which characters that end lines are frequent.
+std::vector<std::string> HostileTexts() {
+  const std::vector<std::string> pieces = {
+      "\n", "\r", "\x85", "\xC2\x85", "\xE2\x80\xA8", "\xE2\x80\xA9", "\x9B", "\x1B[2J",
+      "\"", "\\", "=",    " ",        "\xE2\x80\xAE"};
+  std::mt19937 random(7);
+  std::vector<std::string> texts;
+  for (int i = 0; i < 500; ++i) {
+    std::string& text = texts.emplace_back();
+    for (uint32_t left = random() % 40; left > 0; --left) {
+      if (random() % 2 == 0) {
+        text += pieces[random() % pieces.size()];
+      } else {
+        text.push_back(static_cast<char>(random()));
+      }
+    }
+  }
+  return texts;
+}
+
+/// Returns whether every reader takes `line` for one line of UTF-8.
+bool IsOneLine(absl::string_view line) {
+  if (line.empty() || line.back() != '\n' || !IsUtf8(line)) return false;
+  line.remove_suffix(1);
+  while (!line.empty()) {
+    const absl::string_view character = line.substr(0, Utf8SequenceLength(line));
+    if (IsUnsafeToShow(character)) return false;
+    line.remove_prefix(character.size());
+  }
+  return true;
+}
+
+TEST_F(LogTest, WritesOneLineOfUtf8InBothFormatsWhateverTheTextIs) {
+  for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
+    ConfigureLog({.format = format});
+    for (const std::string& text : HostileTexts()) {
+      const std::string line = Written([&] { LogError(text, {{"key", text}, {"last", "x"}}); });
+
+      ASSERT_TRUE(IsOneLine(line)) << line;
+      if (format == LogFormat::kText) continue;
+      const nlohmann::json read = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      ASSERT_TRUE(read.is_object()) << line;
+      ASSERT_EQ(read["message"], read["key"]);
+      ASSERT_EQ(read["last"], "x");
+    }
+  }
+}
+
+TEST_F(LogTest, CutsLongTextAndStatesItsSize) {
+  const std::string head(8 << 20, '\x01');
+
+  const std::string line = Written([&] {
+    LogInfo(head, {{"head", head}, {"outcome", "INVALID_ARGUMENT"}});
+  });
+
+  EXPECT_LE(line.size(), 3 * kLogValueBytesMax);
+  EXPECT_THAT(line, HasSubstr("...(8388608 bytes) head=\"\\u0001"));
+  EXPECT_THAT(line, EndsWith("...(8388608 bytes)\" outcome=INVALID_ARGUMENT\n"));
+}
+
+TEST_F(LogTest, BoundsALineOfManyLongValues) {
+  const std::string value(kLogValueBytesMax, '"');
+  const std::vector<LogField> fields(40, {"name", value});
+
+  for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
+    ConfigureLog({.format = format});
+    EXPECT_LE(Written([&] { Log(LogLevel::kInfo, value, fields); }).size(), kLogLineBytesMax);
+  }
+}
+
+TEST_F(LogTest, QuotesAMessageThatCouldBeTakenForFields) {
+  EXPECT_THAT(Written([] {
+                LogWarning("key x outcome=OK", {{"head", "a"}});
+              }),
+              EndsWith(" warning \"key x outcome=OK\" head=a\n"));
+}
+
+TEST_F(LogTest, WritesAuditLinesAtEveryLevelAndSaysIfThatFails) {
+  ConfigureLog({.level = LogLevel::kError});
+  const LogField fields[] = {{"method", "Load"}};
+
+  EXPECT_THAT(Written([&] {
+                LogAudit(LogLevel::kInfo, fields);
+                EXPECT_TRUE(LogAuditAndWait(LogLevel::kWarning, fields).ok());
+              }),
+              MatchesRegex(".* info audit method=Load\n.* warning audit method=Load\n"));
+  const int64_t lost = LostLogLines(LogKind::kAudit);
+  {
+    const FullStderr full;
+    LogAudit(LogLevel::kInfo, fields);
+    EXPECT_EQ(LogAuditAndWait(LogLevel::kWarning, fields).code(), absl::StatusCode::kUnavailable);
+  }
+  EXPECT_EQ(LostLogLines(LogKind::kAudit), lost + 2);
+}
+
+TEST_F(LogTest, WritesInOrderFromAThreadUntilItEnds) {
+  const std::string log = Written([] {
+    const LogThread thread;
+    for (int i = 0; i < 3; ++i) LogInfo("line", {{"number", i}});
+    WriteToLog("raw\n");
+  });
+
+  EXPECT_THAT(log, MatchesRegex(".* number=0\n.* number=1\n.* number=2\nraw\n"));
+  EXPECT_THAT(Written([] { LogInfo("later"); }), EndsWith(" later\n"));
+}
+
+/// Logs so much that the thread is still writing when the process fails.
+void LogMuch() {
+  for (int i = 0; i < 3'000; ++i) LogInfo("line", {{"number", i}});
+}
+
+TEST(LogDeathTest, ACrashWaitsForTheLinesBeforeIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const LogThread thread;
+        LogMuch();
+        std::abort();
+      },
+      ::testing::KilledBySignal(SIGABRT), "number=2999\n");
+}
+
+TEST(LogDeathTest, AnExceptionThatNothingCatchesIsLogged) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const LogThread thread;
+        LogMuch();
+        std::thread([] { throw std::runtime_error("no room"); }).join();
+      },
+      ::testing::KilledBySignal(SIGABRT), "nothing caught an exception.* what=\"no room\"");
 }
 
 TEST(LogLimiterTest, AdmitsABoundedNumberOfLinesPerWindow) {

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
 
 namespace logprobd {
@@ -51,6 +54,51 @@ TEST(TextCheckTest, FindsControlCharacters) {
   for (const char* text : {"", "a b", "\xC2\xA0", "\xC3\xA9", "\xE2\x82\xAC"}) {
     EXPECT_FALSE(HasControlCharacters(text)) << text;
   }
+}
+
+std::string Encoded(uint32_t code) {
+  const auto byte = [](uint32_t bits) { return static_cast<char>(bits); };
+  const auto tail = [&](int shift, uint32_t value) {
+    return byte(0x80U | (value >> shift & 0x3FU));
+  };
+  if (code < 0x80) return {byte(code)};
+  if (code < 0x800) return {byte(0xC0U | code >> 6), tail(0, code)};
+  if (code < 0x10000) return {byte(0xE0U | code >> 12), tail(6, code), tail(0, code)};
+  return {byte(0xF0U | code >> 18), tail(12, code), tail(6, code), tail(0, code)};
+}
+
+TEST(OneLineTest, EscapesTheCharactersThatEndALineOrChangeHowTextIsShownAndNoOthers) {
+  const auto is_unsafe = [](uint32_t code) {
+    return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x61C || code == 0x200E ||
+           code == 0x200F || (code >= 0x2028 && code <= 0x202E) ||
+           (code >= 0x2066 && code <= 0x2069);
+  };
+  for (uint32_t code = 0; code <= 0x10FFFF; ++code) {
+    if (code >= 0xD800 && code <= 0xDFFF) continue;  // surrogates are no characters
+    const std::string text = Encoded(code);
+    const std::string shown =
+        is_unsafe(code) ? absl::StrFormat("a\\u%04xb", code) : absl::StrCat("a", text, "b");
+    ASSERT_EQ(OneLine(absl::StrCat("a", text, "b"), 100), shown) << code;
+    ASSERT_EQ(IsUnsafeToShow(text), is_unsafe(code)) << code;
+  }
+}
+
+TEST(OneLineTest, ReplacesBytesThatAreNoCharacter) {
+  EXPECT_EQ(OneLine("a\x9B\xE2\x80", 100), "a\\ufffd\\ufffd\\ufffd");
+}
+
+TEST(OneLineTest, PutsABackslashBeforeOtherCharactersIfAsked) {
+  EXPECT_EQ(OneLine("\"a\\", 100), "\"a\\");
+  EXPECT_EQ(OneLine("\"a\\", 100, "\"\\"), "\\\"a\\\\");
+}
+
+TEST(OneLineTest, CutsBetweenCharactersAndEscapesAndStatesTheSize) {
+  EXPECT_EQ(OneLine("abc", 3), "abc");
+  EXPECT_EQ(OneLine("abcd", 3), "abc...(4 bytes)");
+  EXPECT_EQ(OneLine("ab\xE2\x82\xAC", 4), "ab...(5 bytes)");
+  EXPECT_EQ(OneLine("\n\n", 11), "\\u000a...(2 bytes)");
+  EXPECT_EQ(OneLine("a", 0), "...(1 bytes)");
+  EXPECT_EQ(OneLine("", 0), "");
 }
 
 TEST(HumanBytesTest, ChoosesTheUnit) {

@@ -24,6 +24,7 @@ TEST(LabelValueTest, KeepsPlainAndUtf8Text) {
 TEST(LabelValueTest, ReplacesControlCharacters) {
   EXPECT_EQ(LabelValue("a\nb\tc\x7F"), "a_b_c_");
   EXPECT_EQ(LabelValue(std::string("a\0b", 3)), "a_b");
+  EXPECT_EQ(LabelValue("a\xC2\x9B\xE2\x80\xA8z"), "a__z");
 }
 
 TEST(LabelValueTest, ReplacesBytesThatAreNotUtf8) {

@@ -71,9 +71,11 @@ class PushCallTest : public ::testing::Test {
       if (!rows->has_value()) {
         return result_;
       }
-      received_.push_back({(*rows)->row_begin, (*rows)->num_rows, (*rows)->is_bias,
-                           std::string(reinterpret_cast<const char*>((*rows)->bytes.data()),
-                                       (*rows)->bytes.size())});
+      Received& received = received_.emplace_back(
+          Received{(*rows)->row_begin, (*rows)->num_rows, (*rows)->is_bias, ""});
+      for (const absl::Span<const std::byte> piece : (*rows)->pieces) {
+        received.bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+      }
     }
   }
 
@@ -244,6 +246,9 @@ TEST_F(PushCallTest, RefusesMessagesThatAreTooLargeOrMalformed) {
   const std::string large(static_cast<size_t>(PushCall::kDataBytesMax) + (1 << 17), 'x');
   EXPECT_THAT(Push({Header(), Rows(0, 1, large)}).error_message(), HasSubstr("must be at most"));
   EXPECT_TRUE(received_.empty());
+  v1::PushWeightsRequest header = Header();
+  header.mutable_header()->set_head(std::string(1 << 20, 'x'));
+  EXPECT_THAT(Push({header}).error_message(), HasSubstr("must be at most 65536"));
 
   grpc::ClientContext context;
   grpc::ByteBuffer answer;

@@ -2,25 +2,31 @@
 
 #include <atomic>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
+#include "server/base/log.h"
 #include "tests/support/fake_weight_store.h"
+#include "tests/support/full_stderr.h"
 #include "tests/support/transport_server.h"
 
 namespace logprobd::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -32,6 +38,7 @@ class WeightsServiceTest : public ::testing::Test {
     server_ = nullptr;  // gives up the address
     GrpcServer::Options options = TestServerOptions();
     options.admin = TestAdminAddress();
+    options.audit_required = audit_required_;
     server_ = *GrpcServer::Create(options, registry_, metrics_, Clock::Steady(), store);
     admin_ = grpc::CreateChannel(server_->admin_address(), grpc::InsecureChannelCredentials());
     stub_ = v1::Weights::NewStub(admin_);
@@ -64,6 +71,7 @@ class WeightsServiceTest : public ::testing::Test {
     return stub_->List(&context, request, &list_);
   }
 
+  bool audit_required_ = false;
   FakeWeightStore store_;
   FakeRegistry registry_;
   Metrics metrics_{{.heads = {"fake"}}};
@@ -147,6 +155,139 @@ TEST_F(WeightsServiceTest, WritesOneAuditLineWithTheFieldsThatAreKnown) {
                              "folder\"\n"));
   EXPECT_THAT(log, HasSubstr(" head=policy version=3 sha256=abc outcome=OK\n"));
   EXPECT_EQ(log.find("no such folder"), log.rfind("no such folder")) << log;
+}
+
+/// Returns the number of audit lines in `log`, each of which must have `method` and `outcome`.
+int CountAuditLines(const std::string& log, const std::string& method, const std::string& outcome) {
+  int count = 0;
+  for (const absl::string_view line : absl::StrSplit(log, '\n', absl::SkipEmpty())) {
+    if (!absl::StrContains(line, " audit ")) continue;
+    ++count;
+    EXPECT_THAT(std::string(line), HasSubstr(absl::StrCat(" audit method=", method, " ")));
+    EXPECT_THAT(std::string(line), HasSubstr(absl::StrCat(" outcome=", outcome)));
+  }
+  return count;
+}
+
+constexpr const char* kChanges[] = {"Load", "Push", "Commit", "Rollback", "Discard"};
+
+// Regression: calls that were refused before they reached the store had no line.
+TEST_F(WeightsServiceTest, EachCallThatAsksForAChangeHasOneLineHoweverItEnds) {
+  store_.on_load = [](const WeightsLoad&, const TellProgress&) { return SomeVersion(2); };
+  store_.on_push = [](const WeightsPush&, const NextPushedRows&, const TellProgress&) {
+    return absl::AbortedError("busy");
+  };
+  store_.status = absl::FailedPreconditionError("nothing is staged");
+  v1::PushWeightsRequest no_dtype;
+  no_dtype.mutable_header()->set_version(7);
+  v1::LoadWeightsRequest bad_path;
+  bad_path.set_path("/m/a\nb");
+  const std::string too_large(70'000, '\0');
+  struct Case {
+    std::string what;
+    std::vector<const char*> methods;
+    std::string message;
+  };
+  const Case cases[] = {{"malformed", {std::begin(kChanges), std::end(kChanges)}, "\xFF\xFF\xFF"},
+                        {"too large", {std::begin(kChanges), std::end(kChanges)}, too_large},
+                        {"empty", {std::begin(kChanges), std::end(kChanges)}, ""},
+                        {"a bad path", {"Load"}, bad_path.SerializeAsString()},
+                        {"no dtype", {"Push"}, no_dtype.SerializeAsString()}};
+
+  for (const Case& each : cases) {
+    for (const char* method : each.methods) {
+      grpc::ClientContext context;
+      grpc::ByteBuffer answer;
+      ::testing::internal::CaptureStderr();
+      const grpc::Status status = CallRaw(admin_, absl::StrCat("/logprobd.v1.Weights/", method),
+                                          BufferOf(each.message), answer, context);
+      const std::string log = ::testing::internal::GetCapturedStderr();
+
+      const std::string code = absl::StatusCodeToString(
+          static_cast<absl::StatusCode>(static_cast<int>(status.error_code())));
+      EXPECT_FALSE(status.ok());
+      EXPECT_EQ(CountAuditLines(log, method, code), 1) << each.what << "\n" << log;
+    }
+  }
+}
+
+TEST_F(WeightsServiceTest, ACallWithoutAMessageHasALine) {
+  for (const char* method : kChanges) {
+    ::testing::internal::CaptureStderr();
+    const grpc::Status status =
+        CallWithoutMessage(admin_, absl::StrCat("/logprobd.v1.Weights/", method));
+    const std::string log = ::testing::internal::GetCapturedStderr();
+
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(CountAuditLines(log, method, "INVALID_ARGUMENT"), 1) << log;
+  }
+}
+
+TEST_F(WeightsServiceTest, ChangesNothingWhoseAuditLineCannotBeWrittenIfThatIsRequired) {
+  store_.on_load = [this](const WeightsLoad&, const TellProgress&) {
+    store_.calls.emplace_back("load");
+    return SomeVersion(2);
+  };
+  v1::WeightsResponse response;
+  for (const bool is_required : {true, false}) {
+    audit_required_ = is_required;
+    Make(&store_);
+    store_.calls.clear();
+    const int64_t lost = LostLogLines(LogKind::kAudit);
+    grpc::Status status[3];
+    {
+      const FullStderr full;
+      grpc::ClientContext commit;
+      grpc::ClientContext rollback;
+      status[0] = Load();
+      status[1] = stub_->Commit(&commit, {}, &response);
+      status[2] = stub_->Rollback(&rollback, {}, &response);
+    }
+
+    for (const grpc::Status& each : status) {
+      EXPECT_EQ(each.error_code(),
+                is_required ? grpc::StatusCode::UNAVAILABLE : grpc::StatusCode::OK);
+      if (is_required) {
+        EXPECT_THAT(each.error_message(), HasSubstr("nothing was changed (--audit-required)"));
+      }
+    }
+    EXPECT_EQ(store_.calls.size(), is_required ? 0U : 3U);
+    EXPECT_GE(LostLogLines(LogKind::kAudit) - lost, is_required ? 6 : 3);
+  }
+}
+
+TEST_F(WeightsServiceTest, WritesALineBeforeAndAfterAChangeIfLinesAreRequired) {
+  audit_required_ = true;
+  Make(&store_);
+  store_.state.head = "policy";
+  store_.state.live = SomeVersion(3);
+  v1::WeightsResponse response;
+  grpc::ClientContext context;
+
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(stub_->Rollback(&context, {}, &response).ok());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_THAT(log, ContainsRegex(" audit method=Rollback .* head=policy outcome=ASKED\n"
+                                 ".* head=policy version=3 sha256=abc outcome=OK\n"));
+}
+
+TEST_F(WeightsServiceTest, BoundsWhatALineQuotes) {
+  v1::PushWeightsRequest push;
+  push.mutable_header()->set_head(std::string(60'000, '\x01'));
+  push.mutable_header()->set_sha256(std::string(4'000, 'a'));
+  grpc::ClientContext context;
+  v1::PushWeightsResponse response;
+  ::testing::internal::CaptureStderr();
+  const auto writer = stub_->Push(&context, &response);
+  writer->Write(push);
+  writer->WritesDone();
+  EXPECT_FALSE(writer->Finish().ok());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_THAT(log, HasSubstr("...(60000 bytes)"));
+  EXPECT_THAT(log, HasSubstr(" outcome=INVALID_ARGUMENT"));
+  EXPECT_LE(log.size(), kLogLineBytesMax);
 }
 
 // Regression: a phase that ended before the message of the previous phase was written was not
@@ -348,8 +489,20 @@ TEST_F(WeightsServiceTest, RunsABoundedNumberOfCallsAtOnce) {
   }
 
   const grpc::Status refused = List();
+  ::testing::internal::CaptureStderr();
+  const grpc::Status load = Load();
+  grpc::ClientContext context;
+  v1::WeightsResponse response;
+  const grpc::Status rollback = stub_->Rollback(&context, {}, &response);
+  const std::string log = ::testing::internal::GetCapturedStderr();
 
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  for (const grpc::Status& each : {refused, load, rollback}) {
+    EXPECT_EQ(each.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  for (const char* method : {"Load", "Rollback"}) {
+    EXPECT_THAT(log, ContainsRegex(
+                         absl::StrCat(" audit method=", method, " .* outcome=RESOURCE_EXHAUSTED")));
+  }
   go_on.Notify();
   for (std::thread& client : clients) {
     client.join();
@@ -404,9 +557,12 @@ TEST_F(WeightsServiceTest, OpenPushesAreBoundedAndKeepOutNoOtherCall) {
   }
   await_running(WeightsService::kPushesMax);
 
+  ::testing::internal::CaptureStderr();
   OpenPush refused(server_->admin_address());
 
   const grpc::Status status = refused.End();
+  EXPECT_EQ(CountAuditLines(::testing::internal::GetCapturedStderr(), "Push", "RESOURCE_EXHAUSTED"),
+            1);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("256 pushes"));
   EXPECT_EQ(refused.context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1U);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -58,7 +59,7 @@ class PushedWeightsTest : public ::testing::Test {
   }
 
   PushedRows Rows(int64_t begin, int64_t end) const {
-    return {.row_begin = begin, .num_rows = end - begin, .bytes = Bytes(begin, end)};
+    return {.row_begin = begin, .num_rows = end - begin, .pieces = {Bytes(begin, end)}};
   }
 
   /// Returns elements [begin, end) of a bias.
@@ -66,8 +67,8 @@ class PushedWeightsTest : public ::testing::Test {
     return {.row_begin = begin,
             .num_rows = end - begin,
             .is_bias = true,
-            .bytes = Bytes(0, kRows).subspan(static_cast<size_t>(begin * 4),
-                                             static_cast<size_t>((end - begin) * 4))};
+            .pieces = {Bytes(0, kRows).subspan(static_cast<size_t>(begin * 4),
+                                               static_cast<size_t>((end - begin) * 4))}};
   }
 
   absl::Status Add(int64_t begin, int64_t end) { return weights_->Add(Rows(begin, end)); }
@@ -130,6 +131,30 @@ TEST_F(PushedWeightsTest, ComparesTheRowsThatHaveArrivedAndAddsNone) {
   EXPECT_THAT(weights_->Compare(Rows(9, 11)), Fails(absl::StatusCode::kInvalidArgument, "rows: 2"));
 }
 
+TEST_F(PushedWeightsTest, TakesRowsInPiecesThatAreCutAnywhere) {
+  const absl::Span<const std::byte> bytes = Bytes(1, 9);
+  const std::byte wrong{0x55};  // no byte of the rows
+  ASSERT_TRUE(Add(4, 6).ok());
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    const size_t next = std::min(cut + 5, bytes.size());
+    PushedRows rows = Rows(1, 9);
+    rows.pieces = {bytes.first(cut), bytes.subspan(cut, next - cut), bytes.subspan(next)};
+
+    ASSERT_TRUE(weights_->Add(rows).ok());
+    ASSERT_TRUE(weights_->Compare(rows).ok());
+
+    ASSERT_EQ(rows_received(), 8);
+    std::vector<float> out(8 * kHidden);
+    ASSERT_TRUE(weights_->ReadRows(1, 9, reinterpret_cast<std::byte*>(out.data()), kRowBytes).ok());
+    ASSERT_TRUE(std::equal(out.begin(), out.end(), values_.begin() + kHidden));
+    if (cut < bytes.size()) {
+      rows.pieces = {bytes.first(cut), absl::MakeConstSpan(&wrong, 1), bytes.subspan(cut + 1)};
+      ASSERT_FALSE(weights_->Compare(rows).ok());
+    }
+    weights_ = Make(/*has_bias=*/false);
+  }
+}
+
 TEST_F(PushedWeightsTest, ReportsItsVersionAndHowManyRowsHaveArrived) {
   ASSERT_TRUE(Add(2, 6).ok());
 
@@ -174,8 +199,8 @@ TEST(PushedWeightsLargeTest, OfCallsAtOnceWhoseRowsDifferOneFails) {
       calls.emplace_back([&, value] {
         const std::vector<std::byte> bytes(static_cast<size_t>(info.weight_bytes),
                                            std::byte(value));
-        num_added +=
-            static_cast<int>(weights->Add({.row_begin = 0, .num_rows = 256, .bytes = bytes}).ok());
+        num_added += static_cast<int>(
+            weights->Add({.row_begin = 0, .num_rows = 256, .pieces = {bytes}}).ok());
       });
     }
     for (std::thread& call : calls) {
@@ -215,10 +240,10 @@ TEST_F(PushedWeightsTest, RefusesRowsOutsideTheWeightAndOtherSizes) {
   const auto bytes = Bytes(0, 1);
   for (const auto& [begin, rows] : std::vector<std::pair<int64_t, int64_t>>{
            {-1, 1}, {0, 0}, {10, 1}, {0, 11}, {INT64_MAX, 1}, {1, INT64_MAX}}) {
-    EXPECT_THAT(weights_->Add({.row_begin = begin, .num_rows = rows, .bytes = bytes}),
+    EXPECT_THAT(weights_->Add({.row_begin = begin, .num_rows = rows, .pieces = {bytes}}),
                 Fails(absl::StatusCode::kInvalidArgument, "must be rows of [0, 10)"));
   }
-  EXPECT_THAT(weights_->Add({.row_begin = 0, .num_rows = 1, .bytes = bytes.subspan(1)}),
+  EXPECT_THAT(weights_->Add({.row_begin = 0, .num_rows = 1, .pieces = {bytes.subspan(1)}}),
               Fails(absl::StatusCode::kInvalidArgument, "12 bytes, but 11"));
   EXPECT_EQ(rows_received(), 0);
 }
@@ -234,7 +259,7 @@ TEST_F(PushedWeightsTest, NeedsTheBiasOfAHeadThatHasOne) {
 
   EXPECT_TRUE(weights_->is_complete());
   EXPECT_THAT(weights_->bias(), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9, 10));
-  EXPECT_EQ(weights_->stored_bias(), Bias(0, kRows).bytes);
+  EXPECT_EQ(weights_->stored_bias(), Bias(0, kRows).pieces[0]);
   EXPECT_THAT(weights_->Add(Bias(0, kRows + 1)),
               Fails(absl::StatusCode::kInvalidArgument, "bias: rows: 11 from row 0"));
   values_[2] = 0;

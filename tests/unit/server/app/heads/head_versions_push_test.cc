@@ -32,9 +32,9 @@ class HeadVersionsPushTest : public HeadVersionsTest {
     return {.row_begin = begin,
             .num_rows = end - begin,
             .is_bias = false,
-            .bytes = absl::MakeConstSpan(bytes_).subspan(
+            .pieces = {absl::MakeConstSpan(bytes_).subspan(
                 static_cast<size_t>(begin * kHidden * 2),
-                static_cast<size_t>((end - begin) * kHidden * 2))};
+                static_cast<size_t>((end - begin) * kHidden * 2))}};
   }
 
   /// Pushes `rows` in one call, which then ends with `end`.

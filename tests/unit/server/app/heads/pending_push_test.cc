@@ -35,7 +35,7 @@ class PendingPushTest : public ::testing::Test {
 
   static void AddAllRows(PendingPush::Version& version) {
     const std::vector<std::byte> bytes(kRows * 4);
-    ASSERT_TRUE(version.rows->Add({.row_begin = 0, .num_rows = kRows, .bytes = bytes}).ok());
+    ASSERT_TRUE(version.rows->Add({.row_begin = 0, .num_rows = kRows, .pieces = {bytes}}).ok());
   }
 
   const absl::Time start_ = absl::UnixEpoch();

@@ -205,6 +205,14 @@ TEST(PlanTest, CompletesTheHeadInfo) {
   EXPECT_EQ(plan.head.layout[0].device, "cpu");
 }
 
+TEST(PlanTest, CountsTheMessagesOfBothGrpcListeners) {
+  ServerOptions options;
+  EXPECT_EQ(MakeServerPlan(options, {}, {})->receive_bytes, options.receive_bytes);
+
+  options.admin = "unix:/run/admin";
+  EXPECT_EQ(MakeServerPlan(options, {}, {})->receive_bytes, 2 * options.receive_bytes);
+}
+
 TEST(PlanTest, CountsStagingForTwoVersionsIfWeightsCanBeSwapped) {
   ServerOptions options;
   EXPECT_EQ(MakeServingPlan(options, Qwen(), CpuPlan(), {}).memory.back().bytes, 32 << 20);

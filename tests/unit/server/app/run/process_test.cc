@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "server/app/run/run.h"
@@ -20,6 +21,7 @@ namespace logprobd {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::Pair;
 
 TEST(StopSignalsTest, CallsForEachSignalWithItsNumber) {
@@ -40,6 +42,7 @@ TEST(StopSignalsTest, CallsForEachSignalWithItsNumber) {
         seen.emplace_back(SIGHUP, 0);
       });
 
+  ::testing::internal::CaptureStderr();
   kill(getpid(), SIGTERM);
   await(1);
   kill(getpid(), SIGHUP);
@@ -48,6 +51,11 @@ TEST(StopSignalsTest, CallsForEachSignalWithItsNumber) {
   await(3);
 
   EXPECT_THAT(seen, ElementsAre(Pair(SIGTERM, 1), Pair(SIGHUP, 0), Pair(SIGINT, 2)));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  for (const char* name : {"SIGTERM", "SIGHUP", "SIGINT"}) {
+    EXPECT_THAT(log, HasSubstr(absl::StrCat(" audit signal=", name, " user=", getuid(),
+                                            " process=", getpid(), "\n")));
+  }
 }
 
 TEST(StopSignalsTest, JoinsItsThreadWithoutASignal) {
