@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "server/transport/push_parser.h"
 #include "tests/fuzz/wire_parser_check.h"
@@ -37,7 +38,8 @@ std::optional<std::string> PushParserDifference(absl::string_view bytes, uint32_
   }
   if (data != theirs.rows().data()) return "the data differ";
   if (theirs.has_rows()) theirs.mutable_rows()->clear_data();
-  theirs.mutable_unknown_fields()->Clear();  // those beside header and rows are skipped
+  // Those beside header and rows are skipped.
+  theirs.GetReflection()->MutableUnknownFields(&theirs)->Clear();
   std::string difference;
   google::protobuf::util::MessageDifferencer differencer;
   differencer.ReportDifferencesToString(&difference);

@@ -119,7 +119,7 @@ std::vector<std::string> HostileTexts() {
   std::vector<std::string> texts;
   for (int i = 0; i < 500; ++i) {
     std::string& text = texts.emplace_back();
-    for (uint32_t left = random() % 40; left > 0; --left) {
+    for (auto left = random() % 40; left > 0; --left) {
       if (random() % 2 == 0) {
         text += pieces[random() % pieces.size()];
       } else {

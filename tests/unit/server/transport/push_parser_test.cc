@@ -72,7 +72,7 @@ TEST(PushParserTest, AgreesWithProtobufOnOneHundredThousandMutations) {
   const std::vector<std::string> messages = Messages();
   for (uint32_t i = 0; i < 100'000; ++i) {
     std::string bytes = messages[random() % messages.size()];
-    for (uint32_t changes = random() % 4; changes > 0 && !bytes.empty(); --changes) {
+    for (auto changes = random() % 4; changes > 0 && !bytes.empty(); --changes) {
       const size_t place = random() % bytes.size();
       switch (random() % 4) {
         case 0:
@@ -88,7 +88,7 @@ TEST(PushParserTest, AgreesWithProtobufOnOneHundredThousandMutations) {
           bytes += messages[random() % messages.size()];
       }
     }
-    ASSERT_EQ(PushParserDifference(bytes, random() % 20), std::nullopt) << "mutation " << i;
+    ASSERT_EQ(PushParserDifference(bytes, static_cast<uint32_t>(random() % 20)), std::nullopt) << "mutation " << i;
   }
 }
 
