@@ -68,7 +68,7 @@ bool LogWriter::Flush(absl::Duration time_max) const {
 
 void LogWriter::Add(Item item) {
   const absl::MutexLock lock(&mutex_);
-  if (!has_thread_) {
+  if (!has_thread_ || has_ended_) {
     End(item, WriteAll(item.text));
     return;
   }

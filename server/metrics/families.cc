@@ -6,6 +6,7 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "absl/strings/numbers.h"
@@ -69,7 +70,7 @@ std::string LabelValue(absl::string_view text) {
     } else {
       value.push_back('_');
     }
-    text.remove_prefix(width);
+    text.remove_prefix(std::max<size_t>(length, 1));
   }
   return value;
 }

@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <string>
 #include <system_error>
@@ -450,8 +451,10 @@ void Metrics::SetTlsCertificateExpiry(absl::Time expiry) {
 }
 
 void Metrics::SetTlsRevocation(absl::Time expiry, int64_t problems) {
-  if (expiry != absl::InfiniteFuture()) {
-    impl_->tls_list_expiry.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(expiry)));
+  const bool expires = expiry != absl::InfiniteFuture();
+  if (expires || impl_->tls_list_expiry.Has({})) {
+    impl_->tls_list_expiry.Add({}).Set(expires ? static_cast<double>(absl::ToUnixSeconds(expiry))
+                                               : std::numeric_limits<double>::infinity());
   }
   impl_->tls_list_problems.Add({}).Set(static_cast<double>(problems));
 }

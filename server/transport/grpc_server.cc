@@ -236,6 +236,10 @@ struct Listener {
   std::unique_ptr<grpc::Server> server;
   std::vector<std::unique_ptr<ConnectionAcceptor>> acceptors;
 
+  /// Ends all calls. If another listener has failed to start, no one else does, and gRPC would wait
+  /// for their end.
+  ~Listener() { Shutdown(std::chrono::system_clock::now()); }
+
   /// Makes the server of `builder` take connections of `acceptor`.
   void Add(grpc::ServerBuilder& builder, std::unique_ptr<ConnectionAcceptor> acceptor,
            const std::shared_ptr<grpc::ServerCredentials>& credentials) {
@@ -435,7 +439,7 @@ void GrpcServer::Shutdown(absl::Duration grace) {
     ScoreHandler& handler = impl_->service.handler();
     handler.RefuseNew();
     // gRPC's own grace period would also wait for idle streams and for watchers of the health
-    // service, which never end by themselves.
+    // service, which last longer.
     const absl::Time until = impl_->clock.Now() + grace;
     handler.work().AwaitNone(impl_->clock, until);
     bool is_loading = false;

@@ -66,13 +66,16 @@ std::string GrpcHoles(absl::string_view version) {
 void LogGrpcAtDebugLevel() {
   struct Sink final : absl::LogSink {
     void Send(const absl::LogEntry& entry) override {
-      LogDebug("grpc", {{"text", entry.text_message()},
-                        {"file", entry.source_filename()},
-                        {"line", entry.source_line()}});
+      // The process ends after a fatal line.
+      const bool is_fatal = entry.log_severity() == absl::LogSeverity::kFatal;
+      Log(is_fatal ? LogLevel::kError : LogLevel::kDebug, "grpc",
+          {{"text", entry.text_message()},
+           {"file", entry.source_filename()},
+           {"line", entry.source_line()}});
     }
   };
   absl::AddLogSink(new Sink);  // It is never deleted, because gRPC logs until the process ends.
-  absl::SetStderrThreshold(absl::LogSeverityAtLeast::kFatal);
+  absl::SetStderrThreshold(absl::LogSeverityAtLeast::kInfinity);  // It would wait for a reader.
   absl::InitializeLog();
 }
 #else

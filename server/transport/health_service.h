@@ -23,7 +23,8 @@ class HealthService {
     /// bounds what gRPC collects of a message without end. Check then answers without its message;
     /// Watch ends with UNAVAILABLE.
     absl::Duration message_time_max = absl::Milliseconds(250);
-    /// Time for a client to take an answer. The call is cancelled after it.
+    /// Time for a client to take an answer of Check or the end of a watch. The call is cancelled
+    /// after it. A status that a watch does not take is kept until its end.
     absl::Duration answer_time_max = absl::Seconds(10);
     /// Time after which a watch ends with UNAVAILABLE.
     absl::Duration watch_time_max = absl::Minutes(75);

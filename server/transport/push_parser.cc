@@ -113,11 +113,13 @@ class Parser {
 
   /// Copies a field with its tag.
   absl::Status CopyValue(const Field& field, std::string& text) {
+    const size_t begin = text.size();
     AppendVarint(field.number << 3 | static_cast<uint32_t>(field.type), text);
     if (field.type == WireType::kVarint || field.type == WireType::kBytes) {
       AppendVarint(field.value, text);
     }
-    return field.type == WireType::kVarint ? absl::OkStatus() : CopyBytes(field.value, text);
+    copied_bytes_ += text.size() - begin;  // Unknown fields of two bytes take 16 bytes in Protobuf.
+    return CopyBytes(field.type == WireType::kVarint ? 0 : field.value, text);
   }
 
   absl::Status CopyBytes(uint64_t size, std::string& text) {

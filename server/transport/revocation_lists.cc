@@ -145,7 +145,8 @@ std::vector<List> ReadFolder(const std::string& folder,
                              RevocationLists::Reading& reading) {
   std::vector<List> lists;
   std::error_code error;
-  if (const std::filesystem::directory_iterator entries(folder, error); error) {
+  const std::vector<std::string> names = FilesOfListFolder(folder, error);
+  if (error) {
     reading.problems.push_back(
         absl::StrCat(kFlag, ": ", folder, " cannot be read: ", error.message()));
     reading.is_short = error == std::errc::too_many_files_open ||
@@ -153,7 +154,6 @@ std::vector<List> ReadFolder(const std::string& folder,
                        error == std::errc::not_enough_memory;
     return lists;
   }
-  const std::vector<std::string> names = FilesOfListFolder(folder);
   if (names.size() > kFilesMax) {
     reading.problems.push_back(
         absl::StrCat(kFlag, ": ", folder, " has more than ", kFilesMax, " files"));
@@ -204,9 +204,8 @@ std::string DerOf(X509* certificate) {
 
 }  // namespace
 
-std::vector<std::string> FilesOfListFolder(const std::string& folder) {
+std::vector<std::string> FilesOfListFolder(const std::string& folder, std::error_code& error) {
   std::vector<std::string> names;
-  std::error_code error;
   std::filesystem::directory_iterator entry(folder, error);
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     std::string name = entry->path().filename().string();
@@ -233,7 +232,10 @@ RevocationLists::Reading RevocationLists::Read(const std::string& folder,
     });
   };
   for (const List& before : last == nullptr ? std::vector<List>() : last->lists_) {
-    if (has_ca(*last, before.issuer) && !has_ca(*result, before.issuer)) continue;
+    if (has_ca(*last, before.issuer) && (!has_ca(*result, before.issuer) ||
+                                         !SignerOf(before.crl.get(), result->cas_).has_value())) {
+      continue;  // Its CA is no longer trusted, or has another key.
+    }
     const auto [entry, is_missing] = newest.emplace(before.key, before);
     if (!is_missing && before.issued_at <= entry->second.issued_at) continue;
     reading.problems.push_back(is_missing ? absl::StrCat(kFlag, ": ", before.path, ", the list of ",

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -77,8 +78,8 @@ struct RevocationLists::Reading {
 };
 
 /// Returns the sorted names of the files in a folder of lists, without those that begin with a dot,
-/// and empty if it cannot be read.
-std::vector<std::string> FilesOfListFolder(const std::string& folder);
+/// and sets `error` if it cannot be read.
+std::vector<std::string> FilesOfListFolder(const std::string& folder, std::error_code& error);
 
 /// Refuses clients whose certificate is revoked, or whose CA's list has expired. Thread-safe.
 class RevocationCheck {

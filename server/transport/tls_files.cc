@@ -319,7 +319,8 @@ std::string TlsFiles::Stamp() const {
   }
   // The folder's own time does not change when a list is written in place, or its link's target is.
   if (revocation_ != nullptr) {
-    for (const std::string& name : FilesOfListFolder(options_.crl_dir)) {
+    std::error_code ignored;  // Reading the lists finds it again.
+    for (const std::string& name : FilesOfListFolder(options_.crl_dir, ignored)) {
       absl::StrAppend(&stamp, name, " ");
       AppendStamp(absl::StrCat(options_.crl_dir, "/", name), stamp);
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hmac
 import json
 import pathlib
 import shutil
@@ -23,7 +24,7 @@ import trl.generation.vllm_client
 from aiohttp import ClientSession
 from gateway_process import GatewayProcess
 from logprobd.errors import InvalidArgument
-from logprobd_adapters import gateway_command
+from logprobd_adapters import gateway_command, http_access
 from logprobd_adapters.gateway import Gateway
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens, check_reachable
 from server_process import ServerProcess
@@ -92,6 +93,26 @@ def test_a_token_that_has_expired_or_lacks_the_scope_is_refused_with_a_reason(to
         with pytest.raises(AccessError, match=reason) as error:
             known.check(f"Bearer {token}")
         assert error.value.status == status
+
+
+@pytest.mark.parametrize("sent", ["wrong", "first", "last"])
+def test_every_digest_is_compared_by_compare_digest(tokens, sent) -> None:
+    texts = {"wrong": "x" * 43} | {
+        name: tokens.add(name, "score") for name in ("first", "second", "last")
+    }
+    known = Tokens(tokens.path)
+
+    with mock.patch.object(
+        http_access.hmac, "compare_digest", wraps=hmac.compare_digest
+    ) as compare:
+        if sent == "wrong":
+            with pytest.raises(AccessError, match="unknown"):
+                known.check(f"Bearer {texts[sent]}")
+        else:
+            known.check(f"Bearer {texts[sent]}")
+
+    # A loop that ends at a match would tell where in the file a token is.
+    assert [[len(digest) for digest in call.args] for call in compare.mock_calls] == [[32, 32]] * 3
 
 
 ENTRY = {"id": '"a"', "sha256": f'"{"0" * 64}"', "scopes": '["score"]'}

@@ -9,6 +9,8 @@ from unittest import mock
 import pytest
 from gateway_scenario import FixedTeacher, post, queued, run
 from logprobd_adapters import connections
+from logprobd_adapters.gateway import Gateway
+from logprobd_adapters.http_access import Certificate
 from logprobd_adapters.connections import network_of
 from logprobd_adapters.quoting import MESSAGE_MAX, QUOTE_MAX, one_line, quote
 from test_gateway_memory import SIZE, body_of, send_head
@@ -144,6 +146,43 @@ def test_one_address_holds_half_of_the_connections(teacher, caplog) -> None:
 )
 def test_a_network_of_64_bits_counts_as_an_address(first, second, are_one) -> None:
     assert (network_of(first) == network_of(second)) == are_one
+
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n"], ids=["nothing", "half", "whole"])
+def test_an_idle_connection_and_an_unfinished_head_are_closed(teacher, monkeypatch, sent) -> None:
+    monkeypatch.setitem(connections.RUNNER_OPTIONS, "keepalive_timeout", 0.3)
+
+    async def scenario(client, _) -> None:
+        reader, writer = await connect(client)
+        writer.write(sent)
+        if sent.endswith(b"\r\n\r\n"):
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+        assert await is_closed(reader)
+        writer.close()
+
+    run(teacher, scenario)
+
+
+def test_a_handshake_that_is_not_finished_is_cut(security, monkeypatch) -> None:
+    monkeypatch.setattr(connections, "_HANDSHAKE_SECONDS", 0.3)
+
+    async def main() -> None:
+        certificate = Certificate(security.server_cert, security.server_key)
+        runner, url = await Gateway("teacher").listen("127.0.0.1", 0, certificate)
+        try:
+            port = int(url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+            assert await is_closed(reader)
+            writer.close()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
 
 
 # Regression: a byte in each 30 s kept a request in the account for ever.

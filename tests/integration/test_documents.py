@@ -204,7 +204,8 @@ REQUIRED_FAULTS = {
     *(f"E{i}" for i in range(112, 116)),  # hung threads, stopped processes, failing files
     *(f"G{i}" for i in range(116, 119)),  # HTTPS and tokens of HTTP
     "E119",  # versions that cannot be released
-    *("A130", "A131", "A132", "F133"),  # what peers without a token can take
+    *("A130", "A131", "A132", "A134", "A136", "F133"),  # what peers can take
+    *("C135", "G120", "G131", "G132", "G133"),  # the log
 }
 FAULT = re.compile(r"^\| ([A-G]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 

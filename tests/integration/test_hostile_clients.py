@@ -288,17 +288,11 @@ def cpu_seconds(server) -> float:
 
 def cost_of_connections(server, source: str, count: int) -> float:
     """Returns the CPU time that the server uses for each of `count` connections, which are closed at once."""
-
-    def cpu_seconds() -> float:
-        stat = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text()
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-    before = cpu_seconds()
+    before = cpu_seconds(server)
     for _ in range(count):
         connect(server.grpc, source).close()
     assert_unharmed(server)  # connections are accepted in their order
-    return (cpu_seconds() - before) / count
+    return (cpu_seconds(server) - before) / count
 
 
 # Regression: each one cost a look at all connections of the address, eleven times as much as another connection.

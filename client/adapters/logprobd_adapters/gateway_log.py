@@ -7,37 +7,26 @@ import collections
 import contextlib
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
 
+from logprobd_adapters.quoting import one_line
+
 TEXT_MAX = 4096  # characters of a message that a line has
 QUEUE_LINES_MAX = 1000
 _EXIT_SECONDS = 1.0  # time for the last lines when the process ends
-
-# Controls, line separators, characters that set the direction of text, and bytes that are no text.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-
-
-def one_line(text: str) -> str:
-    """Returns text that every reader takes for one line, of TEXT_MAX characters and escapes."""
-    cut = text[:TEXT_MAX]
-    line = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", cut)
-    return line if len(cut) == len(text) else f"{line}...({len(text)} characters)"
 
 
 class _Formatter(logging.Formatter):
     """Makes one line of a message, and indented lines of a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.message = one_line(record.getMessage())
+        record.message = one_line(record.getMessage(), TEXT_MAX)
         line = f"{self.formatTime(record)} {record.levelname} {record.message}"
         if record.exc_info:
             trace = self.formatException(record.exc_info).split("\n")
-            line += "".join(f"\n    {one_line(each)}" for each in trace)
+            line += "".join(f"\n    {one_line(each, TEXT_MAX)}" for each in trace)
         return line + "\n"
 
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "server/app/options/part_options.h"
 #include "server/base/head_info.h"
 #include "server/base/log.h"
 #include "server/base/text.h"
@@ -222,7 +223,8 @@ std::vector<std::string> ListenerWarnings(const ServerOptions& options,
         absl::StrCat(flag, " is open to everyone who reaches it, because --insecure is given"));
   }
   const std::string holes = GrpcHoles(grpc_version);
-  if (holes.empty()) return warnings;
+  // A peer without a certificate sends gRPC nothing.
+  if (holes.empty() || TlsOptionsOf(options).needs_client_certificates()) return warnings;
   for (const std::string& flag : PublicGrpcListeners(options)) {
     warnings.push_back(absl::StrCat(
         flag, " can be reached from other hosts, and gRPC ", grpc_version,

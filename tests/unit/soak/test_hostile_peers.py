@@ -50,6 +50,14 @@ def test_only_attacks_that_need_more_than_the_server_may_break_a_bound() -> None
     assert hostile_peers.problems({"a": broken | {"closed_by": ""}}) == ["an attack: memory"]
 
 
+def test_a_server_with_a_newer_grpc_has_no_excuse_for_what_that_closes() -> None:
+    resets, unread = hostile_peers.CASES["resets"], hostile_peers.CASES["unread-answers"]
+
+    assert hostile_peers.closed_by(resets, is_grpc_newer=False) == hostile_peers.NEWER_GRPC
+    assert hostile_peers.closed_by(resets, is_grpc_newer=True) == ""
+    assert hostile_peers.closed_by(unread, is_grpc_newer=True) == "tokens"
+
+
 def test_the_document_has_the_table_of_the_committed_result() -> None:
     record = json.loads((TESTS / "soak" / "hostile_peers.json").read_text())
 

@@ -96,7 +96,7 @@ TEST_F(LogWriterTest, LosesAndCountsLinesInsteadOfWaitingForAReader) {
   EXPECT_LE(written * 1'000, static_cast<int>(LogWriter::kQueueBytesMax));
   EXPECT_GE(written * 1'000, static_cast<int>(LogWriter::kQueueBytesMax) / 2);
   EXPECT_FALSE(writer.Flush(kShort));
-  writer.Write("too late\n");
+  writer.Write("too late" + std::string(991, 'x') + "\n");
   const std::string log = ReadUntil("lost ");
   EXPECT_THAT(log, HasSubstr("x\nlost "));
   EXPECT_EQ(log.find("too late"), std::string::npos);
