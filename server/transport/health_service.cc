@@ -84,6 +84,7 @@ struct HealthService::Impl {
     return is_serving ? kServing : kNotServing;
   }
   void SetDeadline(Call& call, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  void SetPhase(Call& call, Phase phase) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   /// Adds a call to those that count.
   void List(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Unlist(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
@@ -113,6 +114,7 @@ struct HealthService::Impl {
   absl::flat_hash_map<std::string, Calls> by_peer ABSL_GUARDED_BY(mutex);
   std::set<std::pair<absl::Time, Call*>> deadlines ABSL_GUARDED_BY(mutex);
   uint64_t last_number ABSL_GUARDED_BY(mutex) = 0;
+  int num_waiting ABSL_GUARDED_BY(mutex) = 0;  ///< Calls in kMessage or kHalfOpen.
   /// The calls for which a thread is in TryCancel, or about to be.
   absl::flat_hash_map<uint64_t, std::thread::id> cancelling ABSL_GUARDED_BY(mutex);
   std::thread thread;
@@ -221,6 +223,12 @@ void HealthService::Impl::SetDeadline(Call& call, absl::Time deadline) {
   deadlines.insert({deadline, &call});
 }
 
+void HealthService::Impl::SetPhase(Call& call, Phase phase) {
+  const bool waited = call.phase <= Phase::kHalfOpen;
+  if (waited && phase > Phase::kHalfOpen) --num_waiting;
+  call.phase = phase;
+}
+
 void HealthService::Impl::Unlist(Call& call) {
   if (!std::exchange(call.is_listed, false)) return;
   calls.erase(call.in_calls);
@@ -235,7 +243,9 @@ void HealthService::Impl::List(Call& call) {
   Calls& of_peer = by_peer[call.peer];
   call.in_peer = of_peer.insert(of_peer.end(), &call);
   call.is_listed = true;
-  SetDeadline(call, clock.Now() + options.message_time_max);
+  const bool is_crowded = num_waiting++ >= options.waiting_calls_max;
+  SetDeadline(call, clock.Now() + (is_crowded ? options.crowded_message_time_max
+                                              : options.message_time_max));
 }
 
 HealthService::Impl::Todo HealthService::Impl::MakeRoom(const Call& call) {
@@ -249,7 +259,7 @@ HealthService::Impl::Todo HealthService::Impl::MakeRoom(const Call& call) {
 }
 
 HealthService::Impl::Todo HealthService::Impl::Answer(Call& call) {
-  call.phase = Phase::kEnding;
+  SetPhase(call, Phase::kEnding);
   call.is_finished = true;
   SetDeadline(call, clock.Now() + options.answer_time_max);
   call.response = ResponseOf(CurrentStatus());
@@ -258,7 +268,7 @@ HealthService::Impl::Todo HealthService::Impl::Answer(Call& call) {
 
 HealthService::Impl::Todo HealthService::Impl::End(Call& call, grpc::Status status) {
   if (call.phase < Phase::kEnding) {
-    call.phase = Phase::kEnding;
+    SetPhase(call, Phase::kEnding);
     call.end = std::move(status);
     SetDeadline(call, clock.Now() + options.answer_time_max);
   }
@@ -269,7 +279,7 @@ HealthService::Impl::Todo HealthService::Impl::End(Call& call, grpc::Status stat
 
 HealthService::Impl::Todo HealthService::Impl::Cancel(Call& call) {
   if (call.phase < Phase::kEnding) call.end = grpc::Status::CANCELLED;
-  call.phase = Phase::kCancelled;
+  SetPhase(call, Phase::kCancelled);
   cancelling.emplace(call.number, std::this_thread::get_id());
   deadlines.erase({call.deadline, &call});
   Unlist(call);
@@ -296,7 +306,7 @@ HealthService::Impl::Todo HealthService::Impl::AfterRead(Call& call, bool ok) {
       }
       call.is_known = IsKnown(*service);
       if (call.is_watch) {
-        call.phase = Phase::kHalfOpen;
+        SetPhase(call, Phase::kHalfOpen);
         return {&call, Step::kRead};
       }
       return call.is_known ? Answer(call)
@@ -304,7 +314,7 @@ HealthService::Impl::Todo HealthService::Impl::AfterRead(Call& call, bool ok) {
     }
     case Phase::kHalfOpen:
       if (ok) return End(call, {grpc::StatusCode::INVALID_ARGUMENT, "the call has two messages"});
-      call.phase = Phase::kWatching;
+      SetPhase(call, Phase::kWatching);
       SetDeadline(call, clock.Now() + options.watch_time_max);
       return Send(call);
     default:
@@ -325,8 +335,7 @@ HealthService::Impl::Todo HealthService::Impl::AfterDeadline(Call& call) {
       [[fallthrough]];
     case Phase::kHalfOpen:
       return End(call, {grpc::StatusCode::UNAVAILABLE,
-                        absl::StrCat("the message has not arrived within ",
-                                     absl::FormatDuration(options.message_time_max))});
+                        "the message, or the end of the client's half, has not arrived in time"});
     case Phase::kWatching:
       return End(call, {grpc::StatusCode::UNAVAILABLE,
                         absl::StrCat("a watch ends after ",

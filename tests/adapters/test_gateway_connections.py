@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 from gateway_scenario import FixedTeacher, post, queued, run
 from logprobd_adapters import connections
+from logprobd_adapters.connections import network_of
 from logprobd_adapters.gateway import Gateway
 from logprobd_adapters.http_access import Certificate
-from logprobd_adapters.connections import network_of
 from logprobd_adapters.quoting import MESSAGE_MAX, QUOTE_MAX, one_line, quote
 from test_gateway_memory import SIZE, body_of, send_head
 
@@ -151,8 +151,14 @@ def test_a_network_of_64_bits_counts_as_an_address(first, second, are_one) -> No
 HEAD = b"GET /health HTTP/1.1\r\nHost: a\r\n"
 
 
-@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n"], ids=["nothing", "half", "whole"])
-def test_an_idle_connection_and_an_unfinished_head_are_closed(teacher, monkeypatch, sent) -> None:
+@pytest.mark.parametrize(
+    ("sent", "more"),
+    [(b"", b""), (HEAD, b""), (HEAD, b"x"), (HEAD + b"\r\n", b"")],
+    ids=["nothing", "half a head", "a head that drips", "a request"],
+)
+def test_an_idle_connection_and_an_unfinished_head_are_closed(
+    teacher, monkeypatch, sent, more
+) -> None:
     monkeypatch.setitem(connections.RUNNER_OPTIONS, "keepalive_timeout", 0.3)
 
     async def scenario(client, _) -> None:
@@ -161,7 +167,12 @@ def test_an_idle_connection_and_an_unfinished_head_are_closed(teacher, monkeypat
         if sent.endswith(b"\r\n\r\n"):
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
 
-        assert await is_closed(reader)
+        end = asyncio.create_task(is_closed(reader))
+        while not end.done():
+            writer.write(more)
+            await asyncio.wait([end], timeout=0.02)
+
+        assert await end
         writer.close()
 
     run(teacher, scenario)

@@ -356,6 +356,20 @@ def test_a_model_in_hugging_faces_cache_is_served_by_its_id(
             weights.load("Some/Model")
 
 
+def test_a_model_of_the_cache_needs_no_network(start_server, tmp_path):
+    unshare = ("unshare", "--map-root-user", "--net")  # not even loopback is up
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a user may not make a network namespace here")
+    home = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": ""}
+    add_to_cache(tmp_path / "hf" / "hub", COMMIT, seed=1, as_main=True)
+
+    server = start_server(
+        *("--model", "Some/Model", "--dry-run"), environment=home, wait=False, prefix=unshare
+    )
+
+    assert server.wait() == 0, "".join(server.log)
+
+
 def test_a_model_that_is_not_in_the_cache_is_not_downloaded_but_explained(
     start_server, logprobctl, tmp_path
 ):

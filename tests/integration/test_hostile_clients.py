@@ -246,12 +246,12 @@ def test_a130_a_health_message_without_end_is_cut_in_bounded_memory(
     before = server.peak_memory_bytes()
     frames = SmallFrames(48 * MIB, method)
     with Attackers(server, frames) as attackers:
-        assert server.eventually(lambda: frames.amount >= 8 * MIB, seconds=60)
+        assert server.eventually(lambda: frames.amount >= 16 * MIB, seconds=60)
         with Scoring(server.grpc) as scoring:
             assert scoring.health() == 1
     assert attackers.num_cut > 0
-    # A message of 8 MiB would take 336 MiB. One is cut after 0.25 s, in which a core reads about 1 MiB.
-    assert server.peak_memory_bytes() - before < 96 * MIB
+    # A message of 16 MiB would take 672 MiB. One is cut after 0.25 s, in which a core reads 1 to 3 MiB.
+    assert server.peak_memory_bytes() - before < 256 * MIB
     assert_unharmed(server)
 
 
@@ -265,7 +265,7 @@ def test_a131_health_calls_that_stay_replace_each_other_and_nobody_elses(
     server = start_server("--model", str(model.path))
     assert_unharmed(server)
     before = server.peak_memory_bytes()
-    connections = 40
+    connections = 160
     calls = HeldHealthCalls(connections, method, answers_window=window)
     with Attackers(server, calls):
         assert server.eventually(lambda: calls.amount >= connections * calls.STREAMS, seconds=60)
@@ -274,8 +274,8 @@ def test_a131_health_calls_that_stay_replace_each_other_and_nobody_elses(
             watch = scoring.channel.unary_stream(HEALTH_WATCH)(b"", timeout=20)
             assert next(watch) == b"\x08\x01"
             watch.cancel()
-    # 256 calls of an address may stay. All 10,240 would take 180 MiB.
-    assert server.peak_memory_bytes() - before < 64 * MIB
+    # 256 calls of an address may stay, beside those that are being cancelled. All 40,960 would take 720 MiB.
+    assert server.peak_memory_bytes() - before < 256 * MIB
     assert_unharmed(server)
 
 

@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "grpc/grpc.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -16,6 +17,7 @@
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "grpcpp/support/channel_arguments.h"
 #include "grpcpp/support/client_callback.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_clock.h"
@@ -31,14 +33,16 @@ std::string RequestOf(const std::string& service) {
   return absl::StrCat("\x0A", std::string(1, static_cast<char>(service.size())), service);
 }
 
-/// A call whose client decides when it sends a message and when it ends its half. It always reads.
+/// A call whose client decides when it sends a message and when it ends its half. It always reads,
+/// unless `reads` is false: then it does from Read() on.
 class TestCall final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  TestCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method)
+  TestCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+           bool reads = true)
       : stub_(channel) {
     stub_.PrepareBidiStreamingCall(&context_, method, grpc::StubOptions(), this);
     AddHold();
-    StartRead(&incoming_);
+    if (reads) Read();
     StartCall();
   }
   ~TestCall() override {
@@ -46,6 +50,7 @@ class TestCall final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
     (void)Finish();
   }
 
+  void Read() { StartRead(&incoming_); }
   void Send(const std::string& message) {
     outgoing_ = BufferOf(message);
     StartWrite(&outgoing_);
@@ -79,7 +84,7 @@ class TestCall final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
       const std::string bytes = StringOf(incoming_);
       statuses_.push_back(bytes.size() == 2 && bytes[0] == 8 ? bytes[1] : -1);
     }
-    StartRead(&incoming_);
+    Read();
   }
   void OnDone(const grpc::Status& status) override {
     const absl::MutexLock lock(&mutex_);
@@ -107,8 +112,8 @@ class HealthServiceTest : public ::testing::Test {
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterCallbackGenericService(methods_.get());
     server_ = builder.BuildAndStart();
-    channel_ =
-        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
+    address_ = absl::StrCat("127.0.0.1:", port);
+    channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
     service_->SetServing(true);
   }
   ~HealthServiceTest() override { server_->Shutdown(std::chrono::system_clock::now()); }
@@ -119,11 +124,20 @@ class HealthServiceTest : public ::testing::Test {
     clock_.Advance(delay);
   }
 
+  /// Returns a channel that takes 5 bytes of an answer, which has 7, before its call reads.
+  std::shared_ptr<grpc::Channel> NewNarrowChannel() const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 5);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // would widen it
+    return grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
+  }
+
   FakeClock clock_;
   const HealthService::Options options_;
   const std::unique_ptr<HealthService> service_;
   const std::unique_ptr<grpc::CallbackGenericService> methods_ = service_->NewMethods();
   std::unique_ptr<grpc::Server> server_;
+  std::string address_;
   std::shared_ptr<grpc::Channel> channel_;
 };
 
@@ -191,6 +205,19 @@ TEST_F(HealthServiceTest, EndsAWatchWhoseMessageDoesNotArriveInTime) {
   EXPECT_EQ(call.Finish(), grpc::StatusCode::UNAVAILABLE);
 }
 
+// Otherwise each core could collect a message without end for as long.
+TEST_F(HealthServiceTest, ACallWaitsLessForItsMessageWhileManyDo) {
+  std::vector<std::unique_ptr<TestCall>> calls;
+  for (int i = 0; i <= options_.waiting_calls_max; ++i) {
+    calls.push_back(std::make_unique<TestCall>(channel_, kCheck));
+  }
+
+  Pass(options_.crowded_message_time_max);  // for the last call
+  Pass(options_.message_time_max - options_.crowded_message_time_max);
+
+  for (const auto& call : calls) EXPECT_EQ(call->Finish(), grpc::StatusCode::OK);
+}
+
 // Otherwise gRPC would collect what the client sends after the message, up to its window.
 TEST_F(HealthServiceTest, EndsAWatchWhoseClientDoesNotEndItsHalf) {
   TestCall silent(channel_, kWatch);
@@ -208,6 +235,29 @@ TEST_F(HealthServiceTest, EndsAWatchAfterItsTime) {
   Pass(options_.watch_time_max);
 
   EXPECT_EQ(call.Finish(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(HealthServiceTest, CancelsACheckWhoseAnswerIsNotTakenInTime) {
+  TestCall call(NewNarrowChannel(), kCheck, /*reads=*/false);
+  call.SendLast("");
+
+  Pass(options_.answer_time_max);
+  clock_.WaitForWaiter(absl::InfiniteFuture());  // The call has been cancelled.
+
+  call.Read();
+  EXPECT_EQ(call.Finish(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(HealthServiceTest, CancelsAWatchWhoseEndIsNotTakenInTime) {
+  TestCall call(NewNarrowChannel(), kWatch, /*reads=*/false);
+  call.SendLast("");
+  Pass(options_.watch_time_max);
+
+  Pass(options_.answer_time_max);
+  clock_.WaitForWaiter(absl::InfiniteFuture());
+
+  call.Read();
+  EXPECT_EQ(call.Finish(), grpc::StatusCode::CANCELLED);
 }
 
 class HealthServiceOfFewCallsTest : public HealthServiceTest,

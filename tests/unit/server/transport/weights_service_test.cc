@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
+#include "grpc/compression.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
@@ -221,6 +222,27 @@ TEST_F(WeightsServiceTest, ACallWithoutAMessageHasALine) {
     EXPECT_FALSE(status.ok());
     EXPECT_EQ(CountAuditLines(log, method, "INVALID_ARGUMENT"), 1) << log;
   }
+}
+
+TEST_F(WeightsServiceTest, AMessageThatGrpcRefusesChangesNothing) {
+  store_.on_load = [this](const WeightsLoad&, const TellProgress&) {
+    store_.calls.emplace_back("load");
+    return SomeVersion(2);
+  };
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  v1::CommitWeightsRequest compressed;
+  compressed.set_head(std::string(1'000, 'a'));  // gRPC compresses what becomes smaller
+  v1::LoadWeightsRequest too_large;
+  too_large.set_path(std::string(2 << 20, 'a'));  // TestServerOptions allow 1 MiB
+  v1::WeightsResponse response;
+
+  const grpc::Status commit = stub_->Commit(&context, compressed, &response);
+  const grpc::Status load = Load(too_large);
+
+  EXPECT_EQ(commit.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(load.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(store_.calls.empty());
 }
 
 TEST_F(WeightsServiceTest, ChangesNothingWhoseAuditLineCannotBeWrittenIfThatIsRequired) {
