@@ -244,8 +244,8 @@ void HealthService::Impl::List(Call& call) {
   call.in_peer = of_peer.insert(of_peer.end(), &call);
   call.is_listed = true;
   const bool is_crowded = num_waiting++ >= options.waiting_calls_max;
-  SetDeadline(call, clock.Now() + (is_crowded ? options.crowded_message_time_max
-                                              : options.message_time_max));
+  SetDeadline(call, clock.Now() +
+                        (is_crowded ? options.crowded_message_time_max : options.message_time_max));
 }
 
 HealthService::Impl::Todo HealthService::Impl::MakeRoom(const Call& call) {

@@ -80,26 +80,25 @@ TEST(MetricsTest, ExposesEveryFamilyFromTheFirstScrape) {
 
   EXPECT_THAT(
       Families(metrics),
-      ElementsAre("logprobd_batch_requests histogram", "logprobd_batch_rows histogram",
-                  "logprobd_build_info gauge", "logprobd_cancelled_total counter",
-                  "logprobd_cuda_ipc_mappings gauge", "logprobd_deadline_exceeded_total counter",
-                  "logprobd_host_memory_bytes gauge", "logprobd_inflight_bytes gauge",
-                  "logprobd_inflight_bytes_limit gauge", "logprobd_log_lines_lost_total counter",
-                  "logprobd_queue_bytes gauge", "logprobd_queue_oldest_age_seconds gauge",
-                  "logprobd_queue_requests gauge", "logprobd_queue_rows gauge",
-                  "logprobd_ready gauge", "logprobd_received_bytes_total counter",
-                  "logprobd_rejected_total counter", "logprobd_replicas gauge",
-                  "logprobd_request_duration_seconds histogram", "logprobd_requests_total counter",
-                  "logprobd_rows_total counter", "logprobd_sent_bytes_total counter",
-                  "logprobd_shm_bytes gauge", "logprobd_shm_regions gauge",
-                  "logprobd_stage_duration_seconds histogram",
-                  "logprobd_tls_refused_certificates_total counter",
-                  "logprobd_tls_reloads_total counter",
-                  "logprobd_weights_load_duration_seconds histogram",
-                  "logprobd_weights_swaps_total counter", "logprobd_weights_version gauge",
-                  "process_cpu_seconds_total counter", "process_max_fds gauge",
-                  "process_open_fds gauge", "process_resident_memory_bytes gauge",
-                  "process_start_time_seconds gauge", "process_virtual_memory_bytes gauge"));
+      ElementsAre(
+          "logprobd_batch_requests histogram", "logprobd_batch_rows histogram",
+          "logprobd_build_info gauge", "logprobd_cancelled_total counter",
+          "logprobd_cuda_ipc_mappings gauge", "logprobd_deadline_exceeded_total counter",
+          "logprobd_host_memory_bytes gauge", "logprobd_inflight_bytes gauge",
+          "logprobd_inflight_bytes_limit gauge", "logprobd_log_lines_lost_total counter",
+          "logprobd_queue_bytes gauge", "logprobd_queue_oldest_age_seconds gauge",
+          "logprobd_queue_requests gauge", "logprobd_queue_rows gauge", "logprobd_ready gauge",
+          "logprobd_received_bytes_total counter", "logprobd_rejected_total counter",
+          "logprobd_replicas gauge", "logprobd_request_duration_seconds histogram",
+          "logprobd_requests_total counter", "logprobd_rows_total counter",
+          "logprobd_sent_bytes_total counter", "logprobd_shm_bytes gauge",
+          "logprobd_shm_regions gauge", "logprobd_stage_duration_seconds histogram",
+          "logprobd_tls_refused_certificates_total counter", "logprobd_tls_reloads_total counter",
+          "logprobd_weights_load_duration_seconds histogram",
+          "logprobd_weights_swaps_total counter", "logprobd_weights_version gauge",
+          "process_cpu_seconds_total counter", "process_max_fds gauge", "process_open_fds gauge",
+          "process_resident_memory_bytes gauge", "process_start_time_seconds gauge",
+          "process_virtual_memory_bytes gauge"));
 }
 
 TEST(MetricsTest, CountsTheLinesOfTheLogThatAreLost) {

@@ -88,7 +88,8 @@ TEST(PushParserTest, AgreesWithProtobufOnOneHundredThousandMutations) {
           bytes += messages[random() % messages.size()];
       }
     }
-    ASSERT_EQ(PushParserDifference(bytes, static_cast<uint32_t>(random() % 20)), std::nullopt) << "mutation " << i;
+    ASSERT_EQ(PushParserDifference(bytes, static_cast<uint32_t>(random() % 20)), std::nullopt)
+        << "mutation " << i;
   }
 }
 
