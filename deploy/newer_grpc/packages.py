@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 PINS = pathlib.Path(__file__).with_name("packages.tsv")
 DAYS_MAX = 90
@@ -52,7 +52,7 @@ class Pin(NamedTuple):
     sha256: str
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     raise SystemExit(f"packages.py: error: {message}")
 
 
@@ -127,7 +127,6 @@ class Apt:
         found = re.search(rf"^'([^']+)/dists/{codename}/InRelease'", listed, re.MULTILINE)
         if found is None:
             fail(f"apt has no mirror of Debian's {codename}: add one to its sources")
-            raise AssertionError
         return found[1]
 
     def _run(self, *arguments: str, folder: pathlib.Path | None = None) -> str | None:
@@ -152,7 +151,6 @@ class Apt:
         printed = self._run("install", "--print-uris", "-qq", "-y", *ROOTS)
         if printed is None:
             fail("the suites have no set of packages that fit each other")
-            raise AssertionError
         found = re.findall(r"^'[^']+' ([^_\s]+)_([^_\s]+)_[^_\s]+\.deb ", printed, re.MULTILINE)
         return {
             name: version.replace("%3a", ":")
@@ -215,12 +213,16 @@ def fetch_newest(folder: pathlib.Path, apt: Apt, pins: list[Pin]) -> list[Pin]:
 def findings(
     day: datetime.date, pins: list[Pin], today: datetime.date, newest: dict[str, str]
 ) -> list[str]:
-    """What is wrong with the pins: their age, and packages that newer ones replace."""
+    """What is wrong with the pins: their age, and newer versions of what the programs contain.
+
+    They contain what is in the packages with names in -dev; others only run protoc.
+    """
     found = []
     age = (today - day).days
     if age > DAYS_MAX:
         found.append(f"the pins are {age} days old, more than {DAYS_MAX}")
-    pinned = {pin.package: pin.version for pin in pins}
+    pinned = {pin.package: pin.version for pin in pins if pin.package.endswith("-dev")}
+    newest = {each: version for each, version in newest.items() if each.endswith("-dev")}
     for package, version in sorted(pinned.items()):
         if package not in newest:
             found.append(f"{package} {version} is no longer needed")

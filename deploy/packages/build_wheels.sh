@@ -24,7 +24,7 @@ done
 static=() prefix=$(sed -n 's,^gRPC_DIR:PATH=\(.*\)/lib/cmake/grpc$,\1,p' "$build/CMakeCache.txt")
 [ ! -f "$prefix/contents.tsv" ] || static=(--static "$prefix")
 quietly python3 deploy/packages/contents.py --name logprobd-server --version "$version" --licenses "$server/licenses" \
-  ${static[@]+"${static[@]}"} --sbom "$out/logprobd_server-$version.spdx.json" "$build/bin/logprobd" "$build/bin/logprobctl"
+  "${static[@]}" --sbom "$out/logprobd_server-$version.spdx.json" "$build/bin/logprobd" "$build/bin/logprobctl"
 # The packages of the extra [cuda] lie beside ours. auditwheel adds the folder of the libraries that it copies.
 patchelf --set-rpath '$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/lib' "$server/logprobd_server/bin/logprobd"
 quietly python -m build --wheel --no-isolation --outdir "$staging/unrepaired" "$server"

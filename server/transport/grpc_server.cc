@@ -29,6 +29,8 @@
 #include "grpcpp/server_builder.h"
 #include "server/base/errors.h"
 #include "server/base/log.h"
+#include "server/base/log_writer.h"
+#include "server/base/text.h"
 #include "server/transport/access_processor.h"
 #include "server/transport/connection_acceptor.h"
 #include "server/transport/grpc_versions.h"
@@ -310,6 +312,19 @@ HealthService::Options HealthOptionsOf(const GrpcServer::Options& options) {
   return health;
 }
 
+/// Logs the limits of peers without tokens that no setting changes.
+void LogLimits(const HealthService::Options& health) {
+  const bool has_settings_limit = GrpcVulnerabilities(GrpcVersion()).empty();
+  LogInfo("limits",
+          {{"health_calls", health.calls_max},
+           {"health_calls_of_an_address", health.peer_calls_max},
+           {"health_message_ms", absl::ToInt64Milliseconds(health.message_time_max)},
+           {"health_watch_s", absl::ToInt64Seconds(health.watch_time_max)},
+           {"handshake_ms", kHandshakeMs},
+           {"settings_ms", has_settings_limit ? absl::StrCat(kSettingsMs) : "none"},
+           {"log_queue", HumanBytes(static_cast<int64_t>(LogWriter::kQueueBytesMax))}});
+}
+
 }  // namespace
 
 struct GrpcServer::Impl {
@@ -410,6 +425,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const Options& op
     LOGPROBD_RETURN_IF_ERROR(
         WithContext(impl->admin.Start(admin_builder, *impl->health), "--admin"));
   }
+  LogLimits(HealthOptionsOf(options));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 

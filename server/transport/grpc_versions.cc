@@ -1,5 +1,6 @@
 #include "server/transport/grpc_versions.h"
 
+#include <string>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -20,6 +21,7 @@
 #include "absl/log/log_sink.h"
 #include "absl/log/log_sink_registry.h"
 #else
+#include "google/protobuf/stubs/logging.h"
 #include "grpc/support/log.h"
 #endif
 
@@ -51,7 +53,7 @@ Options OptionsOf(const std::shared_ptr<grpc::experimental::CertificateProviderI
 
 std::string GrpcVersion() { return grpc::Version(); }
 
-std::string GrpcHoles(absl::string_view version) {
+std::string GrpcVulnerabilities(absl::string_view version) {
   const std::vector<absl::string_view> numbers = absl::StrSplit(version, '.');
   int major = 0;
   int minor = 0;
@@ -82,6 +84,11 @@ void LogGrpcAtDebugLevel() {
 void LogGrpcAtDebugLevel() {
   gpr_set_log_function([](gpr_log_func_args* line) {
     LogDebug("grpc", {{"text", line->message}, {"file", line->file}, {"line", line->line}});
+  });
+  // Its own handler writes to standard error for each name that is not UTF-8.
+  google::protobuf::SetLogHandler([](google::protobuf::LogLevel /*level*/, const char* file,
+                                     int line, const std::string& text) {
+    LogDebug("protobuf", {{"text", text}, {"file", file}, {"line", line}});
   });
 }
 #endif

@@ -17,9 +17,10 @@ std::string GrpcVersion();
 /// Returns what peers can do to a server with this version of gRPC although no limit of the server
 /// allows it, or an empty string if that is nothing known. It concerns everybody who can send
 /// HTTP/2, because gRPC reads headers before it checks tokens.
-std::string GrpcHoles(absl::string_view version);
+std::string GrpcVulnerabilities(absl::string_view version);
 
-/// Makes gRPC's lines lines of this process's log, at the debug level. Must be called once only.
+/// Makes the lines of gRPC and Protobuf lines of this process's log, at the debug level. Must be
+/// called once only.
 void LogGrpcAtDebugLevel();
 
 /// Returns the options of a TLS server that presents the certificate of `provider`. If

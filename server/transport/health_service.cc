@@ -71,7 +71,7 @@ struct HealthService::Impl {
 
   enum class Phase {
     kMessage,   ///< The message has not arrived yet.
-    kHalfOpen,  ///< The message of a watch has arrived, but not the end of the client's half.
+    kAwaitsHalfClose,  ///< The message of a watch has arrived, but not the end of the client's half.
     kWatching,
     kEnding,  ///< The call is or will be finished.
     kCancelled,
@@ -114,7 +114,7 @@ struct HealthService::Impl {
   absl::flat_hash_map<std::string, Calls> by_peer ABSL_GUARDED_BY(mutex);
   std::set<std::pair<absl::Time, Call*>> deadlines ABSL_GUARDED_BY(mutex);
   uint64_t last_number ABSL_GUARDED_BY(mutex) = 0;
-  int num_waiting ABSL_GUARDED_BY(mutex) = 0;  ///< Calls in kMessage or kHalfOpen.
+  int num_waiting ABSL_GUARDED_BY(mutex) = 0;  ///< Calls in kMessage or kAwaitsHalfClose.
   /// The calls for which a thread is in TryCancel, or about to be.
   absl::flat_hash_map<uint64_t, std::thread::id> cancelling ABSL_GUARDED_BY(mutex);
   std::thread thread;
@@ -224,8 +224,8 @@ void HealthService::Impl::SetDeadline(Call& call, absl::Time deadline) {
 }
 
 void HealthService::Impl::SetPhase(Call& call, Phase phase) {
-  const bool waited = call.phase <= Phase::kHalfOpen;
-  if (waited && phase > Phase::kHalfOpen) --num_waiting;
+  const bool waited = call.phase <= Phase::kAwaitsHalfClose;
+  if (waited && phase > Phase::kAwaitsHalfClose) --num_waiting;
   call.phase = phase;
 }
 
@@ -306,13 +306,13 @@ HealthService::Impl::Todo HealthService::Impl::AfterRead(Call& call, bool ok) {
       }
       call.is_known = IsKnown(*service);
       if (call.is_watch) {
-        SetPhase(call, Phase::kHalfOpen);
+        SetPhase(call, Phase::kAwaitsHalfClose);
         return {&call, Step::kRead};
       }
       return call.is_known ? Answer(call)
                            : End(call, {grpc::StatusCode::NOT_FOUND, "unknown service"});
     }
-    case Phase::kHalfOpen:
+    case Phase::kAwaitsHalfClose:
       if (ok) return End(call, {grpc::StatusCode::INVALID_ARGUMENT, "the call has two messages"});
       SetPhase(call, Phase::kWatching);
       SetDeadline(call, clock.Now() + options.watch_time_max);
@@ -333,7 +333,7 @@ HealthService::Impl::Todo HealthService::Impl::AfterDeadline(Call& call) {
     case Phase::kMessage:
       if (!call.is_watch) return Answer(call);
       [[fallthrough]];
-    case Phase::kHalfOpen:
+    case Phase::kAwaitsHalfClose:
       return End(call, {grpc::StatusCode::UNAVAILABLE,
                         "the message, or the end of the client's half, has not arrived in time"});
     case Phase::kWatching:

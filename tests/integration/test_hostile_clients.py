@@ -2,8 +2,6 @@
 tests/FAULTS.md."""
 
 import contextlib
-import os
-import pathlib
 import socket
 import threading
 import time
@@ -279,20 +277,13 @@ def test_a131_health_calls_that_stay_replace_each_other_and_nobody_elses(
     assert_unharmed(server)
 
 
-def cpu_seconds(server) -> float:
-    """Returns the CPU time that the server's process has used."""
-    stat = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text()
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
 def cost_of_connections(server, source: str, count: int) -> float:
     """Returns the CPU time that the server uses for each of `count` connections, which are closed at once."""
-    before = cpu_seconds(server)
+    before = server.cpu_seconds()
     for _ in range(count):
         connect(server.grpc, source).close()
     assert_unharmed(server)  # connections are accepted in their order
-    return (cpu_seconds(server) - before) / count
+    return (server.cpu_seconds() - before) / count
 
 
 # Regression: each one cost a look at all connections of the address, eleven times as much as another connection.

@@ -44,15 +44,18 @@ def longest_call_during(server, attack, seconds: float = SECONDS) -> float:
 
 
 @pytest.mark.parametrize("attack", [EndlessContinuation, EndlessLiteral])
-def test_headers_without_end_take_bounded_memory_and_delay_nobody(attacked, attack) -> None:
+def test_headers_without_end_take_bounded_memory_and_time(attacked, attack) -> None:
     with Scoring(attacked.grpc) as scoring:
         assert scoring.score(request(), timeout=20).rows == 2
-    before = attacked.peak_memory_bytes()
+    before, cpu_before = attacked.peak_memory_bytes(), attacked.cpu_seconds()
+    headers = attack()
 
-    longest = longest_call_during(attacked, attack())
+    longest = longest_call_during(attacked, headers)
 
     assert longest < LONGEST_CALL_SECONDS_MAX
     assert attacked.peak_memory_bytes() - before < 256 * MIB + MARGIN_BYTES
+    # gRPC 1.51 takes 370 ms for each MB of a literal without end, which it parses anew with each frame.
+    assert (attacked.cpu_seconds() - cpu_before) / (headers.amount / 1e6) < 0.05
 
 
 def test_rapid_resets_take_bounded_memory(attacked) -> None:
@@ -60,7 +63,7 @@ def test_rapid_resets_take_bounded_memory(attacked) -> None:
         assert scoring.score(request(), timeout=20).rows == 2
     before = attacked.peak_memory_bytes()
 
-    longest = longest_call_during(attacked, Resets(10_000), seconds=2)
+    longest = longest_call_during(attacked, Resets(100_000))
 
     assert longest < LONGEST_CALL_SECONDS_MAX
     assert attacked.peak_memory_bytes() - before < MARGIN_BYTES

@@ -222,7 +222,7 @@ std::vector<std::string> ListenerWarnings(const ServerOptions& options,
     warnings.push_back(
         absl::StrCat(flag, " is open to everyone who reaches it, because --insecure is given"));
   }
-  const std::string holes = GrpcHoles(grpc_version);
+  const std::string holes = GrpcVulnerabilities(grpc_version);
   // A peer without a certificate sends gRPC nothing.
   if (holes.empty() || TlsOptionsOf(options).needs_client_certificates()) return warnings;
   for (const std::string& flag : PublicGrpcListeners(options)) {

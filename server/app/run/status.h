@@ -74,7 +74,7 @@ std::string ReadyText(const ServerHealth& health);
 std::pair<ServingState, std::string> StateOf(const ServerHealth& health);
 
 /// Returns warnings about listeners with which others can do harm: those that --insecure opens, and
-/// those of gRPC that other hosts may reach if `grpc_version` has GrpcHoles.
+/// those of gRPC that other hosts may reach if `grpc_version` has GrpcVulnerabilities.
 std::vector<std::string> ListenerWarnings(const ServerOptions& options,
                                           absl::string_view grpc_version);
 

@@ -138,6 +138,12 @@ class ServerProcess:
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
 
+    def cpu_seconds(self) -> float:
+        """Returns the CPU time that the process has used."""
+        stat = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text()
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def reset_peak_memory(self) -> int:
         """Lowers the peak to the resident memory of now and returns it."""
         pathlib.Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")

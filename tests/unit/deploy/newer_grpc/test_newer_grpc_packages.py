@@ -161,16 +161,16 @@ def test_packages_of_the_system_s_own_c_library_are_left_out(suite, apt):
 
 
 def test_the_check_names_what_is_old_or_replaced():
-    pins = [Pin("a", "1", ""), Pin("b", "1", ""), Pin("c", "1", "")]
-    newest = {"a": "1", "b": "2", "d": "1"}
+    pins = [Pin(f"{each}-dev", "1", "") for each in "abc"] + [Pin("program", "1", "")]
+    newest = {"a-dev": "1", "b-dev": "2", "d-dev": "1", "program": "2", "other": "1"}
 
     fresh = packages.findings(DAY, pins, DAY + datetime.timedelta(days=90), newest)
-    old = packages.findings(DAY, pins[:1], DAY + datetime.timedelta(days=91), {"a": "1"})
+    old = packages.findings(DAY, pins[:1], DAY + datetime.timedelta(days=91), {"a-dev": "1"})
 
     assert fresh == [
-        "b 1 is replaced by 2",
-        "c 1 is no longer needed",
-        "d is needed and not pinned",
+        "b-dev 1 is replaced by 2",
+        "c-dev 1 is no longer needed",
+        "d-dev is needed and not pinned",
     ]
     assert old == ["the pins are 91 days old, more than 90"]
 

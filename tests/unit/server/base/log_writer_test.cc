@@ -1,6 +1,7 @@
 #include "server/base/log_writer.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -52,8 +53,11 @@ class LogWriterTest : public ::testing::Test {
     std::string read_text;
     std::array<char, 4'096> buffer{};
     while (read_text.find(text) == std::string::npos) {
+      pollfd reader = {.fd = ends_[0], .events = POLLIN, .revents = 0};
+      if (poll(&reader, 1, static_cast<int>(absl::ToInt64Milliseconds(kLong))) <= 0) break;
       const ssize_t count = read(ends_[0], buffer.data(), buffer.size());
-      if (count > 0) read_text.append(buffer.data(), static_cast<size_t>(count));
+      if (count <= 0) break;
+      read_text.append(buffer.data(), static_cast<size_t>(count));
     }
     return read_text;
   }
