@@ -1,5 +1,6 @@
 #include "server/app/run/process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -91,6 +92,14 @@ sigset_t SignalSet() {
 }  // namespace
 
 BuildInfo Build() { return {LOGPROBD_VERSION, LOGPROBD_COMMIT}; }
+
+void OpenClosedStandardStreams() {
+  int file = 0;  // the lowest number that is free
+  do {
+    file = open("/dev/null", O_RDWR | O_CLOEXEC);
+  } while (file >= 0 && file <= STDERR_FILENO);
+  if (file >= 0) close(file);
+}
 
 absl::Status PrepareProcessLimits() {
   absl::Status status = CheckOpenFiles();

@@ -23,6 +23,10 @@ inline constexpr int kOpenFilesMin = 256;
 /// and the server itself.
 inline constexpr int kThreadsMin = 64;
 
+/// Opens /dev/null as each standard stream that is closed. Otherwise the next socket would have its
+/// number, and log lines would go there.
+void OpenClosedStandardStreams();
+
 /// Raises the soft limit of open files as far as the hard limit allows, then checks the limits of
 /// files and threads. Returns RESOURCE_EXHAUSTED that names the limit, its value and the required
 /// minimum.

@@ -142,6 +142,7 @@ int Serve(const ServerOptions& options,
 
 int RunLogprobd(absl::Span<const std::string> arguments,
                 absl::Span<const std::string> environment) {
+  OpenClosedStandardStreams();
   const LogThread log_thread;  // takes no signals
   const absl::StatusOr<ParsedOptions> parsed = ParseOptions(arguments, environment);
   if (!parsed.ok()) return Fail(parsed.status(), kExitBadSettings);

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +98,21 @@ TEST(ProcessLimitsDeathTest, RefusesTooFewOpenFilesAndNamesTheLimit) {
 TEST(ProcessLimitsDeathTest, RaisesTheSoftLimitToTheHardLimit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(CheckWithOpenFiles(40, 1'000), ::testing::ExitedWithCode(0), "soft limit 1000");
+}
+
+// Regression: a listener got the number of a closed standard error, and with it the log.
+TEST(StandardStreamsDeathTest, ClosedOnesBecomeDevNull) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto open_and_look = [] {
+    close(STDIN_FILENO);
+    close(STDERR_FILENO);
+    OpenClosedStandardStreams();
+    for (const char* const file : {"/proc/self/fd/0", "/proc/self/fd/2"}) {
+      if (std::filesystem::read_symlink(file) != "/dev/null") std::exit(1);
+    }
+    std::exit(0);
+  };
+  EXPECT_EXIT(open_and_look(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
