@@ -36,9 +36,12 @@ absl::StatusOr<std::string> ReadPem(absl::string_view option, const std::string&
   return text;
 }
 
+/// Refuses a passphrase, for which OpenSSL would otherwise ask on the terminal.
+int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writes*/, void* /*context*/) { return -1; }
+
 Certificate FirstCertificate(const std::string& pem) {
   const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
-  Certificate certificate(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr), X509_free);
+  Certificate certificate(PEM_read_bio_X509(bio.get(), nullptr, NoPassphrase, nullptr), X509_free);
   ERR_clear_error();
   return certificate;
 }
@@ -51,11 +54,10 @@ absl::StatusOr<std::string> ReadCertificates(absl::string_view option, const std
   return pem;
 }
 
-/// Returns the private key. Without a callback OpenSSL would ask for a passphrase on the terminal.
+/// Returns the private key.
 Key ParseKey(const std::string& pem) {
   const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
-  const auto no_passphrase = [](char*, int, int, void*) { return -1; };
-  Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr), EVP_PKEY_free);
+  Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassphrase, nullptr), EVP_PKEY_free);
   ERR_clear_error();
   return key;
 }

@@ -40,8 +40,12 @@ struct NamedFile {
 /// Returns FAILED_PRECONDITION: "FLAG: PATH what".
 absl::Status Wrong(const NamedFile& file, absl::string_view what);
 
-/// Reads a regular file of at most `mebibytes_max`. Returns RESOURCE_EXHAUSTED if no file
-/// descriptor or no memory is left, and FAILED_PRECONDITION for everything else.
+/// Returns that a file or a folder cannot be read because of `error`, an errno: RESOURCE_EXHAUSTED
+/// if no file descriptor or no memory is left, else FAILED_PRECONDITION.
+absl::Status CannotRead(const NamedFile& file, int error);
+
+/// Reads a regular file of at most `mebibytes_max`. Returns the errors of CannotRead, and
+/// FAILED_PRECONDITION for other files.
 absl::StatusOr<NamedFile> ReadNamedFile(absl::string_view flag, const std::string& path,
                                         int64_t mebibytes_max = 4);
 
@@ -53,9 +57,22 @@ std::string NameOf(const X509_name_st* name);
 /// Returns the past for a malformed time.
 absl::Time TimeOf(const asn1_string_st* time);
 
-/// Return the certificates or the revocation lists of a PEM text, and set `is_damaged` if the text
-/// is malformed after them.
-std::vector<Certificate> ParseCertificates(absl::string_view text, bool& is_damaged);
-std::vector<Crl> ParseRevocationLists(absl::string_view text, bool& is_damaged);
+/// What a text contains.
+template <typename Object>
+struct Parsed {
+  std::vector<Object> objects;
+  bool is_damaged = false;  ///< It contains others, which are malformed.
+};
+
+/// Parses the certificates of a PEM text.
+Parsed<Certificate> ParseCertificates(absl::string_view text);
+
+/// Parses the revocation lists of a PEM text, or one of DER. A text without a trace of a list is
+/// not damaged.
+Parsed<Crl> ParseRevocationLists(absl::string_view text);
+
+/// Refuses a passphrase: a server that starts unattended has none, and OpenSSL would otherwise ask
+/// for it on the terminal, for a certificate or a list, too. A callback of OpenSSL's PEM functions.
+int NoPassphrase(char* buffer, int size, int writes, void* context);
 
 }  // namespace logprobd

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -27,20 +28,15 @@ namespace {
 using Key = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
 
 absl::StatusOr<std::vector<Certificate>> CertificatesOf(const NamedFile& file) {
-  bool is_damaged = false;
-  std::vector<Certificate> certificates = ParseCertificates(file.content, is_damaged);
+  auto [certificates, is_damaged] = ParseCertificates(file.content);
   if (certificates.empty()) {
     return Wrong(file, "contains no PEM certificate (-----BEGIN CERTIFICATE-----)");
   }
   if (is_damaged) {
     return Wrong(file, absl::StrCat("is damaged after certificate ", certificates.size()));
   }
-  return certificates;
+  return std::move(certificates);
 }
-
-/// Refuses a passphrase: a server that starts unattended has none, and OpenSSL would otherwise ask
-/// for it on the terminal.
-int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writes*/, void* /*context*/) { return -1; }
 
 absl::StatusOr<Key> ParseKey(const NamedFile& file) {
   const Bio bio = BioOf(file.content);
@@ -200,7 +196,8 @@ std::string TlsFiles::pair_path() const { return PathOf(pair_file_); }
 std::string TlsFiles::client_ca_path() const { return PathOf(client_ca_file_); }
 
 absl::Status TlsFiles::Install() {
-  tried_stamp_ = seen_stamp_ = Stamp();
+  tried_stamp_ = Stamp();
+  is_change_seen_ = false;
   // What is wrong with one of them must not keep a CA trusted that is removed, or a certificate
   // valid that is revoked.
   std::vector<std::string> errors;
@@ -257,7 +254,7 @@ absl::Status TlsFiles::InstallLists() {
     metrics_.SetTlsRevocation(lists_->FirstExpiry(), static_cast<int64_t>(reading.problems.size()));
   }
   if (lists_ != nullptr &&
-      !reading.is_short) {  // It is read again and again while files are short.
+      !reading.is_out_of_resources) {  // It is read again and again while files are short.
     LogInfo("revocation lists read", {{"folder", options_.crl_dir},
                                       {"lists", static_cast<int64_t>(lists_->lists().size())}});
     for (const std::string& ca : lists_->WithoutList()) {
@@ -268,8 +265,8 @@ absl::Status TlsFiles::InstallLists() {
   }
   if (reading.problems.empty()) return absl::OkStatus();
   const std::string text = absl::StrJoin(reading.problems, "; ");
-  return reading.is_short ? absl::ResourceExhaustedError(text)
-                          : absl::FailedPreconditionError(text);
+  return reading.is_out_of_resources ? absl::ResourceExhaustedError(text)
+                                     : absl::FailedPreconditionError(text);
 }
 
 void TlsFiles::ReportExpiredLists() {
@@ -287,7 +284,7 @@ void TlsFiles::ReportExpiredLists() {
 bool TlsFiles::Reload() { return Report(Install()); }
 
 bool TlsFiles::Report(const absl::Status& installed) {
-  is_short_ = absl::IsResourceExhausted(installed);
+  is_out_of_resources_ = absl::IsResourceExhausted(installed);
   metrics_.RecordTlsReload(installed.ok());
   if (installed.ok()) {
     LogInfo("TLS certificates read again", {{"file", options_.cert}});
@@ -303,10 +300,11 @@ bool TlsFiles::ReloadIfChanged() {
   if (now < next_look_) return false;
   next_look_ = now + kLookInterval;
   if (lists_ != nullptr) ReportExpiredLists();
-  const std::string stamp = Stamp();
-  const bool is_settled = stamp == std::exchange(seen_stamp_, stamp);
-  const bool was_tried = stamp == tried_stamp_;
-  if (!is_settled || (was_tried && !is_short_)) return false;
+  const bool was_tried = Stamp() == tried_stamp_;
+  // Files get an interval in which they are completed, but no more: where one of the folder changes
+  // all the time, a revocation takes effect nevertheless.
+  const bool was_change_seen = std::exchange(is_change_seen_, !was_tried);
+  if (was_tried ? !is_out_of_resources_ : !was_change_seen) return false;
   const absl::Status status = Install();
   return !(was_tried && absl::IsResourceExhausted(status)) && Report(status);
 }
@@ -319,8 +317,9 @@ std::string TlsFiles::Stamp() const {
   }
   // The folder's own time does not change when a list is written in place, or its link's target is.
   if (revocation_ != nullptr) {
-    std::error_code ignored;  // Reading the lists finds it again.
-    for (const std::string& name : FilesOfListFolder(options_.crl_dir, ignored)) {
+    const std::vector<std::string> no_files;
+    // Reading the lists finds an error again.
+    for (const std::string& name : FilesOfListFolder(options_.crl_dir).value_or(no_files)) {
       absl::StrAppend(&stamp, name, " ");
       AppendStamp(absl::StrCat(options_.crl_dir, "/", name), stamp);
     }

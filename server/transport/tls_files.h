@@ -85,11 +85,11 @@ class TlsFiles {
   /// Returns whether all of them were taken.
   bool Reload();
 
-  /// Does what Reload does if the files have changed since they were last read and were the same in
-  /// two looks, because a certificate and its key are rarely written at once. Looks at the files at
-  /// most once in each kLookInterval, so it may be called often. What failed with
-  /// RESOURCE_EXHAUSTED is tried again at each look, and logged and counted again only with another
-  /// result. Returns whether the copies were replaced.
+  /// Does what Reload does if the files have changed since they were last read, in the look after
+  /// the one that has seen a change, because a certificate and its key are rarely written at once.
+  /// Looks at the files at most once in each kLookInterval, so it may be called often. What failed
+  /// with RESOURCE_EXHAUSTED is tried again at each look, and logged and counted again only with
+  /// another result. Returns whether the copies were replaced.
   bool ReloadIfChanged();
 
  private:
@@ -119,10 +119,10 @@ class TlsFiles {
   std::shared_ptr<RevocationCheck> revocation_;   ///< Null without lists, like `lists_`.
   std::shared_ptr<const RevocationLists> lists_;  ///< In force.
   absl::Time expiry_reported_ = absl::InfinitePast();
-  int generation_ = 0;       ///< Number of copies made.
-  bool is_short_ = false;    ///< Install has last failed with RESOURCE_EXHAUSTED.
-  std::string tried_stamp_;  ///< State of the files that Install last saw.
-  std::string seen_stamp_;   ///< State of the files at the last look.
+  int generation_ = 0;                ///< Number of copies made.
+  bool is_out_of_resources_ = false;  ///< Install has last failed with RESOURCE_EXHAUSTED.
+  std::string tried_stamp_;           ///< State of the files that Install last saw.
+  bool is_change_seen_ = false;       ///< The last look has found another state.
   absl::Time next_look_;
 };
 

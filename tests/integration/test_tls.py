@@ -1,6 +1,7 @@
 """TLS between the server and its clients: who is let in, what a refusal says, and the rotation of certificates."""
 
 import asyncio
+import itertools
 import json
 import re
 import shutil
@@ -8,6 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
 
 import logprobd
@@ -222,6 +224,37 @@ def test_a_revoked_client_is_refused(revocation, ca, tmp_path, way) -> None:
     assert 'a client\'s certificate was refused certificate="/CN=leaver"' in "".join(
         revocation.server.log
     )
+
+
+# Regression: the files were read once they had stayed the same for a second.
+def test_a_busy_folder_keeps_out_no_revocation(revocation, ca) -> None:
+    revocation.start(ca)
+    is_over = threading.Event()
+
+    def write() -> None:
+        for number in itertools.count(1):
+            if is_over.wait(0.2):
+                return
+            (revocation.folder / "fetch.log").write_text(f"{number}\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        revocation.ca.write_list(revocation.folder / "crl.pem", revocation.cert)
+        revocation.await_refusal()
+    finally:
+        is_over.set()
+        writer.join()
+
+
+# Regression: OpenSSL takes a list for none that names another certificate of its CA.
+def test_a_ca_whose_certificate_is_issued_again_revives_no_client(revocation, ca) -> None:
+    revocation.ca.write_list(revocation.folder / "crl.pem", revocation.cert)
+    revocation.ca.renew()
+
+    revocation.start(ca)
+
+    revocation.await_refusal()
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])

@@ -35,7 +35,8 @@ std::string KeyPem(const TestKey& key) {
 
 std::string CertificatePem(const std::string& subject, const TestKey& key,
                            const std::string& issuer, const TestKey& issuer_key, absl::Time begin,
-                           absl::Time end, int64_t serial, bool is_ca) {
+                           absl::Time end, int64_t serial, bool is_ca,
+                           const std::function<void(X509*)>& change) {
   const std::unique_ptr<X509, decltype(&X509_free)> certificate(X509_new(), X509_free);
   ASN1_INTEGER_set_int64(X509_get_serialNumber(certificate.get()), serial);
   if (is_ca) {
@@ -50,6 +51,7 @@ std::string CertificatePem(const std::string& subject, const TestKey& key,
   ASN1_TIME_set(X509_getm_notBefore(certificate.get()), absl::ToTimeT(begin));
   ASN1_TIME_set(X509_getm_notAfter(certificate.get()), absl::ToTimeT(end));
   X509_set_pubkey(certificate.get(), key.get());
+  change(certificate.get());
   X509_sign(certificate.get(), issuer_key.get(), EVP_sha256());
   return Pem([&](BIO* bio) { PEM_write_bio_X509(bio, certificate.get()); });
 }

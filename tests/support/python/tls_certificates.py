@@ -18,6 +18,13 @@ class Authority:
             "-out", self.cert,
         )  # fmt: skip
 
+    def renew(self) -> None:
+        """Replaces the certificate by one with the same key and another serial number."""
+        _openssl(
+            *("req", "-x509", "-key", self.key, "-days", "30", "-subj", f"/CN={self.name}"),
+            *("-out", self.cert),
+        )
+
     def issue(
         self,
         name: str,
@@ -49,8 +56,12 @@ class Authority:
         """Writes the list of revoked certificates to a file, in place."""
         for cert in revoked:
             self._ca("-revoke", cert)
+        # Names the serial number of the certificate, too.
+        extensions = ("-crlexts", "list")
         past = ("-crl_lastupdate", "20200101000000Z", "-crl_nextupdate", "20200201000000Z")
-        self._ca("-gencrl", *(past if is_expired else ("-crldays", "30")), "-out", path)
+        self._ca(
+            "-gencrl", *(past if is_expired else ("-crldays", "30")), *extensions, "-out", path
+        )
 
     def _ca(self, *arguments: object, hosts: str | None = None) -> None:
         names = "" if hosts is None else f"subjectAltName = {hosts}\n"
@@ -61,6 +72,7 @@ class Authority:
             f"certificate = {self.cert}\nprivate_key = {self.key}\nrand_serial = yes\n"
             "default_md = sha256\npolicy = any\nunique_subject = no\n"
             f"[any]\ncommonName = supplied\n[leaf]\nbasicConstraints = CA:FALSE\n{names}"
+            "[list]\nauthorityKeyIdentifier = keyid:always,issuer:always\n"
         )
         _openssl("ca", "-batch", "-notext", "-config", config, *arguments)
 

@@ -1,15 +1,19 @@
 #include "server/transport/revocation_lists.h"
 
 #include <openssl/pem.h>
+#include <openssl/ui.h>
 #include <openssl/x509v3.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/metrics/metrics.h"
@@ -30,6 +34,70 @@ const absl::Time kEnd = kBegin + absl::Hours(24 * 30);
 constexpr int64_t kGood = 7;
 constexpr int64_t kRevoked = 8;
 
+using Change = std::function<void(X509_CRL*)>;
+using Integer = std::unique_ptr<ASN1_INTEGER, decltype(&ASN1_INTEGER_free)>;
+
+Integer IntegerOf(int64_t value) {
+  Integer integer(ASN1_INTEGER_new(), ASN1_INTEGER_free);
+  ASN1_INTEGER_set_int64(integer.get(), value);
+  return integer;
+}
+
+/// Adds the number of a list.
+Change WithNumber(int64_t number) {
+  return [number](X509_CRL* crl) {
+    X509_CRL_add1_ext_i2d(crl, NID_crl_number, IntegerOf(number).get(), 0, 0);
+  };
+}
+
+/// Adds a distribution point that `set` fills.
+Change WithScope(const std::function<void(ISSUING_DIST_POINT&)>& set) {
+  return [set](X509_CRL* crl) {
+    const std::unique_ptr<ISSUING_DIST_POINT, decltype(&ISSUING_DIST_POINT_free)> scope(
+        ISSUING_DIST_POINT_new(), ISSUING_DIST_POINT_free);
+    set(*scope);
+    X509_CRL_add1_ext_i2d(crl, NID_issuing_distribution_point, scope.get(), 1, 0);
+  };
+}
+
+/// Adds an identifier of the key of the issuer, a serial number.
+Change WithIssuerSerial(int64_t serial) {
+  return [serial](X509_CRL* crl) {
+    const std::unique_ptr<AUTHORITY_KEYID, decltype(&AUTHORITY_KEYID_free)> id(
+        AUTHORITY_KEYID_new(), AUTHORITY_KEYID_free);
+    id->serial = IntegerOf(serial).release();
+    X509_CRL_add1_ext_i2d(crl, NID_authority_key_identifier, id.get(), 0, 0);
+  };
+}
+
+/// Adds identifiers of the keys to a certificate, by which OpenSSL finds its CA among those of a
+/// name.
+std::function<void(X509*)> WithKeyIds(const std::string& own, const std::string& issuer) {
+  return [own, issuer](X509* certificate) {
+    const auto string = [](const std::string& text) {
+      ASN1_OCTET_STRING* const result = ASN1_OCTET_STRING_new();
+      ASN1_STRING_set(result, text.data(), static_cast<int>(text.size()));
+      return result;
+    };
+    X509_set_version(certificate, X509_VERSION_3);
+    const std::unique_ptr<ASN1_OCTET_STRING, decltype(&ASN1_OCTET_STRING_free)> own_id(
+        string(own), ASN1_OCTET_STRING_free);
+    X509_add1_ext_i2d(certificate, NID_subject_key_identifier, own_id.get(), 0, 0);
+    const std::unique_ptr<AUTHORITY_KEYID, decltype(&AUTHORITY_KEYID_free)> id(
+        AUTHORITY_KEYID_new(), AUTHORITY_KEYID_free);
+    id->keyid = string(issuer);
+    X509_add1_ext_i2d(certificate, NID_authority_key_identifier, id.get(), 0, 0);
+  };
+}
+
+/// Returns the DER of a PEM text.
+std::string DerOf(const std::string& pem) {
+  const std::vector<std::string> parts = absl::StrSplit(pem, "-----");
+  std::string der;
+  absl::Base64Unescape(parts.at(2), &der);
+  return der;
+}
+
 class RevocationListsTest : public ::testing::Test {
  protected:
   RevocationListsTest()
@@ -45,9 +113,10 @@ class RevocationListsTest : public ::testing::Test {
   std::string Issue(const std::string& name, int64_t serial) const {
     return CertificatePem(name, NewKey(), "ca", ca_key_, kBegin, kEnd, serial);
   }
-  std::string List(const std::vector<int64_t>& revoked, absl::Time begin = kBegin,
-                   absl::Time end = kEnd) const {
-    return RevocationListPem("ca", ca_key_, revoked, begin, end);
+  std::string List(
+      const std::vector<int64_t>& revoked, absl::Time begin = kBegin, absl::Time end = kEnd,
+      const Change& change = [](X509_CRL*) {}) const {
+    return RevocationListPem("ca", ca_key_, revoked, begin, end, change);
   }
   void Write(const std::string& name, const std::string& text) const {
     folder_.Write("lists/" + name, text);
@@ -69,7 +138,7 @@ class RevocationListsTest : public ::testing::Test {
 
   const TempFolder folder_;
   const TestKey ca_key_ = NewKey();
-  const std::string ca_;
+  std::string ca_;
   std::string more_cas_;
   const std::string good_;
   const std::string revoked_;
@@ -116,7 +185,7 @@ TEST_F(RevocationListsTest, ACaWithoutAListRevokesNothingAndIsNamed) {
   EXPECT_THAT(Read(), IsEmpty());
 
   EXPECT_FALSE(IsRefused(revoked_));
-  EXPECT_THAT(lists_->WithoutList(), ElementsAre("/CN=ca"));
+  EXPECT_THAT(lists_->WithoutList(), ElementsAre("/CN=ca (serial 01)"));
   Write("crl.pem", List({kRevoked}));
   Read();
   EXPECT_THAT(lists_->WithoutList(), IsEmpty());
@@ -124,29 +193,27 @@ TEST_F(RevocationListsTest, ACaWithoutAListRevokesNothingAndIsNamed) {
 
 // A list that cannot be used must neither let in whom the last one refuses nor refuse others.
 TEST_F(RevocationListsTest, TheLastGoodListStaysInForceAndTheProblemIsNamed) {
-  const std::string list = List({kRevoked});
+  const std::string list = List({kRevoked}, kBegin, kEnd, WithNumber(7));
   Write("0123abcd.r0", list);
   ASSERT_THAT(Read(), IsEmpty());
   const TestKey other = NewKey();
-  const auto with = [this](auto change) {
-    return RevocationListPem("ca", ca_key_, {}, kBegin + absl::Hours(1), kEnd, change);
+  const auto with = [this](const Change& change) {
+    return List({}, kBegin + absl::Hours(1), kEnd, change);
   };
-  const auto add = [](int nid, void* value) {
-    return [nid, value](X509_CRL* crl) { X509_CRL_add1_ext_i2d(crl, nid, value, 1, 0); };
-  };
-  const std::unique_ptr<ASN1_INTEGER, decltype(&ASN1_INTEGER_free)> number(ASN1_INTEGER_new(),
-                                                                           ASN1_INTEGER_free);
-  const std::unique_ptr<ISSUING_DIST_POINT, decltype(&ISSUING_DIST_POINT_free)> scope(
-      ISSUING_DIST_POINT_new(), ISSUING_DIST_POINT_free);
-  scope->indirectCRL = 0xFF;
   for (const auto& [text, problem] : std::vector<std::pair<std::string, std::string>>{
-           {"", "contains no PEM revocation list"},
-           {"garbage", "contains no PEM revocation list"},
-           {list.substr(0, list.size() / 2), "contains no PEM revocation list"},
+           {"", "contains no revocation list"},
+           {"garbage", "contains no revocation list"},
+           {list.substr(0, list.size() / 2), "contains no revocation list"},
+           {list.substr(1), "contains no revocation list"},
+           {list.substr(1) + list, "is damaged: only 1 of its lists can be read"},
+           {list + list.substr(1), "is damaged: only 1 of its lists can be read"},
            {RevocationListPem("ca", other, {}, kBegin + absl::Hours(1), kEnd), "is not signed by"},
            {List({}, kBegin - absl::Seconds(1)), "is older than the list of /CN=ca in force"},
-           {with(add(NID_delta_crl, number.get())), "is a delta"},
-           {with(add(NID_issuing_distribution_point, scope.get())), "is an indirect list"}}) {
+           {List({}, kBegin, kEnd, WithNumber(6)), "is older than the list of /CN=ca in force"},
+           {with([](X509_CRL* crl) {
+              X509_CRL_add1_ext_i2d(crl, NID_delta_crl, IntegerOf(1).get(), 1, 0);
+            }),
+            "is a delta"}}) {
     Write("0123abcd.r0", text);
 
     const std::vector<std::string> problems = Read();
@@ -168,16 +235,221 @@ TEST_F(RevocationListsTest, TheLastGoodListStaysInForceAndTheProblemIsNamed) {
   EXPECT_TRUE(IsRefused(good_));
 }
 
-TEST_F(RevocationListsTest, AFileIsJudgedByItsName) {
+// Regression: OpenSSL took some of these for no list, and refused everybody because of others.
+TEST_F(RevocationListsTest, AListThatMayNotTellAllOfItsCaIsAProblem) {
+  const auto with_extension = [](X509_CRL* crl) {
+    const std::unique_ptr<X509_EXTENSION, decltype(&X509_EXTENSION_free)> extension(
+        X509V3_EXT_conf(nullptr, nullptr, "1.2.3.4.5", "critical,DER:0500"), X509_EXTENSION_free);
+    X509_CRL_add_ext(crl, extension.get(), -1);
+  };
+  const auto with_entry_of_another_ca = [](X509_CRL* crl) {
+    const std::unique_ptr<GENERAL_NAMES, decltype(&GENERAL_NAMES_free)> names(GENERAL_NAMES_new(),
+                                                                              GENERAL_NAMES_free);
+    X509_REVOKED* const entry = sk_X509_REVOKED_value(X509_CRL_get_REVOKED(crl), 0);
+    X509_REVOKED_add1_ext_i2d(entry, NID_certificate_issuer, names.get(), 1, 0);
+  };
+  for (const auto& [change, problem] : std::vector<std::pair<Change, std::string>>{
+           {WithScope([](ISSUING_DIST_POINT&) {}), "distribution point"},
+           {WithScope([](ISSUING_DIST_POINT& scope) { scope.indirectCRL = 0xFF; }),
+            "distribution point"},
+           {WithScope([](ISSUING_DIST_POINT& scope) { scope.onlyuser = 0xFF; }),
+            "distribution point"},
+           {WithScope([](ISSUING_DIST_POINT& scope) { scope.onlyuser = scope.onlyCA = 0xFF; }),
+            "distribution point"},
+           {with_extension, "a critical extension that is unknown"},
+           {with_entry_of_another_ca, "an entry with a critical extension"}}) {
+    Write("crl.pem", List({kRevoked}, kBegin, kEnd, change));
+
+    EXPECT_THAT(Read(), ElementsAre(HasSubstr(problem)));
+
+    EXPECT_FALSE(IsRefused(good_)) << problem;
+  }
+}
+
+// Regression: a file of DER, or one whose first line is damaged, was taken for no list.
+TEST_F(RevocationListsTest, AFileThatShouldContainAListIsAProblemWithoutOne) {
   std::filesystem::create_directory(folder_.path("lists"));
   std::filesystem::create_symlink("gone", folder_.path("lists/0123abcd.r0"));
   EXPECT_THAT(Read(), ElementsAre(HasSubstr("0123abcd.r0 cannot be read: No such file")));
 
-  for (const char* const name : {"0123abcd.rX", "0123abcd.r", "123abcd.r0", "0123abcg.r0"}) {
+  for (const char* const name : {"0123abcd.rX", "0123abcd.r", "123abcd.r0", "0123abcg.r0",
+                                 "ca.crl.txt", "crl", "ca.pem", "0123abcd.0"}) {
     std::filesystem::remove_all(folder_.path("lists"));
     Write(name, "text");
     EXPECT_THAT(Read(), IsEmpty()) << name;
+    Write(name, "");
+    EXPECT_THAT(Read(), ElementsAre(HasSubstr("contains no revocation list"))) << name;
+    Write(name, List({}).substr(1));
+    EXPECT_THAT(Read(), ElementsAre(HasSubstr("contains no revocation list"))) << name;
   }
+  for (const char* const name : {"ca.crl", "CA.CRL", "crl.pem", "ca-crl-1.pem", "0123abcd.r12"}) {
+    std::filesystem::remove_all(folder_.path("lists"));
+    Write(name, "text");
+    EXPECT_THAT(Read(), ElementsAre(HasSubstr("contains no revocation list"))) << name;
+  }
+}
+
+TEST_F(RevocationListsTest, TakesAListOfDerUnderAnyName) {
+  for (const char* const name : {"ca.crl", "a list"}) {
+    std::filesystem::remove_all(folder_.path("lists"));
+    Write(name, DerOf(List({kRevoked})));
+
+    EXPECT_THAT(Read(), IsEmpty());
+
+    EXPECT_EQ(Refusal(revoked_), "certificate revoked");
+    EXPECT_FALSE(IsRefused(good_));
+  }
+  Write("ca.crl", DerOf(List({})).substr(0, 100));
+  EXPECT_THAT(Read(), ElementsAre(HasSubstr("ca.crl contains no revocation list")));
+}
+
+// Regression: OpenSSL asked on the terminal, and the server waited for an answer.
+TEST_F(RevocationListsTest, AsksNobodyForThePassphraseOfAnEncryptedListOrCertificate) {
+  static int num_questions;
+  num_questions = 0;
+  const std::unique_ptr<UI_METHOD, decltype(&UI_destroy_method)> method(UI_create_method("test"),
+                                                                        UI_destroy_method);
+  UI_method_set_opener(method.get(), [](UI*) {
+    ++num_questions;
+    return 0;
+  });
+  UI_set_default_method(method.get());
+  const auto encrypted = [](std::string pem) {
+    return pem.insert(pem.find('\n') + 1,
+                      "Proc-Type: 4,ENCRYPTED\nDEK-Info: DES-EDE3-CBC,0011223344556677\n\n");
+  };
+  Write("crl.pem", encrypted(List({})));
+
+  const std::vector<std::string> problems = Read();
+  const bool is_refused = IsRefused(encrypted(good_));
+
+  UI_set_default_method(UI_OpenSSL());
+  EXPECT_THAT(problems, ElementsAre(HasSubstr("crl.pem contains no revocation list")));
+  EXPECT_TRUE(is_refused);
+  EXPECT_EQ(num_questions, 0);
+}
+
+// Regression: OpenSSL takes a list for none whose issuer has another serial number.
+TEST_F(RevocationListsTest, TheListOfACaCountsAfterItsCertificateWasIssuedAgain) {
+  constexpr int64_t kEarlierSerial = 99;
+  Write("crl.pem", List({kRevoked}, kBegin, kEnd, WithIssuerSerial(kEarlierSerial)));
+
+  EXPECT_THAT(Read(), IsEmpty());
+
+  EXPECT_EQ(Refusal(revoked_), "certificate revoked");
+  EXPECT_FALSE(IsRefused(good_));
+  EXPECT_THAT(lists_->WithoutList(), IsEmpty());
+}
+
+// Regression: the clients of the CA with the older list, or with none, were refused.
+TEST_F(RevocationListsTest, EachOfTwoCasOfOneNameHasAListOfItsOwn) {
+  const TestKey keys[] = {NewKey(), NewKey()};
+  const auto issue = [&](int ca, int64_t serial) {
+    return CertificatePem("client", NewKey(), "two", keys[ca], kBegin, kEnd, serial, false,
+                          WithKeyIds("client", absl::StrCat("key", ca)));
+  };
+  for (const int ca : {0, 1}) {
+    const std::string id = absl::StrCat("key", ca);
+    more_cas_ += CertificatePem("two", keys[ca], "two", keys[ca], kBegin, kEnd, 16 + ca, true,
+                                WithKeyIds(id, id));
+  }
+  const auto list = [&](int ca) {
+    return RevocationListPem("two", keys[ca], {kRevoked}, kBegin + absl::Minutes(ca), kEnd);
+  };
+  Write("crl.pem", List({}));
+  Write("0", list(0));
+
+  EXPECT_THAT(Read(), IsEmpty());
+
+  EXPECT_THAT(lists_->WithoutList(), ElementsAre("/CN=two (serial 11)"));
+  EXPECT_EQ(Refusal(issue(0, kGood)), "");
+  EXPECT_EQ(Refusal(issue(0, kRevoked)), "certificate revoked");
+  EXPECT_EQ(Refusal(issue(1, kRevoked)), "");
+  Write("1", list(1));
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_THAT(lists_->WithoutList(), IsEmpty());
+  for (const int ca : {0, 1}) {
+    EXPECT_EQ(Refusal(issue(ca, kGood)), "");
+    EXPECT_EQ(Refusal(issue(ca, kRevoked)), "certificate revoked");
+  }
+}
+
+// Regression: the first by the name of its file was used.
+TEST_F(RevocationListsTest, OfListsOfOneSecondTheHighestNumberCountsOrAllDo) {
+  Write("1", List({kRevoked}, kBegin, kEnd, WithNumber(255)));
+  Write("2", List({kGood}, kBegin, kEnd, WithNumber(256)));
+  Write("3", List({kRevoked}, kBegin, kEnd, WithNumber(1)));
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_TRUE(IsRefused(good_));
+  EXPECT_FALSE(IsRefused(revoked_));
+
+  std::filesystem::remove_all(folder_.path("lists"));
+  lists_ = nullptr;
+  Write("1", List({}));
+  Write("2", List({kRevoked}));
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_TRUE(IsRefused(revoked_));
+  EXPECT_FALSE(IsRefused(good_));
+}
+
+TEST_F(RevocationListsTest, ATrustedCertificateIsRevokedByTheListOfItsIssuer) {
+  const TestKey key = NewKey();
+  const auto intermediate = [&](int64_t serial) {
+    return CertificatePem("intermediate", key, "ca", ca_key_, kBegin, kEnd, serial, true);
+  };
+  const std::string leaf = CertificatePem("leaf", NewKey(), "intermediate", key, kBegin, kEnd, 1);
+  Write("crl.pem", List({kRevoked}));
+  more_cas_ = intermediate(kGood);
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_EQ(Refusal(leaf), "");
+
+  more_cas_ = intermediate(kRevoked);
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_EQ(Refusal(leaf), "certificate revoked");
+
+  ca_ = "";  // so that nothing proves whose list it is
+  lists_ = nullptr;
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_EQ(Refusal(leaf), "certificate revoked");
+  more_cas_ = intermediate(kGood);
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_EQ(Refusal(leaf), "");
+}
+
+TEST_F(RevocationListsTest, AnIntermediateCaWithAListOfAnotherKeyIsRefused) {
+  const TestKey keys[] = {NewKey(), NewKey()};
+  const std::string intermediate =
+      CertificatePem("intermediate", keys[1], "ca", ca_key_, kBegin, kEnd, kGood, true);
+  const std::string leaf =
+      CertificatePem("leaf", NewKey(), "intermediate", keys[1], kBegin, kEnd, kRevoked);
+  const auto list = [&](int key, const std::vector<int64_t>& revoked) {
+    return RevocationListPem("intermediate", keys[key], revoked, kBegin + absl::Minutes(key), kEnd);
+  };
+  Write("0", list(0, {}));
+  Read();
+  EXPECT_EQ(Refusal(leaf, intermediate), "CRL signature failure");
+
+  Write("1", list(1, {kRevoked}));
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_EQ(Refusal(leaf, intermediate), "certificate revoked");
+
+  Write("1", list(1, {}));
+  EXPECT_THAT(Read(), IsEmpty());
+  EXPECT_EQ(Refusal(leaf, intermediate), "");
+}
+
+// Regression: its list had no successor, for ever.
+TEST_F(RevocationListsTest, AnIntermediateCaThatIsTrustedLaterKeepsItsList) {
+  const TestKey key = NewKey();
+  Write("intermediate", RevocationListPem("intermediate", key, {kRevoked}, kBegin, kEnd));
+  ASSERT_THAT(Read(), IsEmpty());
+  more_cas_ = CertificatePem("intermediate", key, "ca", ca_key_, kBegin, kEnd, kGood, true);
+
+  EXPECT_THAT(Read(), IsEmpty());
+
+  EXPECT_THAT(lists_->lists(), SizeIs(1));
+  EXPECT_EQ(Refusal(CertificatePem("leaf", key, "intermediate", key, kBegin, kEnd, kRevoked)),
+            "certificate revoked");
 }
 
 TEST_F(RevocationListsTest, AProblemOfOneCaKeepsBackNoListOfAnother) {

@@ -318,6 +318,19 @@ TEST_F(RevocationFilesTest, AListTakesEffectHoweverItIsReplaced) {
   take([this] { folder_.Write("crl/new", List({kSerial})); });
 }
 
+// Regression: the files were read once they had been the same in two looks.
+TEST_F(RevocationFilesTest, AFolderThatChangesAllTheTimeKeepsOutNoRevocation) {
+  const auto files = MustCreate();
+  folder_.Write("list", List({kSerial}));
+
+  for (int look = 0; look < 3 && !IsRefused(*files); ++look) {
+    folder_.Write("crl/log", std::string(static_cast<size_t>(look + 1), 'x'));
+    Look(*files);
+  }
+
+  EXPECT_TRUE(IsRefused(*files));
+}
+
 TEST_F(RevocationFilesTest, ADamagedListKeepsTheLastInForceUntilItIsMended) {
   folder_.Write("list", List({kSerial}));
   const auto files = MustCreate();
@@ -327,7 +340,7 @@ TEST_F(RevocationFilesTest, ADamagedListKeepsTheLastInForceUntilItIsMended) {
   const std::string log = LogOfLook(*files);
 
   EXPECT_TRUE(IsRefused(*files));
-  EXPECT_THAT(log, HasSubstr("crl/0123abcd.r0 contains no PEM revocation list"));
+  EXPECT_THAT(log, HasSubstr("crl/0123abcd.r0 contains no revocation list"));
   EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"failed\"} 1\n"));
   EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_revocation_problems 2\n"));
   folder_.Write("list", List({}));
@@ -340,7 +353,7 @@ TEST_F(RevocationFilesTest, ADamagedListKeepsTheLastInForceUntilItIsMended) {
 TEST_F(RevocationFilesTest, DoesNotStartWithADamagedList) {
   folder_.Write("list", "garbage");
 
-  EXPECT_THAT(Error(), HasSubstr("crl/0123abcd.r0 contains no PEM revocation list"));
+  EXPECT_THAT(Error(), HasSubstr("crl/0123abcd.r0 contains no revocation list"));
 }
 
 TEST_F(TlsFilesTest, AWrongPairKeepsBackNoClientCa) {
