@@ -126,7 +126,7 @@ void FlushOnCrash() {
     }
     struct sigaction flush = {};
     flush.sa_sigaction = OnCrash;
-    flush.sa_flags = SA_SIGINFO | SA_RESETHAND;
+    flush.sa_flags = static_cast<int>(SA_SIGINFO | SA_RESETHAND);
     sigaction(signal, &flush, nullptr);
   }
 }

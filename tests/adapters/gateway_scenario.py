@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import io
 import sys
 import threading
@@ -122,6 +123,8 @@ if __name__ == "__main__":
     async def serve() -> None:
         gateway = Gateway("teacher")
         gateway.start(FixedTeacher(int(sys.argv[1])))
+        gc.collect()
+        gc.freeze()  # as the command does
         _, url = await gateway.listen("127.0.0.1", 0)
         print(url, flush=True)
         await asyncio.Event().wait()

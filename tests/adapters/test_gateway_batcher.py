@@ -1,10 +1,12 @@
 """The batches and the bounded queue of the gateway."""
 
 import asyncio
+import weakref
 
 import pytest
-from gateway_scenario import MAX_MODEL_LEN, POISON, entered, post, queued, run
-from logprobd_adapters.teacher import CANDIDATES_PER_TOKEN, Teacher
+from gateway_scenario import MAX_MODEL_LEN, POISON, FixedTeacher, entered, post, queued, run
+from logprobd_adapters.batcher import Batcher
+from logprobd_adapters.teacher import CANDIDATES_PER_TOKEN, Prompt, Teacher
 
 
 def test_requests_that_wait_for_a_batch_are_the_next_batch(teacher, backbone) -> None:
@@ -149,3 +151,39 @@ def test_a_request_whose_client_leaves_is_taken_off_the_queue(teacher, backbone)
         assert backbone.shapes == [(1, 3), (1, 3)]
 
     run(teacher, scenario)
+
+
+def test_prompts_of_a_request_keep_their_order_over_several_batches(backbone, scorer) -> None:
+    async def scenario(client, gateway) -> None:
+        lengths = [1, 2, 3, 3, 1, 2, 3]
+
+        status, result = await post(client, [[5] * length for length in lengths])
+
+        assert status == 200 and len(backbone.shapes) > 1
+        assert [len(c["prompt_logprobs"]) for c in result["choices"]] == lengths
+
+    run(Teacher(backbone, scorer, MAX_MODEL_LEN, batch_tokens=6), scenario)
+
+
+def test_no_prompt_of_a_request_is_scored_after_one_that_failed(backbone, scorer) -> None:
+    async def scenario(client, gateway) -> None:
+        assert (await post(client, [[4, 5], [POISON], [6, 7], [8, 9]]))[0] == 500
+
+        assert (await post(client, [1, 2, 3]))[0] == 200
+        assert backbone.shapes == [(1, 2), (1, 1), (1, 3)]
+
+    run(Teacher(backbone, scorer, MAX_MODEL_LEN, batch_tokens=2), scenario)
+
+
+def test_nothing_refers_to_scores_that_were_returned() -> None:
+    async def main() -> None:
+        batcher = Batcher(FixedTeacher(), 100)
+
+        scores = await batcher.score([Prompt([1, 2])] * 3)
+
+        references = [weakref.ref(each) for each in scores]
+        del scores
+        await batcher.close()  # Until then the thread may hold its last result.
+        assert [reference() for reference in references] == [None] * 3
+
+    asyncio.run(main())

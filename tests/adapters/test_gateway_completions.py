@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from logprobd.errors import InvalidArgument
+from logprobd_adapters import completions
 from logprobd_adapters.completions import parse_request
 
 TOKENS_MAX = 100_000
@@ -45,6 +46,29 @@ def test_shorter_lists_are_filled_up() -> None:
 def test_ids_beyond_64_bits_are_refused(ids) -> None:
     with pytest.raises(InvalidArgument, match="beyond 64 bits"):
         parse(prompt=[1, 2, 3], prompt_logprob_token_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"[" + b"[1]," * 200_000 + b"1]", "200001 lists and objects, expected at most 101024"),
+        (b"[" * 200_000, "200000 lists and objects"),
+        (b"{" + b'"a":1,' * 100_000 + b'"b":1}', "100001 fields, expected at most 65536"),
+    ],
+)
+def test_more_lists_and_fields_than_a_request_has_are_refused_before_they_are_parsed(
+    body, what, monkeypatch
+) -> None:
+    monkeypatch.setattr(completions.orjson, "loads", None)
+
+    with pytest.raises(InvalidArgument, match=what):
+        parse_request(body, "teacher", TOKENS_MAX)
+
+
+def test_as_many_prompts_as_tokens_are_parsed() -> None:
+    body = json.dumps({"prompt": [[1]] * TOKENS_MAX, "prompt_logprobs": 0}).encode()
+
+    assert len(parse_request(body, "teacher", TOKENS_MAX).prompts) == TOKENS_MAX
 
 
 SCORED = {"prompt": [1, 2, 3], "prompt_logprobs": 2}

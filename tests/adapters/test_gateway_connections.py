@@ -311,3 +311,31 @@ def test_requests_on_one_connection_are_answered_in_turn(teacher) -> None:
         writer.close()
 
     run(teacher, scenario)
+
+
+# Regression: aiohttp's own answers repeated a request line of 4,000 bytes as 16,000 characters.
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"\xff" * 4_000 + b" HTTP/1.1",
+        b"GET / HTTP/1.1 " + b"y" * 4_000,
+        b"\xff" * 4_000,
+        b"GET / HTTP/1.1\r\n" + b"\xff" * 4_000,
+        b"GET / HTTP/1.1\r\nx: " + b"\x00" * 4_000,
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 5_000,
+        b"POST / HTTP/1.1\r\nContent-Length: " + b"y" * 4_000,
+    ],
+)
+def test_an_answer_to_what_is_no_http_repeats_no_more_than_others(teacher, head) -> None:
+    async def scenario(client, gateway) -> None:
+        reader, writer = await connect(client)
+        writer.write(head + b"\r\nHost: a\r\n\r\n")
+
+        answer = await asyncio.wait_for(reader.read(), 60)
+
+        first, _, body = answer.partition(b"\r\n\r\n")
+        assert b" 400 " in first.splitlines()[0] and len(first) < 500
+        assert len(json.loads(body)["error"]["message"]) <= QUOTE_MAX
+        writer.close()
+
+    run(teacher, scenario)

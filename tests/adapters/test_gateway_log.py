@@ -50,7 +50,8 @@ def test_a_long_text_is_cut(pipe) -> None:
         LOG.info("%s", "x" * 8_000_000)
         LOG.info("end")
 
-    first, *_ = read_until(reader, b" INFO end\n").decode().split("\n")
+        # The line is longer than the pipe, so it is read before the end waits for it.
+        first, *_ = read_until(reader, b" INFO end\n").decode().split("\n")
     assert first.endswith(" INFO " + "x" * (TEXT_MAX - 3) + "...")
 
 
@@ -64,7 +65,7 @@ def test_no_text_of_a_traceback_looks_like_a_line_of_its_own(pipe) -> None:
         LOG.info("end")
 
     lines = read_until(reader, b" INFO end\n").decode().split("\n")
-    assert r"    2026-01-01 INFO forged\u009b" in lines
+    assert r"    2026-01-01 INFO forged\x9b" in lines
     assert not any(line.startswith("2026-01-01 INFO forged") for line in lines)
 
 

@@ -1,9 +1,12 @@
 """The JSON of responses."""
 
 import json
+import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from gateway_scenario import FixedTeacher
 from logprobd_adapters.completions import CompletionRequest
 from logprobd_adapters.responses import encode_response
 from logprobd_adapters.teacher import Prompt, PromptScores
@@ -44,3 +47,60 @@ def test_entries_and_numbers_are_those_of_the_shortest_texts(rows, top_k) -> Non
             for token, logprob, rank in listed
         }
         assert entries == (expected if ranks[row] else None)
+
+
+def encode(prompts: Sequence[Prompt], scores: Sequence[PromptScores]) -> list[bytes]:
+    return list(encode_response("teacher", CompletionRequest([*prompts], True), scores))
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_prompts_of_any_length_have_the_rows_that_they_have_alone(top_k) -> None:
+    generator = np.random.default_rng(top_k)
+    lengths = [1, 2, 1, 9_000, 3, 1, 1, *[2] * 5_000, 8_192, 1]
+    prompts = [Prompt(generator.integers(0, 50, length).tolist(), top_k) for length in lengths]
+    scores = [
+        PromptScores(
+            generator.normal(size=rows).astype(np.float32),
+            generator.integers(0, 9, rows),
+            generator.integers(0, 50, (rows, top_k)),
+            generator.normal(size=(rows, top_k)).astype(np.float32),
+            np.zeros((rows, 0), np.float32),
+        )
+        for rows in (length - 1 for length in lengths)
+    ]
+
+    choices = json.loads(b"".join(encode(prompts, scores)))["choices"]
+
+    for index, choice in enumerate(choices):
+        (alone,) = json.loads(b"".join(encode([prompts[index]], [scores[index]])))["choices"]
+        assert choice == alone | {"index": index}
+    assert len(choices) == len(prompts)
+
+
+def small_prompts(length: int, count: int) -> tuple[list[Prompt], list[PromptScores]]:
+    prompts = [Prompt([1] * length)] * count
+    return prompts, FixedTeacher().score(prompts)
+
+
+# Regression: a prompt of one token copied what was written for all prompts before it.
+@pytest.mark.parametrize("length", [1, 2])
+def test_the_time_for_a_prompt_does_not_grow_with_their_number(length) -> None:
+    def seconds_per_prompt(count: int) -> float:
+        prompts, scores = small_prompts(length, count)
+        times = []
+        for _ in range(3):
+            started = time.thread_time()
+            encode(prompts, scores)
+            times.append(time.thread_time() - started)
+        return min(times) / count
+
+    assert seconds_per_prompt(32_000) < 2 * seconds_per_prompt(4_000)
+
+
+# Regression: all prompts of one token were one piece, in which nothing else was answered.
+@pytest.mark.parametrize("length", [1, 2])
+def test_many_small_prompts_are_many_pieces(length) -> None:
+    pieces = encode(*small_prompts(length, 20_000))
+
+    assert max(map(len, pieces)) < 2 * 65_536
+    assert len(json.loads(b"".join(pieces))["choices"]) == 20_000

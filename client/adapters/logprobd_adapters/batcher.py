@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,30 @@ class ScorerError(Exception):
         self.error = error
 
 
+@dataclasses.dataclass(eq=False)
+class _Request:
+    """Prompts of a request, and their scores so far. It has one future, since one for each prompt
+    would hold up the event loop for seconds when there are many."""
+
+    prompts: Sequence[Prompt]
+    done: asyncio.Future[None]
+    taken: int = 0
+    """How many prompts have left the queue."""
+    scores: list[PromptScores] = dataclasses.field(default_factory=list)
+
+    def add(self, results: Sequence[PromptScores | Exception]) -> None:
+        """Takes the results of the next prompts. The first failure ends the request."""
+        if self.done.done():
+            return
+        for result in results:
+            if isinstance(result, Exception):
+                self.done.set_exception(result)
+                return
+            self.scores.append(result)
+        if len(self.scores) == len(self.prompts):
+            self.done.set_result(None)
+
+
 class Batcher:
     """Scores prompts of concurrent requests together, in the order in which they came.
 
@@ -52,7 +77,7 @@ class Batcher:
         self._queue_tokens = queue_tokens
         self._tokens = 0
         self._seconds_per_token = 0.0
-        self._waiting: dict[asyncio.Future[PromptScores], Prompt] = {}
+        self._waiting: list[_Request] = []
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "score")
         self._task = asyncio.create_task(self._run())
@@ -100,45 +125,60 @@ class Batcher:
 
         Raises ScorerError, and what the backbone raises.
         """
-        futures = [self._submit(prompt) for prompt in prompts]
+        request = _Request(prompts, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
         self._wake.set()
         try:
-            return await asyncio.gather(*futures)
+            await request.done
+            return request.scores
         finally:
-            for future in futures:
-                future.cancel()
+            self._drop(request)
 
-    def _submit(self, prompt: Prompt) -> asyncio.Future[PromptScores]:
-        future: asyncio.Future[PromptScores] = asyncio.get_running_loop().create_future()
-        self._waiting[future] = prompt
-        future.add_done_callback(lambda done: self._waiting.pop(done, None))
-        return future
+    def _drop(self, request: _Request) -> None:
+        if request in self._waiting:
+            self._waiting.remove(request)
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
             self._wake.clear()
             while batch := self._take():
-                started = loop.time()
-                prompts = list(batch.values())
-                results = await loop.run_in_executor(self._thread, self._score, prompts)
-                self._seconds_per_token = (loop.time() - started) / cost_of(prompts)
-                for future, result in zip(batch, results, strict=True):
-                    if future.done():
-                        continue
-                    if isinstance(result, Exception):
-                        future.set_exception(result)
-                    else:
-                        future.set_result(result)
+                await self._run_batch(batch)
 
-    def _take(self) -> dict[asyncio.Future[PromptScores], Prompt]:
-        """Takes the next batch off the queue; it is empty if nothing waits."""
-        count = self._teacher.batch_size(self._waiting.values())
-        return {
-            future: self._waiting.pop(future)
-            for future in list(itertools.islice(self._waiting, count))
-        }
+    async def _run_batch(self, batch: list[tuple[_Request, slice]]) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        prompts = [prompt for request, part in batch for prompt in request.prompts[part]]
+        results = await loop.run_in_executor(self._thread, self._score, prompts)
+        self._seconds_per_token = (loop.time() - started) / cost_of(prompts)
+        begin = 0
+        for request, part in batch:
+            end = begin + part.stop - part.start
+            request.add(results[begin:end])
+            begin = end
+            if request.done.done():
+                self._drop(request)
+
+    def _take(self) -> list[tuple[_Request, slice]]:
+        """Takes the next batch off the queue, as the parts of requests that are in it. It is empty
+        if nothing waits."""
+        batch = []
+        count = self._teacher.batch_size(self._prompts())
+        while count:
+            request = self._waiting[0]
+            part = slice(request.taken, min(request.taken + count, len(request.prompts)))
+            batch.append((request, part))
+            request.taken = part.stop
+            count -= part.stop - part.start
+            if request.taken == len(request.prompts):
+                self._drop(request)
+        return batch
+
+    def _prompts(self) -> Iterator[Prompt]:
+        """Yields the prompts that wait."""
+        for request in self._waiting:
+            for index in range(request.taken, len(request.prompts)):
+                yield request.prompts[index]
 
     def _score(self, prompts: Sequence[Prompt]) -> list[PromptScores | Exception]:
         """Scores a batch. A prompt that fails, for lack of memory perhaps, fails alone."""

@@ -29,7 +29,7 @@ RUNNER_OPTIONS = {
     "max_headers": 64,
     "read_bufsize": 1 << 14,  # A part of one byte takes some 40, and twice so many may wait.
 }
-"""Options of a web.AppRunner for a Listener, which bound the head of a request."""
+"""Options of a web.RequestHandler for a Listener, which bound the head of a request."""
 
 _BYTES_PER_SECOND_MIN = 1 << 20
 _AHEAD_BYTES_MAX = 1 << 19  # A part that is received has at most half of it.
@@ -153,6 +153,7 @@ class Listener(web.BaseSite):
     """Accepts connections for a web.AppRunner and closes those beyond a number at once.
 
     Args:
+        make_handler: returns aiohttp's handler of a new connection, with RUNNER_OPTIONS.
         context: of TLS, or None.
         connections_max: most connections, half of which one address, or one /64 network of IPv6,
             may have. They take at most half of the files that the process may open.
@@ -165,6 +166,7 @@ class Listener(web.BaseSite):
         host: str,
         port: int,
         *,
+        make_handler: Callable[[web.Server], asyncio.Protocol],
         context: ssl.SSLContext | None,
         connections_max: int,
         stall_seconds: float,
@@ -173,6 +175,7 @@ class Listener(web.BaseSite):
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.connections_max = min(connections_max, max(files // 2, 1))
         self._host, self._port = host, port
+        self._make_handler = make_handler
         self._stall_seconds = stall_seconds
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -235,8 +238,8 @@ class Listener(web.BaseSite):
 
     async def _serve(self, connection: socket.socket, network: str) -> None:
         assert self._runner.server
-        handler = self._runner.server()
         try:
+            handler = self._make_handler(self._runner.server)
             protocol = Connection(handler, self._stall_seconds)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,

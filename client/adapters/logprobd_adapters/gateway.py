@@ -6,6 +6,7 @@ Tokens go in, and log-probabilities come out. No text is generated. gateway_comm
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import time
@@ -53,12 +54,13 @@ from logprobd_adapters.teacher import PromptScores, Teacher
 
 BODY_MIB_MAX = 8
 """Default of Gateway's body_mib_max. Nothing else runs, /health neither, while orjson parses a
-body: 5 to 11 ms of CPU time for each MiB."""
+body: see docs/GATEWAY.md ("Memory")."""
 
-_INLINE_BYTES = 1 << 16  # A larger body is parsed in a thread.
+_INLINE_BYTES = 1 << 14  # A larger body is parsed in a thread.
 _STOP_SECONDS = 60.0
 _READY_SECONDS = 0.5  # the probes of Kubernetes wait 1 s by default
 _OPEN_PATHS = ("/health", "/readyz")  # for probes, which have no token
+_FREED_AT_ONCE = 1 << 13  # Prompts and their scores, of which a request may have 262,144.
 _TOKENS = web.RequestKey("tokens", int)  # The log has the number of tokens of each request.
 
 
@@ -80,6 +82,33 @@ def _error(status: int, message: str, retry_after: str | None = None) -> web.Res
     return web.Response(
         body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
     )
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's handler of a connection. What is no HTTP has the same form of answer as other
+    errors, which is also bounded, where aiohttp repeats what it has received."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # writes to the log
+        text = " ".join((message or HTTPStatus(status).description).split())
+        response = _error(status, one_line(text, QUOTE_MAX))
+        response.force_close()
+        return response
+
+
+def _free(items: list[Any]) -> None:
+    """Empties a list in steps, since others wait while a large number of items is freed."""
+    del items[-_FREED_AT_ONCE:]
+    if items:
+        asyncio.get_running_loop().call_soon(_free, items)
 
 
 def _retry_seconds(error: Exception) -> str | None:
@@ -219,16 +248,22 @@ class Gateway:
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=_STOP_SECONDS,
+        )
+        await runner.setup()
+        make_handler = functools.partial(
+            _Handler,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
             auto_decompress=False,  # A body has its Content-Length in memory.
             logger=_HTTP_LOG,
             **RUNNER_OPTIONS,
         )
-        await runner.setup()
         context = certificate.context if certificate else None
         listener = Listener(
             runner,
             host,
             port,
+            make_handler=make_handler,
             context=context,
             connections_max=self._connections_max,
             stall_seconds=self._stall_seconds,
@@ -290,9 +325,14 @@ class Gateway:
         batcher = self._started()
         completion = await self._receive(request, batcher)
         request[_TOKENS] = sum(len(prompt.tokens) for prompt in completion.prompts)
-        with batcher.reserve(cost_of(completion.prompts)):
-            scores = await batcher.score(completion.prompts)
-            return await self._send(request, completion, scores)
+        scores: list[PromptScores] = []
+        try:
+            with batcher.reserve(cost_of(completion.prompts)):
+                scores = await batcher.score(completion.prompts)
+                return await self._send(request, completion, scores)
+        finally:
+            _free(completion.prompts)
+            _free(scores)
 
     async def _receive(self, request: web.Request, batcher: Batcher) -> CompletionRequest:
         """Reads and parses a body, which is counted before it takes memory."""
@@ -350,6 +390,8 @@ class Gateway:
             await response.prepare(request)
             while piece:
                 await response.write(piece)
+                # A write does not wait if the socket takes everything at once.
+                await asyncio.sleep(0)
                 piece = next(pieces, None)
             await response.write_eof()
         except ConnectionError:

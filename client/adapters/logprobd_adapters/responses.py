@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import functools
 import io
+import itertools
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -102,6 +103,49 @@ def _blocks(prompt: Prompt, scores: PromptScores) -> Iterator[bytes]:
         yield _rows(tokens[rows], dataclasses.replace(scores, **parts))
 
 
+def _rows_of_prompts(
+    prompts: Sequence[Prompt], scores: Sequence[PromptScores]
+) -> Iterator[Iterator[bytes]]:
+    """Yields the blocks of rows of each prompt. Prompts of few rows share a call of NumPy's
+    functions, which take longer for a call than for a row."""
+    block = max(1, _BLOCK_ENTRIES // (scores[0].top_ids.shape[1] + 1))
+    counts = [len(prompt.tokens) - 1 - prompt.start for prompt in prompts]
+    begin = 0
+    while begin < len(prompts):
+        end, rows = begin + 1, counts[begin]
+        # A prompt without rows counts as one, too, so that this ends after `block` prompts.
+        while end < len(prompts) and (end - begin) + rows + counts[end] < block:
+            rows += counts[end]
+            end += 1
+        together = slice(begin, end)
+        if end == begin + 1:
+            yield _blocks(prompts[begin], scores[begin])
+        else:
+            yield from _shared_block(prompts[together], scores[together], counts[together])
+        begin = end
+
+
+def _shared_block(
+    prompts: Sequence[Prompt], scores: Sequence[PromptScores], counts: Sequence[int]
+) -> Iterator[Iterator[bytes]]:
+    """Yields the rows of each of several prompts, each as one block."""
+    rows, size = b"", 0
+    if total := sum(counts):
+        ids = itertools.chain.from_iterable(p.tokens[p.start + 1 :] for p in prompts)
+        parts = {
+            name: np.concatenate(
+                [getattr(each, name) for each, n in zip(scores, counts, strict=True) if n]
+            )
+            for name in _LISTED
+        }
+        rows = _rows(np.fromiter(ids, np.int64, total), dataclasses.replace(scores[0], **parts))
+        size = len(rows) // total
+    end = 0
+    for count in counts:
+        begin, end = end, end + count * size
+        yield iter((rows[begin:end],))
+
+
 def _npy_as_base64(array: NDArray[np.float32]) -> Iterator[bytes]:
     """Yields the base64 of a .npy file in pieces."""
     file = io.BytesIO()
@@ -116,7 +160,8 @@ def encode_response(
 ) -> Iterator[bytes]:
     """Yields the JSON of a response in pieces, from the scores of the prompts of the request.
 
-    A piece can be sent while the next one is made. None is empty.
+    A piece can be sent while the next one is made. None is empty. The time for a piece does not
+    grow with the response, however many prompts it has.
     """
     tokens = sum(len(prompt.tokens) for prompt in request.prompts)
     fields = {
@@ -126,25 +171,29 @@ def encode_response(
         "model": model,
         "usage": {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
     }
-    text = orjson.dumps(fields)[:-1] + b',"choices":['
+    text = bytearray(orjson.dumps(fields)[:-1] + b',"choices":[')
+    rows = _rows_of_prompts(request.prompts, scores) if request.has_logprobs else None
     for index, (prompt, of_prompt) in enumerate(zip(request.prompts, scores, strict=True)):
         choice = {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}
         text += b"," * (index > 0) + orjson.dumps(choice)[:-1]
         if prompt.candidates is not None:
             text += b',"prompt_token_id_logprobs":"'
             for piece in _npy_as_base64(of_prompt.candidate_logprobs):
-                yield text + piece
-                text = b""
+                yield bytes(text + piece)
+                text.clear()
             text += b'"'
         text += b',"prompt_logprobs":'
-        if request.has_logprobs:
+        if rows:
             text += b"[null"  # the first token, which no row predicts
-            for block in _blocks(prompt, of_prompt):
+            for block in next(rows):
                 text += block
                 if len(text) >= _PIECE_BYTES:
-                    yield text
-                    text = b""
+                    yield bytes(text)
+                    text.clear()
             text += b"]}"
         else:
             text += b"null}"
-    yield text + b"]}"
+        if len(text) >= _PIECE_BYTES:
+            yield bytes(text)
+            text.clear()
+    yield bytes(text + b"]}")
