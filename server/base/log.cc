@@ -182,7 +182,7 @@ void FlushLog() { State().writer.Flush(kWriteTimeMax); }
 
 LogThread::LogThread() {
   FlushOnCrash();
-  // Without it callers write themselves; a system that starts no thread ends the server anyway.
+  // Without the thread, callers write. A system that starts no thread ends the server anyway.
   State().writer.StartThread().IgnoreError();
 }
 

@@ -65,8 +65,8 @@ void LogAlways(LogLevel level, absl::string_view message, absl::Span<const LogFi
 /// Writes a line `audit` at every log level. It is still written when other lines are lost because
 /// too many wait.
 void LogAudit(LogLevel level, absl::Span<const LogField> fields);
-/// Does so and waits until the system has taken the line. Returns UNAVAILABLE if it did not within
-/// a second.
+/// Writes a line `audit` and waits until the system has taken it. Returns UNAVAILABLE if it did not
+/// within a second.
 absl::Status LogAuditAndWait(LogLevel level, absl::Span<const LogField> fields);
 
 /// Writes `text` as it is, in order with the lines. It is for a terminal, or ends in a newline.

@@ -315,14 +315,13 @@ HealthService::Options HealthOptionsOf(const GrpcServer::Options& options) {
 /// Logs the limits of peers without tokens that no setting changes.
 void LogLimits(const HealthService::Options& health) {
   const bool has_settings_limit = GrpcVulnerabilities(GrpcVersion()).empty();
-  LogInfo("limits",
-          {{"health_calls", health.calls_max},
-           {"health_calls_of_an_address", health.peer_calls_max},
-           {"health_message_ms", absl::ToInt64Milliseconds(health.message_time_max)},
-           {"health_watch_s", absl::ToInt64Seconds(health.watch_time_max)},
-           {"handshake_ms", kHandshakeMs},
-           {"settings_ms", has_settings_limit ? absl::StrCat(kSettingsMs) : "none"},
-           {"log_queue", HumanBytes(static_cast<int64_t>(LogWriter::kQueueBytesMax))}});
+  LogInfo("limits", {{"health_calls", health.calls_max},
+                     {"health_calls_of_an_address", health.peer_calls_max},
+                     {"health_message_ms", absl::ToInt64Milliseconds(health.message_time_max)},
+                     {"health_watch_s", absl::ToInt64Seconds(health.watch_time_max)},
+                     {"handshake_ms", kHandshakeMs},
+                     {"settings_ms", has_settings_limit ? absl::StrCat(kSettingsMs) : "none"},
+                     {"log_queue", HumanBytes(static_cast<int64_t>(LogWriter::kQueueBytesMax))}});
 }
 
 }  // namespace

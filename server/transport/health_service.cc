@@ -64,14 +64,15 @@ struct HealthService::Impl {
 
   /// What to do next for a call, without the mutex. The call may be gone if that is nothing.
   enum class Step { kNothing, kRead, kWrite, kAnswer, kFinish, kCancel };
-  struct Todo {
+  struct Action {
     Call* call = nullptr;
     Step step = Step::kNothing;
   };
 
   enum class Phase {
-    kMessage,   ///< The message has not arrived yet.
-    kAwaitsHalfClose,  ///< The message of a watch has arrived, but not the end of the client's half.
+    kMessage,          ///< The message has not arrived yet.
+    kAwaitsHalfClose,  ///< The message of a watch has arrived, but not the end of the client's
+                       ///< half.
     kWatching,
     kEnding,  ///< The call is or will be finished.
     kCancelled,
@@ -89,20 +90,20 @@ struct HealthService::Impl {
   void List(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Unlist(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   /// Cancels a call that `call` replaces, if there are too many.
-  Todo MakeRoom(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  Todo Answer(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  Todo End(Call& call, grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  Todo Cancel(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action MakeRoom(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action Answer(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action End(Call& call, grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action Cancel(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   /// Sends the status to a watch that does not have it yet.
-  Todo Send(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action Send(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
-  Todo AfterRead(Call& call, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  Todo AfterWrite(Call& call, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  Todo AfterDeadline(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action AfterRead(Call& call, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action AfterWrite(Call& call, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  Action AfterDeadline(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
   /// Does the step that `decide` returns, which is called with the mutex.
   template <typename Decide>
-  Step Do(Decide decide) ABSL_LOCKS_EXCLUDED(mutex);
+  Step Perform(Decide decide) ABSL_LOCKS_EXCLUDED(mutex);
   void Run();
 
   const Options options;
@@ -129,25 +130,25 @@ class HealthService::Impl::Call final : public grpc::ServerGenericBidiReactor {
         peer(PeerNetworkOf(context.peer())),
         service_(service),
         context_(context) {
-    service_.Do([this] {
+    service_.Perform([this] {
       service_.List(*this);
-      return Todo{this, Step::kRead};
+      return Action{this, Step::kRead};
     });
-    while (service_.Do([this] { return service_.MakeRoom(*this); }) != Step::kNothing) {
+    while (service_.Perform([this] { return service_.MakeRoom(*this); }) != Step::kNothing) {
     }
   }
 
   void OnReadDone(bool ok) override {
-    service_.Do([this, ok] { return service_.AfterRead(*this, ok); });
+    service_.Perform([this, ok] { return service_.AfterRead(*this, ok); });
   }
   void OnWriteDone(bool ok) override {
-    service_.Do([this, ok] { return service_.AfterWrite(*this, ok); });
+    service_.Perform([this, ok] { return service_.AfterWrite(*this, ok); });
   }
   void OnCancel() override {
-    service_.Do([this] { return service_.End(*this, grpc::Status::CANCELLED); });
+    service_.Perform([this] { return service_.End(*this, grpc::Status::CANCELLED); });
   }
   void OnDone() override {
-    service_.Do([this] {
+    service_.Perform([this] {
       const auto may_go = [this] {
         const auto found = service_.cancelling.find(number);
         return found == service_.cancelling.end() || found->second == std::this_thread::get_id();
@@ -155,12 +156,12 @@ class HealthService::Impl::Call final : public grpc::ServerGenericBidiReactor {
       service_.mutex.Await(absl::Condition(&may_go));
       service_.Unlist(*this);
       service_.deadlines.erase({deadline, this});
-      return Todo();
+      return Action();
     });
     delete this;
   }
 
-  void Do(Step step) {
+  void Perform(Step step) {
     switch (step) {
       case Step::kNothing:
         break;
@@ -248,7 +249,7 @@ void HealthService::Impl::List(Call& call) {
                         (is_crowded ? options.crowded_message_time_max : options.message_time_max));
 }
 
-HealthService::Impl::Todo HealthService::Impl::MakeRoom(const Call& call) {
+HealthService::Impl::Action HealthService::Impl::MakeRoom(const Call& call) {
   const auto of_peer = by_peer.find(call.peer);
   if (of_peer != by_peer.end() &&
       of_peer->second.size() > static_cast<size_t>(options.peer_calls_max)) {
@@ -258,7 +259,7 @@ HealthService::Impl::Todo HealthService::Impl::MakeRoom(const Call& call) {
   return {};
 }
 
-HealthService::Impl::Todo HealthService::Impl::Answer(Call& call) {
+HealthService::Impl::Action HealthService::Impl::Answer(Call& call) {
   SetPhase(call, Phase::kEnding);
   call.is_finished = true;
   SetDeadline(call, clock.Now() + options.answer_time_max);
@@ -266,7 +267,7 @@ HealthService::Impl::Todo HealthService::Impl::Answer(Call& call) {
   return {&call, Step::kAnswer};
 }
 
-HealthService::Impl::Todo HealthService::Impl::End(Call& call, grpc::Status status) {
+HealthService::Impl::Action HealthService::Impl::End(Call& call, grpc::Status status) {
   if (call.phase < Phase::kEnding) {
     SetPhase(call, Phase::kEnding);
     call.end = std::move(status);
@@ -277,7 +278,7 @@ HealthService::Impl::Todo HealthService::Impl::End(Call& call, grpc::Status stat
   return {&call, Step::kFinish};
 }
 
-HealthService::Impl::Todo HealthService::Impl::Cancel(Call& call) {
+HealthService::Impl::Action HealthService::Impl::Cancel(Call& call) {
   if (call.phase < Phase::kEnding) call.end = grpc::Status::CANCELLED;
   SetPhase(call, Phase::kCancelled);
   cancelling.emplace(call.number, std::this_thread::get_id());
@@ -286,7 +287,7 @@ HealthService::Impl::Todo HealthService::Impl::Cancel(Call& call) {
   return {&call, Step::kCancel};
 }
 
-HealthService::Impl::Todo HealthService::Impl::Send(Call& call) {
+HealthService::Impl::Action HealthService::Impl::Send(Call& call) {
   const int status = call.is_known ? CurrentStatus() : kServiceUnknown;
   if (call.phase != Phase::kWatching || call.is_writing || call.sent == status) return {};
   call.sent = status;
@@ -295,7 +296,7 @@ HealthService::Impl::Todo HealthService::Impl::Send(Call& call) {
   return {&call, Step::kWrite};
 }
 
-HealthService::Impl::Todo HealthService::Impl::AfterRead(Call& call, bool ok) {
+HealthService::Impl::Action HealthService::Impl::AfterRead(Call& call, bool ok) {
   switch (call.phase) {
     case Phase::kMessage: {
       const std::optional<std::string> service = ok ? ServiceOf(call.message) : std::nullopt;
@@ -322,13 +323,13 @@ HealthService::Impl::Todo HealthService::Impl::AfterRead(Call& call, bool ok) {
   }
 }
 
-HealthService::Impl::Todo HealthService::Impl::AfterWrite(Call& call, bool ok) {
+HealthService::Impl::Action HealthService::Impl::AfterWrite(Call& call, bool ok) {
   call.is_writing = false;
   if (!ok || call.phase >= Phase::kEnding) return End(call, grpc::Status::CANCELLED);
   return Send(call);
 }
 
-HealthService::Impl::Todo HealthService::Impl::AfterDeadline(Call& call) {
+HealthService::Impl::Action HealthService::Impl::AfterDeadline(Call& call) {
   switch (call.phase) {
     case Phase::kMessage:
       if (!call.is_watch) return Answer(call);
@@ -346,27 +347,27 @@ HealthService::Impl::Todo HealthService::Impl::AfterDeadline(Call& call) {
 }
 
 template <typename Decide>
-HealthService::Impl::Step HealthService::Impl::Do(Decide decide) {
-  Todo todo;
+HealthService::Impl::Step HealthService::Impl::Perform(Decide decide) {
+  Action action;
   uint64_t number = 0;
   {
     const absl::MutexLock lock(&mutex);
-    todo = decide();
-    if (todo.step == Step::kNothing) return todo.step;
-    number = todo.call->number;
+    action = decide();
+    if (action.step == Step::kNothing) return action.step;
+    number = action.call->number;
   }
-  todo.call->Do(todo.step);
-  if (todo.step == Step::kCancel) {  // gRPC may have ended the call on this thread
+  action.call->Perform(action.step);
+  if (action.step == Step::kCancel) {  // gRPC may have ended the call on this thread
     const absl::MutexLock lock(&mutex);
     cancelling.erase(number);
   }
-  return todo.step;
+  return action.step;
 }
 
 void HealthService::Impl::Run() {
   while (true) {
     bool is_over = false;
-    Do([&] {
+    Perform([&] {
       const auto next = [this] {
         return deadlines.empty() ? absl::InfiniteFuture() : deadlines.begin()->first;
       };
@@ -374,7 +375,7 @@ void HealthService::Impl::Run() {
       const auto has_news = [&] { return is_stopping || next() != until; };
       clock.AwaitUntil(mutex, absl::Condition(&has_news), until);
       is_over = is_stopping;
-      if (is_over || next() > clock.Now()) return Todo();
+      if (is_over || next() > clock.Now()) return Action();
       Call& call = *deadlines.begin()->second;
       deadlines.erase(deadlines.begin());
       return AfterDeadline(call);
@@ -408,15 +409,15 @@ std::unique_ptr<grpc::CallbackGenericService> HealthService::NewMethods() {
 }
 
 void HealthService::SetServing(bool serving) {
-  std::vector<Impl::Todo> due;
+  std::vector<Impl::Action> due;
   {
     const absl::MutexLock lock(&impl_->mutex);
     impl_->is_serving = serving;
     for (Impl::Call* const call : impl_->calls) due.push_back(impl_->Send(*call));
   }
   // A watch lives until its write is done.
-  for (const Impl::Todo& todo : due) {
-    if (todo.step == Impl::Step::kWrite) todo.call->Do(todo.step);
+  for (const Impl::Action& action : due) {
+    if (action.step == Impl::Step::kWrite) action.call->Perform(action.step);
   }
 }
 

@@ -23,8 +23,8 @@ class HealthService {
     /// bounds what gRPC collects of a message without end. Check then answers without its message;
     /// Watch ends with UNAVAILABLE.
     absl::Duration message_time_max = absl::Milliseconds(250);
-    /// The same for a call that begins while `waiting_calls_max` others wait for this. gRPC
-    /// collects 100 MiB of a message in 250 ms if each frame has one byte, on each core. Usual
+    /// Time for the message of a call that begins while `waiting_calls_max` others wait for theirs.
+    /// gRPC collects 100 MiB of a message in 250 ms if each frame has one byte, on each core. Usual
     /// clients send the message in the packet that begins the call.
     absl::Duration crowded_message_time_max = absl::Milliseconds(20);
     int waiting_calls_max = 8;

@@ -123,7 +123,7 @@ void SetSigner(List& list, std::string signer) {
 /// Appends the lists of a file to `lists`, and what is wrong with it to the problems of `reading`.
 void ReadFile(const std::string& path, bool has_list_name,
               const std::vector<std::shared_ptr<X509>>& cas, std::vector<List>& lists,
-              RevocationLists::Reading& reading) {
+              RevocationLists::ReadResult& reading) {
   const absl::StatusOr<NamedFile> file = ReadNamedFile(kFlag, path, kListMebibytesMax);
   if (!file.ok()) {
     const bool is_out_of_resources = absl::IsResourceExhausted(file.status());
@@ -183,7 +183,7 @@ std::map<std::string, List> NewestOf(const std::vector<List>& lists) {
 /// Reads all files of a folder.
 std::vector<List> ReadFolder(const std::string& folder,
                              const std::vector<std::shared_ptr<X509>>& cas,
-                             RevocationLists::Reading& reading) {
+                             RevocationLists::ReadResult& reading) {
   std::vector<List> lists;
   const absl::StatusOr<std::vector<std::string>> names = FilesOfListFolder(folder);
   if (!names.ok()) {
@@ -240,11 +240,11 @@ absl::StatusOr<std::vector<std::string>> FilesOfListFolder(const std::string& fo
   return names;
 }
 
-RevocationLists::Reading RevocationLists::Read(const std::string& folder,
-                                               absl::string_view client_ca,
-                                               const RevocationLists* last) {
+RevocationLists::ReadResult RevocationLists::Read(const std::string& folder,
+                                                  absl::string_view client_ca,
+                                                  const RevocationLists* last) {
   const std::shared_ptr<RevocationLists> result(new RevocationLists());
-  Reading reading;
+  ReadResult reading;
   for (Certificate& ca : ParseCertificates(client_ca).objects) {
     result->cas_.push_back(Shared(std::move(ca)));
   }

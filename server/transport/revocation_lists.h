@@ -48,7 +48,7 @@ class RevocationLists {
     absl::Time expires_at;  ///< Infinite if the list does not say.
     std::shared_ptr<X509_crl_st> crl;
   };
-  struct Reading;
+  struct ReadResult;
 
   /// Reads the lists of a folder and checks them with the certificates of the PEM text `client_ca`.
   /// Any file in `folder`, or to which a link there leads, counts that is a list of DER or contains
@@ -60,8 +60,8 @@ class RevocationLists {
   /// name is that of a list: *.crl, *crl*.pem, or that of `openssl rehash` (HASH.r0). A list of
   /// `last`, which may be null, stays in force where its CA has no list any more, or an older one;
   /// that is a problem, too. An expired list is none.
-  static Reading Read(const std::string& folder, absl::string_view client_ca,
-                      const RevocationLists* last);
+  static ReadResult Read(const std::string& folder, absl::string_view client_ca,
+                         const RevocationLists* last);
 
   const std::vector<List>& lists() const { return lists_; }
   /// Returns the names and serial numbers of the CAs without a list, whose certificates nobody
@@ -96,7 +96,7 @@ class RevocationLists {
   std::shared_ptr<x509_store_st> store_;
 };
 
-struct RevocationLists::Reading {
+struct RevocationLists::ReadResult {
   std::shared_ptr<const RevocationLists> lists;
   std::vector<std::string> problems;  ///< Each is a text that names a file or a CA.
   bool is_out_of_resources = false;   ///< No file descriptor or memory was left for a file.

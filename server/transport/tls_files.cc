@@ -205,7 +205,7 @@ absl::Status TlsFiles::Install() {
   for (const absl::Status& status : {InstallPair(), InstallClientCa(), InstallLists()}) {
     if (status.ok()) continue;
     errors.emplace_back(status.message());
-    // What is short is tried again.
+    // A lack of files or memory may pass, so that a later look tries again.
     if (code != absl::StatusCode::kResourceExhausted) code = status.code();
   }
   return {code, absl::StrJoin(errors, "; ")};
@@ -246,7 +246,7 @@ absl::Status TlsFiles::InstallClientCa() {
 absl::Status TlsFiles::InstallLists() {
   if (revocation_ == nullptr || client_ca_.empty()) return absl::OkStatus();
   const bool is_first = lists_ == nullptr;
-  RevocationLists::Reading reading =
+  RevocationLists::ReadResult reading =
       RevocationLists::Read(options_.crl_dir, client_ca_, lists_.get());
   if (!is_first || reading.problems.empty()) {
     lists_ = std::move(reading.lists);

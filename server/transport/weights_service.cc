@@ -47,7 +47,7 @@ absl::Status RunOnThread(const std::shared_ptr<WorkCount>& work, std::function<v
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   using Body = std::function<absl::StatusOr<grpc::ByteBuffer>()>;
-  /// Is called before the call is answered, whether `body` has run or not.
+  /// A function that is called before the call is answered, whether `body` has run or not.
   using OnEnd = std::function<void(const absl::Status&)>;
 
   static grpc::ServerUnaryReactor* Start(const absl::Status& refusal,

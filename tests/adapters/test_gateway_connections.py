@@ -244,17 +244,17 @@ def loop(monkeypatch) -> FakeLoop:
         (1 << 30, [30, 30, 30, 30]),  # What was fast before allows no longer wait.
     ],
 )
-def test_a_peer_that_moves_less_than_a_mebibyte_a_second_loses_patience(
+def test_a_peer_that_moves_less_than_a_mebibyte_a_second_runs_out_of_time(
     loop, moved_bytes, delays
 ) -> None:
-    patience = connections.Patience(30.0, mock.Mock())
+    stall = connections.StallTimeout(30.0, mock.Mock())
 
     found = []
     for _ in delays:
-        patience.start()
+        stall.start()
         found.append(round(loop.delay))
         loop.now += 20.0
-        patience.stop(moved_bytes)
+        stall.stop(moved_bytes)
 
     assert found == delays
 

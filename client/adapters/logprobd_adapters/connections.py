@@ -41,7 +41,7 @@ _ACCEPT_RETRY_SECONDS = 0.1
 LOG = logging.getLogger("logprobd-gateway")
 
 
-class Patience:
+class StallTimeout:
     """How long a peer may keep its connection waiting: for `seconds` at a time, and at a rate below
     1 MiB a second for these seconds in all.
 
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         """Is done when the connection has ended."""
         self._handler = handler
         self._stall_seconds = stall_seconds
-        self._taking = self._patience_with("took nothing of its response")
+        self._taking = self._stall_timeout_with("took nothing of its response")
         self._transport: asyncio.Transport | None = None
         self._content: StreamReader | None = None
         self._pending_bytes = 0
@@ -105,14 +105,14 @@ class Connection(asyncio.Protocol):
             LOG.warning("disconnected %s, which %s", peer[0], reason)
             self._transport.abort()
 
-    def sending(self) -> Patience:
+    def sending(self) -> StallTimeout:
         """Returns how long the peer may take to send a body."""
-        return self._patience_with("sent nothing of its request")
+        return self._stall_timeout_with("sent nothing of its request")
 
-    def _patience_with(self, fault: str) -> Patience:
+    def _stall_timeout_with(self, fault: str) -> StallTimeout:
         seconds = self._stall_seconds
         reason = f"{fault}, or less than 1 MiB a second, for {seconds:g} s"
-        return Patience(seconds, lambda: self.cut(reason))
+        return StallTimeout(seconds, lambda: self.cut(reason))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -157,7 +157,7 @@ class Listener(web.BaseSite):
         context: of TLS, or None.
         connections_max: most connections, half of which one address, or one /64 network of IPv6,
             may have. They take at most half of the files that the process may open.
-        stall_seconds: see Patience.
+        stall_seconds: see StallTimeout.
     """
 
     def __init__(

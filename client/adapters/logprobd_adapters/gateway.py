@@ -185,7 +185,7 @@ class Gateway:
             ready. None: the teacher needs no server.
         body_mib_max: largest body of a request, in MiB.
         stall_seconds: how long a client may let the gateway wait for a body, or with a response
-            (connections.Patience).
+            (connections.StallTimeout).
         connections_max: see connections.Listener.
     """
 
@@ -355,17 +355,17 @@ class Gateway:
         connection = connection_of(request)
         if connection is None:
             raise web.HTTPRequestTimeout(text="the client has left")
-        patience = connection.sending()
+        stall = connection.sending()
         with batcher.reserve(math.ceil(size / BODY_BYTES_PER_TOKEN)):
             body = bytearray()
             try:
                 while not request.content.at_eof():
-                    patience.start()
+                    stall.start()
                     part = b""
                     try:
                         part = await request.content.readany()
                     finally:
-                        patience.stop(len(part))
+                        stall.stop(len(part))
                     body += part
                 if size <= _INLINE_BYTES:
                     return self._parse(batcher, body)

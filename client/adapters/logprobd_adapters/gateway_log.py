@@ -50,7 +50,7 @@ class _QueueHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as error:  # as a wrong format of a message
+        except Exception as error:  # for example, a message does not fit its format
             line = f"a line could not be formatted: {type(error).__name__}\n"
         with self._news:
             if len(self._lines) >= QUEUE_LINES_MAX:
@@ -79,7 +79,7 @@ class _QueueHandler(logging.Handler):
     def _write_lines(self) -> None:
         while (line := self._take()) is not None:
             data = line.encode(errors="backslashreplace")
-            with contextlib.suppress(OSError):  # as a full disk
+            with contextlib.suppress(OSError):  # for example, the disk is full
                 while data:
                     data = data[os.write(self._fd, data) :]
 

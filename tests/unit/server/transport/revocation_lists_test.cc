@@ -124,7 +124,7 @@ class RevocationListsTest : public ::testing::Test {
 
   /// Reads the folder. Returns the problems.
   std::vector<std::string> Read() {
-    RevocationLists::Reading reading =
+    RevocationLists::ReadResult reading =
         RevocationLists::Read(folder_.path("lists"), ca_ + more_cas_, lists_.get());
     lists_ = std::move(reading.lists);
     check_.Set(lists_);
