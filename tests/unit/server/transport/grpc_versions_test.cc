@@ -20,7 +20,8 @@ TEST(GrpcVersionsTest, TheVersionIsThatOfTheLibrary) {
 
 TEST(GrpcVersionsTest, OldAndUnknownVersionsHaveHolesWithNames) {
   for (const char* const version : {"1.51.1", "1.82.9", "0.99.0", "1", "", "new"}) {
-    EXPECT_THAT(GrpcVulnerabilities(version), AllOf(HasSubstr("CVE-2023-33953"), HasSubstr("CVE-2023-44487")))
+    EXPECT_THAT(GrpcVulnerabilities(version),
+                AllOf(HasSubstr("CVE-2023-33953"), HasSubstr("CVE-2023-44487")))
         << version;
   }
 }
