@@ -162,7 +162,7 @@ class RevocationVerifier final : public grpc::experimental::ExternalCertificateV
   void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest* /*request*/) override {}
 
  private:
-  static absl::string_view ViewOf(grpc::string_ref text) { return {text.data(), text.size()}; }
+  static absl::string_view ViewOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
   const std::shared_ptr<RevocationCheck> check_;
 };
@@ -257,8 +257,9 @@ struct Listener {
     builder.RegisterCallbackGenericService(health.get());
     server = builder.BuildAndStart();
     if (server == nullptr) return absl::UnavailableError("gRPC could not start the server");
-    for (size_t i = 0; i < acceptors.size(); ++i) {
-      LOGPROBD_RETURN_IF_ERROR(acceptors[i]->Start([handler = handlers[i].get()](int socket) {
+    auto handler_of = handlers.begin();
+    for (const std::unique_ptr<ConnectionAcceptor>& acceptor : acceptors) {
+      LOGPROBD_RETURN_IF_ERROR(acceptor->Start([handler = (handler_of++)->get()](int socket) {
         grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
         connection.fd = socket;
         // Names a listener, nothing else; newer versions of gRPC refuse -1.

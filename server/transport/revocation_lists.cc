@@ -206,7 +206,7 @@ std::vector<List> ReadFolder(const std::string& folder,
 }
 
 std::shared_ptr<X509_STORE> StoreOf(const std::vector<std::shared_ptr<X509>>& cas) {
-  const std::shared_ptr<X509_STORE> store(X509_STORE_new(), X509_STORE_free);
+  std::shared_ptr<X509_STORE> store(X509_STORE_new(), X509_STORE_free);
   for (const std::shared_ptr<X509>& ca : cas) X509_STORE_add_cert(store.get(), ca.get());
   // With these gRPC verifies.
   X509_STORE_set_flags(store.get(), X509_V_FLAG_PARTIAL_CHAIN | X509_V_FLAG_TRUSTED_FIRST);
@@ -332,6 +332,7 @@ RevocationLists::Verdict RevocationLists::Verify(x509_st* certificate, stack_st_
 
 std::vector<X509*> RevocationLists::PathOf(const STACK_OF(X509) * chain) const {
   std::vector<X509*> path;
+  path.reserve(static_cast<size_t>(sk_X509_num(chain)));
   for (int i = 0; i < sk_X509_num(chain); ++i) path.push_back(sk_X509_value(chain, i));
   // The chain ends with the first trusted certificate, which another trusted one may revoke.
   const auto is_next = [&path](const std::shared_ptr<X509>& ca) {

@@ -274,7 +274,7 @@ def test_a131_health_calls_that_stay_replace_each_other_and_nobody_elses(
     server = start_server("--model", str(model.path))
     assert_unharmed(server)
     before = server.peak_memory_bytes()
-    connections = 160
+    connections = 80
     calls = HeldHealthCalls(connections, method, answers_window=window)
     with Attackers(server, calls):
         assert server.eventually(lambda: calls.amount >= connections * calls.STREAMS, seconds=60)
@@ -283,7 +283,7 @@ def test_a131_health_calls_that_stay_replace_each_other_and_nobody_elses(
             watch = scoring.channel.unary_stream(HEALTH_WATCH)(b"", timeout=20)
             assert next(watch) == b"\x08\x01"
             watch.cancel()
-    # 256 calls of an address may stay, beside those that are being cancelled. All 40,960 would take 720 MiB.
+    # 256 calls of an address may stay, beside those that are being cancelled. All 20,480 would take 360 MiB.
     assert server.peak_memory_bytes() - before < 256 * MIB
     assert_unharmed(server)
 

@@ -12,8 +12,10 @@
 #include "absl/time/clock.h"
 #include "server/app/run/status.h"
 #include "server/base/clock.h"
+#include "server/base/log.h"
 #include "server/http/http_server.h"
 #include "server/metrics/metrics.h"
+#include "tests/support/full_stderr.h"
 
 namespace logprobd {
 namespace {
@@ -63,6 +65,7 @@ void SetGauges(Metrics& metrics) {
   metrics.SetCudaIpcMappings(1);
   metrics.SetInsecureListener("--http");
   metrics.SetTlsCertificateExpiry(absl::Now() + absl::Hours(24 * 60));
+  metrics.SetTlsRevocation(absl::Now() + absl::Hours(24 * 7), 1);
   for (const char* const head : kHeads) {
     metrics.SetHead(InfoOf(head, 3));
     metrics.SetReady(head, true);
@@ -107,6 +110,14 @@ void Work(Metrics& metrics) {
   metrics.SetTlsCertificateExpiry(absl::Now() + absl::Hours(24));
   metrics.RecordTlsReload(true);
   metrics.RecordTlsReload(false);
+  metrics.RecordTlsRefusal(Metrics::TlsRefusal::kRevoked);
+  metrics.RecordTlsRefusal(Metrics::TlsRefusal::kListExpired);
+  metrics.RecordTlsRefusal(Metrics::TlsRefusal::kOther);
+  {
+    const testing::FullStderr full;  // so that the lines are lost
+    LogError("a fixture");
+    LogAudit(LogLevel::kInfo, {});
+  }
   metrics.RecordCancelled(Metrics::LeftAt::kQueue);
   metrics.RecordDeadlineExceeded(Metrics::LeftAt::kEngine);
   // The GPU computes at 600 TFLOP/s for nine tenths of the time.
