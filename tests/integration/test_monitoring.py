@@ -26,7 +26,7 @@ ONLY_IN_FIXTURE = re.compile("gpu|flops|collective|host_pinned|insecure|tls")
 QUIET = {
     *("Servers unreachable", "Replicas failed", "Faults", "Share of faults by head", "Swaps"),
     *("Rows waiting", "Oldest in the queue", "Requests waiting", "Bytes held for requests"),
-    *("Shared with clients", "Shared memory of clients"),
+    *("Shared with clients", "Shared memory of clients", "Lost log lines"),
 }
 # The only panel that stays at zero while all servers are reachable, whatever the load.
 NEVER_SHOWS = "Servers unreachable"
