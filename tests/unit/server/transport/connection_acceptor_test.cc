@@ -102,6 +102,11 @@ class TestClient {
     const linger at_once = {.l_onoff = 1, .l_linger = 0};
     setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
   }
+  /// Sends a byte and ends the client's direction of the connection.
+  void SendAndShutDown() const {
+    EXPECT_EQ(send(fd_, "x", 1, 0), 1);
+    shutdown(fd_, SHUT_WR);
+  }
   /// Waits until the server closes the connection or sends a byte, at most 30 s. Returns true if it
   /// was closed.
   bool SeesTheEnd() const {
@@ -195,6 +200,24 @@ TEST(ConnectionAcceptorTest, AcceptsConnectionsThatArrivedBeforeItsStart) {
   taken.WaitFor(1);
 }
 
+TEST(ConnectionAcceptorTest, ClosesConnectionsThatTheirClientClosedUnused) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok());
+  const int port = (*acceptor)->port();
+  { const TestClient closed(AF_INET, port); }
+  TestClient(AF_INET, port).Reset();
+  const TestClient open(AF_INET, port);
+  TestClient has_sent(AF_INET, port);
+  has_sent.SendAndShutDown();
+
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+
+  taken.WaitFor(2);
+  (*acceptor)->Stop();
+  EXPECT_EQ(taken.sockets().size(), 2U);
+}
+
 TEST(ConnectionAcceptorTest, ListensOnEveryAddressOfAName) {
   Taken taken;
   auto acceptor = ConnectionAcceptor::Listen(On("localhost"));
@@ -247,17 +270,22 @@ TEST(ConnectionAcceptorTest, StopsWhileConnectionsArriveWithoutPause) {
   const int port = (*acceptor)->port();
   int taken = 0;
   absl::Notification flooded;
+  std::unique_ptr<TestClient> next;
+  const auto connect_again = [&] {
+    next = std::make_unique<TestClient>(AF_INET, port);
+    next->Reset();
+  };
   const auto take = [&](int socket) {
     close(socket);
     if (++taken < kMost) {
-      TestClient(AF_INET, port).Reset();  // the next one is already waiting
+      connect_again();  // the next one is already waiting
     }
     if (taken == 100) {
       flooded.Notify();
     }
   };
+  connect_again();
   ASSERT_TRUE((*acceptor)->Start(take).ok());
-  TestClient(AF_INET, port).Reset();
   flooded.WaitForNotification();
 
   (*acceptor)->Stop();
