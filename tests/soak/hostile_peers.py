@@ -3,11 +3,12 @@
 
     hostile_peers.py --out tests/soak/hostile_peers.json             all attacks, about 8 minutes
     hostile_peers.py --attack resets --attack headers-before-settings   some of them
+    hostile_peers.py --attacker-cores 4 --seconds 20                 attackers have four cores of their own
     hostile_peers.py --table tests/soak/hostile_peers.json           prints the table of a result
 
 Each attack gets a new server with small limits. Its latencies are compared with those of the same client just before
 the attack, beside the same probes. The attacking processes run only while nothing else does (SCHED_IDLE), since peers
-of a server do not usually share its processor.
+of a server do not usually share its processor; with --attacker-cores nothing else runs on theirs.
 
 Exits with 1 if a bound does not hold, except for attacks that only client certificates, tokens or a newer gRPC close
 (SECURITY.md).
@@ -55,7 +56,7 @@ LIMITS = (
     *("--receive-bytes", "256MiB", "--queue-bytes", f"{QUEUE_MIB}MiB"),
     *("--max-message-bytes", "64MiB", "--local", "none"),
 )
-SECONDS = 10.0  # of the baseline, and of most attacks
+SECONDS = 10.0  # of the baseline and of most attacks, unless --seconds says otherwise
 RATE = 50.0  # calls of the client that behaves well, per second
 PROBE_EVERY_S = 0.2
 PROBE_TIMEOUT_S = 5.0
@@ -76,7 +77,7 @@ class Case:
     title: str
     make: Callable[[types.SimpleNamespace], attacks.Attack]  # from the addresses and `token`
     earlier: str = ""  # what it did at commit 09c3ceb, before the limits
-    seconds: float = SECONDS
+    seconds: float = SECONDS  # at least
     closed_by: str = ""  # what keeps the bounds that the server alone does not keep
     prefix: tuple[str, ...] = ()
     has_tokens: bool = False
@@ -173,9 +174,10 @@ def declared_mib(server: ServerProcess) -> float:
     return float(number) * {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[unit] + QUEUE_MIB
 
 
-def attack(name: str, at: types.SimpleNamespace, stop, report) -> None:
-    """Runs an attack in a process of its own until `stop` is set."""
+def attack(name: str, at: types.SimpleNamespace, cores: set[int], stop, report) -> None:
+    """Runs an attack on some cores in a process of its own until `stop` is set."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setaffinity(0, cores)
     case_attack = CASES[name].make(at)
     with attacks.Attackers(at, case_attack) as attackers:
         stop.wait()
@@ -224,11 +226,12 @@ class Probes:
 
 
 @contextlib.contextmanager
-def attacked(name: str, at: types.SimpleNamespace, server: ServerProcess):
-    """Attacks the server during the context. Yields a dictionary that has the attack's report at the end."""
+def attacked(name: str, at: types.SimpleNamespace, server: ServerProcess, cores: set[int]):
+    """Attacks the server from some cores during the context. Yields a dictionary that has the attack's report at the
+    end."""
     stop = SPAWN.Event()
     receiver, sender = SPAWN.Pipe(duplex=False)
-    attacker = SPAWN.Process(target=attack, args=(name, at, stop, sender), daemon=True)
+    attacker = SPAWN.Process(target=attack, args=(name, at, cores, stop, sender), daemon=True)
     report: dict = {"stopped_early": False}
 
     def watch() -> None:
@@ -259,7 +262,9 @@ def closed_by(case: Case, is_grpc_newer: bool) -> str:
     return "" if is_grpc_newer and case.closed_by == NEWER_GRPC else case.closed_by
 
 
-def measure(name: str, binaries: pathlib.Path, work: pathlib.Path) -> dict:
+def measure(
+    name: str, binaries: pathlib.Path, seconds: float, attacker_cores: set[int], work: pathlib.Path
+) -> dict:
     """Returns the figures of one attack."""
     case = CASES[name]
     model = ModelFolder.write(work, vocab=1003, hidden=HIDDEN)
@@ -274,17 +279,17 @@ def measure(name: str, binaries: pathlib.Path, work: pathlib.Path) -> dict:
     with running(process, "logprobd") as server:
         at = types.SimpleNamespace(grpc=server.grpc, http=server.http, token=attackers)
         # The client that behaves well.
-        plan = LoadPlan(rows=4, seconds=SECONDS, rate=RATE, channels=2, token=own)
+        plan = LoadPlan(rows=4, seconds=seconds, rate=RATE, channels=2, token=own)
         tool = LoadTool(binaries)
         with Probes(server, operator):
             before = tool.run(server.grpc, plan)
         start_mib = memory_of(server.process.pid)["RSS"]
         server.reset_peak_memory()
-        plan.seconds = case.seconds
+        plan.seconds = max(seconds, case.seconds)
         with (
             tool.running(server.grpc, plan) as end_of_load,
             Probes(server, operator) as probes,
-            attacked(name, at, server) as report,
+            attacked(name, at, server, attacker_cores) as report,
         ):
             during = end_of_load()
         peak_mib = server.peak_memory_bytes() / MIB
@@ -294,7 +299,7 @@ def measure(name: str, binaries: pathlib.Path, work: pathlib.Path) -> dict:
             "did": f"{report['did']:,} {report['unit']}",
             "cut": report["cut"],
             "stopped_early": report["stopped_early"],
-            "seconds": case.seconds,
+            "seconds": plan.seconds,
             "declared_mib": round(declared_mib(server)),
             "start_mib": round(start_mib),
             "peak_mib": round(peak_mib),
@@ -350,8 +355,9 @@ def table(record: dict) -> str:
     """Returns the table of a result in Markdown."""
     rows = [list(COLUMNS), ["---"] * len(COLUMNS)]
     rows += [[text(each) for text in COLUMNS.values()] for each in record["attacks"].values()]
+    own = record["cores_of_attackers"]
     origin = (
-        f"{record['machine']}, mean load of 15 minutes {record['load_average']}, {record['date']}, "
+        f"{record['machine']}{f' and {own} more for the attackers' if own else ''}, mean load of 15 minutes {record['load_average']}, {record['date']}, "
         f"commit {record['commit']}:"
     )
     return "\n".join([origin, "", *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
@@ -365,17 +371,40 @@ def main() -> int:
     parser.add_argument(
         "--attack", action="append", choices=CASES, help="attack to run; default: all"
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="time of the baseline, and least time of an attack; default: %(default)g",
+    )
+    parser.add_argument(
+        "--attacker-cores",
+        type=int,
+        default=0,
+        metavar="N",
+        help="cores on which only the attackers run; default: 0, all cores are shared",
+    )
     parser.add_argument("--table", type=pathlib.Path, help="prints the table of this result")
     args = parser.parse_args()
     if args.table:
         print(table(json.loads(args.table.read_text())), end="")
         return 0
+    cores = sorted(os.sched_getaffinity(0))
+    if not 0 <= args.attacker_cores < len(cores):
+        parser.error(f"--attacker-cores must be less than the number of cores, which is {len(cores)}")
+    attacker_cores = set(cores[-args.attacker_cores :])  # all of them for 0
+    if args.attacker_cores:
+        os.sched_setaffinity(0, set(cores) - attacker_cores)
     results = {}
     for name in args.attack or CASES:
         with tempfile.TemporaryDirectory(prefix="logprobd_hostile_") as work:
-            results[name] = measure(name, args.bin_dir, pathlib.Path(work))
+            results[name] = measure(
+                name, args.bin_dir, args.seconds, attacker_cores, pathlib.Path(work)
+            )
         print(f"{name}: {json.dumps(results[name])}", file=sys.stderr, flush=True)
-    return suite_result.write({"attacks": results}, problems(results), args)
+    return suite_result.write(
+        {"cores_of_attackers": args.attacker_cores, "attacks": results}, problems(results), args
+    )
 
 
 if __name__ == "__main__":

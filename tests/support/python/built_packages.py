@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import tempfile
@@ -18,10 +17,11 @@ CCACHE = {
 
 
 def has_newer_grpc(binaries: pathlib.Path) -> bool:
-    """Whether the programs contain the libraries of deploy/newer_grpc, instead of loading the distribution's."""
-    cache = (binaries.parent / "CMakeCache.txt").read_text()
-    found = re.search(r"^gRPC_DIR:PATH=(.*)/lib/cmake/grpc$", cache, re.MULTILINE)
-    return found is not None and (pathlib.Path(found[1]) / "contents.tsv").exists()
+    """Whether the server has the libraries of deploy/newer_grpc inside, instead of loading the distribution's."""
+    version = subprocess.run(
+        [binaries / "logprobd", "--version"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    return "gRPC 1.51." not in version
 
 
 def build_packages(binaries: pathlib.Path, folder: pathlib.Path) -> None:

@@ -35,14 +35,14 @@ TEST(OutputTableTest, HasEveryArrayOfTheResponseInTheOrderOfItsFields) {
     const auto* field = FieldOf(column);
     ASSERT_NE(field, nullptr) << column.name;
     EXPECT_EQ(field->number(), static_cast<int>(column.wire_field)) << column.name;
-    columns.push_back(field->name());
+    columns.emplace_back(field->name());
   });
 
   std::vector<std::string> arrays;
   const auto* message = v1::ScoreResponse::descriptor();
   for (int i = 0; i < message->field_count(); ++i) {
     if (message->field(i)->type() == google::protobuf::FieldDescriptor::TYPE_BYTES) {
-      arrays.push_back(message->field(i)->name());
+      arrays.emplace_back(message->field(i)->name());
     }
   }
   EXPECT_EQ(columns, arrays);
