@@ -6,6 +6,7 @@
 #include <openssl/x509_vfy.h>
 #include <openssl/x509v3.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -127,7 +128,8 @@ void ReadFile(const std::string& path, bool has_list_name,
   const absl::StatusOr<NamedFile> file = ReadNamedFile(kFlag, path, kListMebibytesMax);
   if (!file.ok()) {
     const bool is_out_of_resources = absl::IsResourceExhausted(file.status());
-    if (has_list_name || is_out_of_resources) {
+    // A file that cannot be read may be a list, whatever its name is, unless it is gone.
+    if (has_list_name || is_out_of_resources || access(path.c_str(), F_OK) == 0) {
       reading.problems.emplace_back(file.status().message());
     }
     reading.is_out_of_resources = reading.is_out_of_resources || is_out_of_resources;

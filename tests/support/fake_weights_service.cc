@@ -6,13 +6,20 @@
 #include <chrono>
 #include <thread>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/text_format.h"
 
 namespace logprobd::testing {
 
 void FakeWeightsService::Record(const std::string& method,
                                 const google::protobuf::Message& request) {
-  std::string text = request.ShortDebugString();
+  // Newer versions of Protobuf change what DebugString writes from run to run.
+  google::protobuf::TextFormat::Printer printer;
+  printer.SetSingleLineMode(true);
+  std::string text;
+  (void)printer.PrintToString(request, &text);
+  absl::StripTrailingAsciiWhitespace(&text);
   absl::MutexLock lock(&mutex_);
   calls_.push_back(text.empty() ? method : absl::StrCat(method, " ", text));
 }

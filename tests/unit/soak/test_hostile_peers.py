@@ -58,8 +58,9 @@ def test_a_server_with_a_newer_grpc_has_no_excuse_for_what_that_closes() -> None
     assert hostile_peers.closed_by(unread, is_grpc_newer=True) == "tokens"
 
 
-def test_the_document_has_the_table_of_the_committed_result() -> None:
-    record = json.loads((TESTS / "soak" / "hostile_peers.json").read_text())
+@pytest.mark.parametrize("name", ["hostile_peers.json", "hostile_peers_newer_grpc.json"])
+def test_the_document_has_the_table_of_each_committed_result(name: str) -> None:
+    record = json.loads((TESTS / "soak" / name).read_text())
 
     assert hostile_peers.table(record) in (TESTS / "soak" / "README.md").read_text()
     assert set(record["attacks"]) == set(hostile_peers.CASES)

@@ -281,6 +281,8 @@ TEST_F(RevocationListsTest, AFileThatShouldContainAListIsAProblemWithoutOne) {
     EXPECT_THAT(Read(), ElementsAre(HasSubstr("contains no revocation list"))) << name;
     Write(name, List({}).substr(1));
     EXPECT_THAT(Read(), ElementsAre(HasSubstr("contains no revocation list"))) << name;
+    std::filesystem::resize_file(folder_.path("lists/" + std::string(name)), 65 << 20);
+    EXPECT_THAT(Read(), ElementsAre(HasSubstr("is not a regular file of at most 64 MiB"))) << name;
   }
   for (const char* const name : {"ca.crl", "CA.CRL", "crl.pem", "ca-crl-1.pem", "0123abcd.r12"}) {
     std::filesystem::remove_all(folder_.path("lists"));

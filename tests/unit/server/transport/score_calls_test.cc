@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/base/clock.h"
 #include "server/base/errors.h"
+#include "server/transport/grpc_versions.h"
 #include "server/transport/unread_answers.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/test_stream.h"
@@ -112,13 +113,15 @@ TEST_F(ScoreUnaryTest, IgnoresTracesThatAreNotValid) {
   EXPECT_FALSE(response_.has_trace());
 }
 
-TEST_F(ScoreUnaryTest, IgnoresTwoTracesInTheMetadata) {
+TEST_F(ScoreUnaryTest, IgnoresTwoTracesInTheMetadataUnlessGrpcDropsOne) {
   context_.AddMetadata("traceparent", kTraceparent);
-  context_.AddMetadata("traceparent", kTraceparent);
+  context_.AddMetadata("traceparent", kOtherTraceparent);
 
   ASSERT_TRUE(Score(ValidRequest()).ok());
 
-  EXPECT_TRUE(server_.head->last_request().trace_context.empty());
+  const bool does_grpc_drop_one = GrpcVulnerabilities(GrpcVersion()).empty();
+  EXPECT_EQ(server_.head->last_request().trace_context.traceparent(),
+            does_grpc_drop_one ? kOtherTraceparent : "");
 }
 
 TEST_F(ScoreUnaryTest, SendsTheRetryHintOfARefusal) {
