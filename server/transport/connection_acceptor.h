@@ -22,10 +22,10 @@ namespace logprobd {
 ///
 /// gRPC 1.51 closes its listener permanently when a connection arrives while the process has no
 /// file descriptor left. This class closes a connection that would use one of the last descriptors,
-/// and one of a peer that already has its part of them or has closed it unused. A connection that it cannot accept stays in
-/// the kernel's queue until descriptors are free again. On a Unix socket it closes connections of
-/// other users than the server's own and root, of which it writes audit lines for at most 20 in
-/// 10 s.
+/// and one of a peer that already has its part of them or has closed it unused. A connection that
+/// it cannot accept stays in the kernel's queue until descriptors are free again. On a Unix socket
+/// it closes connections of other users than the server's own and root, of which it writes audit
+/// lines for at most 20 in 10 s.
 class ConnectionAcceptor {
  public:
   /// Receives a connected, non-blocking socket and owns it. It is called on the acceptor's thread.

@@ -162,7 +162,9 @@ class RevocationVerifier final : public grpc::experimental::ExternalCertificateV
   void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest* /*request*/) override {}
 
  private:
-  static absl::string_view ViewOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+  static absl::string_view ViewOf(const grpc::string_ref& text) {
+    return {text.data(), text.size()};
+  }
 
   const std::shared_ptr<RevocationCheck> check_;
 };

@@ -391,7 +391,9 @@ def main() -> int:
         return 0
     cores = sorted(os.sched_getaffinity(0))
     if not 0 <= args.attacker_cores < len(cores):
-        parser.error(f"--attacker-cores must be less than the number of cores, which is {len(cores)}")
+        parser.error(
+            f"--attacker-cores must be less than the number of cores, which is {len(cores)}"
+        )
     attacker_cores = set(cores[-args.attacker_cores :])  # all of them for 0
     if args.attacker_cores:
         os.sched_setaffinity(0, set(cores) - attacker_cores)
