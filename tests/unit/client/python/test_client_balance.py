@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from logprobd import HeadMismatch, _wire
-from logprobd.balance import BACKOFF_MAX_SECONDS, CHECK_SECONDS, Balance
+from logprobd.balance import BACKOFF_MAX_SECONDS, CHECK_SECONDS, VERSION_SECONDS, Balance
 from logprobd.info import heads_from_wire
 
 
@@ -147,6 +147,20 @@ def test_a_check_that_began_before_a_failure_does_not_bring_the_server_back(cloc
     assert balance.states()[0].retry_in == 0.5
 
 
+def test_the_failure_of_another_server_does_not_make_a_check_outdated(clock):
+    balance = ready(clock, "a", "b")
+    a, b = balance.all()
+    balance.leave(a, "gone")
+    clock.now += 1
+    began = clock.now
+    clock.now += 1
+    balance.leave(b, "gone")
+
+    balance.checked(a, [head()], "", began)
+
+    assert [state.state for state in balance.states()] == ["ready", "out"]
+
+
 def test_ready_servers_are_checked_again(clock):
     balance = ready(clock, "a", "b")
     assert balance.due_checks() == []
@@ -182,6 +196,29 @@ def test_a_busy_server_is_passed_over_for_its_hint(clock):
     assert balance.has_other(b, lambda servers, now: servers)
 
 
+def test_a_refusal_without_a_hint_does_not_shorten_the_pause_of_an_earlier_hint(clock):
+    balance = ready(clock, "a", "b")
+    a = named(balance, "a")
+    balance.busy(a, 3.0)
+
+    balance.busy(a, None)
+
+    clock.now += 2.0
+    assert {balance.take(5).address for _ in range(4)} == {"b"}
+    clock.now += 1.0
+    assert balance.take(5) is a
+
+
+def test_a_server_is_shown_as_busy_only_until_its_hint_ends(clock):
+    balance = ready(clock, "a", "b")
+    balance.busy(named(balance, "a"), 3.0)
+    assert balance.states()[0].state == "busy"
+
+    clock.now += 3.0
+
+    assert balance.states()[0].state == "ready"
+
+
 def test_with_all_busy_they_are_used_as_before(clock):
     balance = ready(clock, "a", "b")
     for server in balance.all():
@@ -201,6 +238,16 @@ def test_differing_heads_are_an_error_that_names_both(clock):
         balance.heads()
     balance.leave(named(balance, "b:2"), "gone")
     assert balance.take(1).address == "a:1"
+
+
+def test_without_the_server_of_another_head_the_others_are_used_again(clock):
+    balance = ready(clock, "a", "b", "c")
+    balance.checked(named(balance, "b"), [head(vocab_size=11)], "", clock.now)
+
+    balance.set_addresses(["a", "c"])
+
+    assert balance.take(1).address in ("a", "c")
+    assert balance.heads()[0].vocab_size == 10
 
 
 @pytest.mark.parametrize(
@@ -223,6 +270,13 @@ def test_limits_and_versions_may_differ_and_the_tightest_limit_holds(clock):
 
     assert balance.heads()[0].limits.request_rows_max == 30
     assert [state.weights_versions for state in balance.states()] == [{"h": 1}, {"h": 7}]
+
+
+def test_a_version_is_known_for_a_while_after_it_was_seen(clock):
+    (server,) = ready(clock, "a").all()
+
+    assert server.version("h", clock.now + VERSION_SECONDS - 0.1) == 1
+    assert server.version("h", clock.now + VERSION_SECONDS) is None
 
 
 def test_a_limit_that_one_server_does_not_report_is_that_of_the_others(clock):

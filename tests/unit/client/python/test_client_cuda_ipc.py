@@ -242,6 +242,20 @@ def test_a_gpu_that_the_server_does_not_reach_is_remembered(
     assert driver.events.count("share") == 1
 
 
+def test_a_gpu_that_one_lease_did_not_reach_is_tried_with_the_next(
+    server, gpu, connect, rows, expected
+):
+    gpu.refusal = Refusal("FAILED_PRECONDITION", "cuda_ipc: this server does not use that GPU")
+    client = connect()
+    assert client.score(*rows).transport == "shm"
+    gpu.refusal = None
+
+    server.control.drop_leases()
+
+    assert torch.equal(client.score(*rows).logprob, expected)
+    assert client.transport == "cuda_ipc"
+
+
 @pytest.mark.parametrize(
     "refusal",
     [

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import grpc
 import pytest
-from logprobd import _status, _wire, errors
+from logprobd import RetryPolicy, _status, _wire, errors
 from logprobd._status import from_status, parse_place
 from logprobd.errors import code_name
 
@@ -41,6 +41,13 @@ def test_a_refused_placement_is_not_a_version_mismatch():
     assert type(error) is errors.Unavailable
     assert error.code == "FAILED_PRECONDITION"
     assert errors.is_placement_refusal(error)
+
+
+@pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "UNAVAILABLE"])
+def test_the_wait_after_a_refusal_is_at_least_the_servers_hint(code):
+    error = from_status(code, "come back later", address="host:1", retry_after=4.0)
+
+    assert RetryPolicy().delay(error, 1) >= 4.0
 
 
 def test_errors_extend_the_nearest_builtin():

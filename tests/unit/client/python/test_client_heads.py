@@ -5,7 +5,7 @@ import pytest
 from logprobd import Client, InvalidArgument, ServerBug, Shard, _wire
 from logprobd.assembly import Assembly
 from logprobd.info import heads_from_wire
-from logprobd.plan import ScorePlan
+from logprobd.plan import Placement, ScorePlan
 from logprobd.score_args import ScoreArgs
 
 
@@ -77,6 +77,70 @@ def test_an_answer_of_the_wrong_shape_is_a_server_bug(rows):
     assembly.add(chunks[0], _wire.ScoreResponse(rows=10, logprob=b"123"))
     with pytest.raises(ServerBug, match="logprob has 3 bytes"):
         assembly.result()
+
+
+def test_an_array_that_is_too_long_is_a_server_bug(rows):
+    assembly, (chunk,) = _assembly(rows, 10, outputs=("logprob",))
+
+    assembly.add(chunk, _wire.ScoreResponse(rows=10, logprob=bytes(44)))
+
+    with pytest.raises(ServerBug, match="logprob has 44 bytes .* not 40"):
+        assembly.result()
+
+
+@pytest.mark.parametrize("count", [9, 11])
+def test_another_number_of_candidates_is_a_server_bug(rows, count):
+    assembly, (chunk,) = _assembly(rows, 10, outputs=("logprob",), candidates=[[1]] * 10)
+    values = bytes(4 * count)
+
+    assembly.add(chunk, _wire.ScoreResponse(rows=10, logprob=bytes(40), candidate_logprobs=values))
+
+    with pytest.raises(ServerBug, match=f"answered {count} candidates to a request of 10"):
+        assembly.result()
+
+
+@pytest.mark.parametrize("name", ["segment_logprob", "segment_rows", "segment_greedy"])
+def test_segments_without_one_of_their_arrays_are_a_server_bug(rows, name):
+    assembly, (chunk,) = _assembly(rows, 10, outputs=("logprob",), segments=[0, 4, 10])
+    arrays = {
+        "segment_logprob": bytes(16),
+        "segment_rows": bytes(8),
+        "segment_greedy": bytes(2),
+        name: b"",
+    }
+
+    assembly.add(chunk, _wire.ScoreResponse(rows=10, logprob=bytes(40), **arrays))
+
+    with pytest.raises(ServerBug, match="segments to a request of 2"):
+        assembly.result()
+
+
+def test_nonfinite_rows_of_all_requests_are_counted(rows):
+    assembly, chunks = _assembly(rows, 5, outputs=("logprob",))
+
+    for chunk, count in zip(chunks, (2, 3), strict=True):
+        response = _wire.ScoreResponse(rows=5, logprob=bytes(20), nonfinite_rows=count)
+        assembly.add(chunk, response)
+
+    assert assembly.result().nonfinite_rows == 5
+
+
+def test_the_transport_of_most_rows_is_found_among_all_requests(rows):
+    assembly, chunks = _assembly(rows, 4)
+    assert [chunk.end - chunk.begin for chunk in chunks] == [4, 4, 2]
+
+    for chunk, transport in zip(chunks, ("shm", "tcp", "tcp"), strict=True):
+        response = _wire.ScoreResponse(rows=chunk.end - chunk.begin)
+        assembly.add(chunk, response, Placement(transport, ""))
+
+    assert assembly.placement.transport == "tcp"
+
+
+def _assembly(rows, chunk_rows, **options):
+    """Returns the Assembly of a call, and the chunks of the call."""
+    plan = ScorePlan(ScoreArgs(*rows, **options))
+    chunks = plan.cut(_head(hidden_size=16), chunk_rows, 1 << 20)
+    return Assembly(plan, chunks), chunks
 
 
 def _head(hidden_size):

@@ -1,14 +1,16 @@
 """Tests the control socket: leases, regions, and the reasons why they are not available."""
 
+import contextlib
 import dataclasses
 import gc
 import os
 import socket
 import threading
+import types
 
 import numpy as np
 import pytest
-from logprobd import _local_lease, _wire
+from logprobd import _local_lease, _regions, _wire
 from logprobd._fake_local import FakeControl, FakeLimits
 from logprobd._local_lease import Lease, LocalUnavailable
 from logprobd._regions import RegionPool
@@ -187,6 +189,83 @@ def test_nonsense_and_refusals_of_a_server_are_reported(tmp_path, answer, reason
         thread.join()
 
 
+@contextlib.contextmanager
+def lease_of(tmp_path, serve):
+    """Provides a lease of a control socket at which `serve(connection)` answers the first request
+    after the welcome."""
+    path = str(tmp_path / "odd.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def accept():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.send(WELCOME)
+                connection.recv(1000)
+                serve(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        with contextlib.closing(
+            Lease(_wire.LocalAccess(boot_id=_local_lease.boot_id(), control_path=path))
+        ) as lease:
+            yield lease
+        thread.join()
+
+
+WELCOME = _wire.encode(_wire.LocalReply(welcome=_wire.Welcome(lease=bytes(16))))
+
+
+def test_a_late_reply_is_not_taken_for_that_of_the_next_request(tmp_path):
+    may_answer, answered = threading.Event(), threading.Event()
+
+    def serve(connection):
+        may_answer.wait(20)
+        with contextlib.suppress(OSError):  # the client has closed the connection
+            connection.send(WELCOME)
+        answered.set()
+        connection.recv(1000)
+
+    with lease_of(tmp_path, serve) as lease:
+        lease._socket.settimeout(0.01)
+        with pytest.raises(LocalUnavailable, match="timed out"):
+            lease.close_region(bytes(16))
+        may_answer.set()
+        assert answered.wait(20)
+
+        with pytest.raises(LocalUnavailable):
+            lease.close_region(bytes(16))
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (_wire.encode(_wire.LocalReply(status_code=8, status_message="no room")), "no room"),
+        (b"\xff\xff", "cannot be read"),
+        (WELCOME, "without a region"),
+        (_wire.encode(_wire.LocalReply(region=_wire.Region(bytes(16), PAGE))), "cannot be mapped"),
+    ],
+    ids=["refusal", "not a message", "no region", "no memory"],
+)
+def test_a_descriptor_that_gives_no_region_is_closed(tmp_path, reply, reason):
+    # The end of a pipe is no memory. Its other end is at its end once all descriptors are closed.
+    reader, writer = os.pipe()
+
+    def serve(connection):
+        socket.send_fds(connection, [reply], [writer])
+        os.close(writer)
+
+    with open(reader, "rb", buffering=0) as pipe:
+        with lease_of(tmp_path, serve) as lease:
+            with pytest.raises(LocalUnavailable, match=reason):
+                lease.create_region(PAGE)
+
+        os.set_blocking(reader, False)
+        assert pipe.read() == b""  # None while a descriptor is open
+
+
 @pytest.fixture
 def pool(lease):
     return RegionPool(lease, 64 * PAGE)
@@ -278,6 +357,19 @@ def test_after_a_refusal_the_server_is_left_alone_for_a_while(control, pool, lea
             pool.allocate(PAGE)
 
     assert len(asked) == 1
+
+
+def test_a_while_after_a_refusal_the_server_is_asked_again(control, pool, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(_regions, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    limit, control.limits.region_bytes_max = control.limits.region_bytes_max, 0
+    with pytest.raises(LocalUnavailable, match="above the limits"):
+        pool.allocate(PAGE)
+    control.limits.region_bytes_max = limit
+
+    now[0] += 1.0
+
+    assert pool.allocate(PAGE).size == PAGE
 
 
 def test_an_arrays_memory_is_free_once_nothing_refers_to_it(control, pool):

@@ -23,7 +23,9 @@ from logprobd import (
     ServerBug,
     Unavailable,
 )
-from logprobd.retry import Window
+from logprobd._core import before
+from logprobd._fake_scoring import Refusal
+from logprobd.retry import RetryNotice, Window
 from logprobd.testing import FakeServer
 
 
@@ -165,6 +167,42 @@ def test_a_wait_beyond_the_deadline_is_not_begun(server, rows):
     assert time.monotonic() - begin < 4
     assert caught.value.retry_after == 60
     assert "max_inflight" in str(caught.value)
+
+
+def test_a_wait_of_any_method_must_end_before_its_deadline():
+    error, notice = Unavailable("x"), RetryNotice()
+    deadline = time.monotonic() + 100
+
+    assert before(deadline, 10.0, error, 1, notice) == 10.0
+    with pytest.raises(Unavailable):
+        before(deadline, 200.0, error, 1, notice)
+
+
+def test_an_error_cancels_the_other_requests_of_its_call(server, connect, rows, monkeypatch):
+    arrived = threading.Barrier(2)
+    released = threading.Event()
+    genuine = server._answer
+
+    def answer(*args):
+        if arrived.wait(20) == 0:
+            raise Refusal("INVALID_ARGUMENT", "bad")
+        released.wait(20)
+        return genuine(*args)
+
+    begun = []
+    with connect([server.address], chunk_rows=5) as client:
+        client.info()
+        pool = client.client._pool
+        begin = pool.begin
+        monkeypatch.setattr(pool, "begin", lambda *args: begun.append(begin(*args)) or begun[-1])
+        monkeypatch.setattr(server, "_answer", answer)
+
+        with pytest.raises(InvalidArgument, match="bad"):
+            client.score(*rows)
+        ended = [call.done() for call in begun]
+        released.set()
+
+    assert ended == [True, True]
 
 
 @pytest.mark.parametrize("chunk_rows", [3, 100])

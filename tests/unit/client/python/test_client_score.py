@@ -239,6 +239,15 @@ def test_candidates_above_the_servers_limit_are_cut(server, client, rows):
     assert result.candidate_logprobs.shape == (10, 3)
 
 
+def test_calls_above_the_servers_message_limit_are_cut(server, client, rows):
+    # 4096 bytes are reserved for other fields, and 12 for each row of 64 bytes.
+    server.message_bytes_max = 4096 + 3 * (64 + 12)
+
+    client.score(*rows)
+
+    assert sorted(request.rows for request in server.requests) == [1, 3, 3, 3]
+
+
 def test_segments_across_chunks_are_those_of_one_request(client, small_chunks, rows):
     whole = client.score(*rows, segments=[0, 4, 10], outputs=("greedy",))
     cut = small_chunks.score(*rows, segments=[0, 4, 10], outputs=("greedy",))
@@ -308,6 +317,16 @@ def test_an_error_names_the_row_of_the_call(small_chunks, rows):
 def test_an_error_names_the_row_of_a_candidate(small_chunks, rows):
     candidates = [[1]] * 10
     candidates[7] = [1, 2, 500]
+
+    with pytest.raises(InvalidArgument) as caught:
+        small_chunks.score(*rows, candidates=candidates)
+
+    assert caught.value.row == 7
+
+
+def test_an_error_at_a_rows_first_candidate_names_that_row(small_chunks, rows):
+    candidates = [[1]] * 10
+    candidates[6], candidates[7] = [], [500, 1]
 
     with pytest.raises(InvalidArgument) as caught:
         small_chunks.score(*rows, candidates=candidates)

@@ -18,7 +18,7 @@ def settings(*args, **kwargs):
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
-    for name in ("ADDRESS", "TIMEOUT_S", "MAX_INFLIGHT", "TRANSPORT"):
+    for name in ("ADDRESS", "TIMEOUT_S", "MAX_INFLIGHT", "TRANSPORT", "TOKEN"):
         monkeypatch.delenv(f"LOGPROBD_{name}", raising=False)
 
 
@@ -59,6 +59,20 @@ def test_a_bad_argument_is_named(name):
 def test_a_client_id_that_cannot_travel_is_refused(client_id):
     with pytest.raises(InvalidArgument, match="client_id"):
         Client(client_id=client_id)
+
+
+def test_the_longest_client_id_is_accepted():
+    client_id = "x" * settings_module.CLIENT_ID_LENGTH_MAX
+
+    assert settings(client_id=client_id).metadata == (("client_id", client_id),)
+
+
+def test_the_longest_token_is_accepted_and_a_longer_one_is_refused():
+    token = "x" * settings_module.TOKEN_LENGTH_MAX
+
+    assert settings(token=token).metadata == (("authorization", f"Bearer {token}"),)
+    with pytest.raises(InvalidArgument, match="token has"):
+        Client(token=token + "x")
 
 
 @pytest.mark.parametrize(

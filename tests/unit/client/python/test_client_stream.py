@@ -1,6 +1,7 @@
 """score_stream: order, errors of single batches, retries, lost connections."""
 
 import itertools
+import logging
 import threading
 import time
 
@@ -16,8 +17,10 @@ from logprobd import (
     Unavailable,
     WeightsVersionMismatch,
     _wire,
+    testing,
 )
 from logprobd._queue import ChunkQueue
+from logprobd.balance import Balance
 from logprobd.info import Limits
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.score_args import ScoreArgs
@@ -132,6 +135,26 @@ def test_a_silent_server_is_a_deadline_error(server, client, rows):
     assert time.monotonic() - begin < 1.9
 
 
+def test_a_stream_that_is_late_is_cancelled_at_the_server(server, client, rows, monkeypatch):
+    client.info()
+    released, ended = threading.Event(), threading.Event()
+    genuine = testing._Handlers._stream
+
+    def stream(self, messages, context):
+        context.add_callback(ended.set)
+        return genuine(self, messages, context)
+
+    monkeypatch.setattr(testing._Handlers, "_stream", stream)
+    monkeypatch.setattr(server, "_answer", lambda *_: released.wait(20))
+
+    with pytest.raises(DeadlineExceeded):
+        list(client.score_stream([rows], timeout=0.1))
+
+    was_cancelled = ended.wait(10)
+    released.set()
+    assert was_cancelled
+
+
 def test_the_servers_window_is_kept(server, rows):
     server.stream_window = 2
     with Client(server.address, chunk_rows=1, timeout=20) as client:
@@ -182,6 +205,99 @@ def test_the_time_of_a_batch_begins_when_it_is_sent(rows):
     assert queue.pause(1001.0) == 4.0
 
 
+def limits_of(stream_window):
+    return Limits(1 << 20, 1024, 1, 1, 1, stream_window)
+
+
+def single_rows(count):
+    return [Chunk(row, row, row + 1) for row in range(count)]
+
+
+def send_all(queue, now=0.0):
+    """Sends what is due. Returns how many chunks these are."""
+    count = 0
+    while queue.next(now) is not None:
+        count += 1
+    return count
+
+
+def score(queue, chunk_id, now=0.0):
+    """Answers a chunk of one row."""
+    answer = _wire.ScoreResponse(chunk_id=chunk_id, rows=1, logprob=b"1234", entropy=b"1234")
+    queue.receive(_wire.encode(answer), now)
+
+
+def test_the_time_of_a_batch_begins_with_its_first_chunk(rows):
+    queue = stream_queue(max_inflight=1)
+    queue.add(ScorePlan(ScoreArgs(*rows)), single_rows(2), limits_of(16), 5.0)
+    assert send_all(queue, 1000.0) == 1
+    score(queue, 1, 1003.0)
+
+    assert send_all(queue, 1003.0) == 1
+
+    assert queue.pause(1003.0) == 2.0
+
+
+def test_the_time_of_a_batch_begins_with_its_first_try_to_find_a_server(rows):
+    client = Client(["a:1", "b:1"], retry=RetryPolicy(base_seconds=0.0))
+    queue = ChunkQueue(client._settings, Balance(["a:1", "b:1"]), client._local)
+    queue.add(ScorePlan(ScoreArgs(*rows)), single_rows(1), limits_of(16), 5.0)
+
+    for now in (1000.0, 1003.0):
+        assert queue.next(now) is None
+        queue.nobody_is_ready(Unavailable("nobody"), now)
+
+    assert queue.next(1004.0) is None
+    assert queue.gather_deadline(1004.0) == 1005.0
+
+
+def test_the_servers_window_bounds_the_chunks_in_flight(rows):
+    queue = stream_queue(max_inflight=8)
+    queue.add(ScorePlan(ScoreArgs(*rows)), single_rows(10), limits_of(2), 100.0)
+
+    assert send_all(queue) == 2
+
+
+def test_a_smaller_window_of_a_later_batch_bounds_open_windows_too(rows):
+    hidden, targets = rows
+    queue = stream_queue(max_inflight=8)
+    queue.add(ScorePlan(ScoreArgs(hidden[:1], targets[:1])), single_rows(1), limits_of(16), 100.0)
+    assert send_all(queue) == 1
+    score(queue, 1)
+
+    queue.add(ScorePlan(ScoreArgs(hidden, targets)), single_rows(10), limits_of(2), 100.0)
+
+    assert send_all(queue) == 2
+
+
+def test_few_results_are_kept_behind_a_slow_batch(rows):
+    queue = stream_queue(max_inflight=2)
+    plan = ScorePlan(ScoreArgs(rows[0][:1], rows[1][:1]))
+    for chunk_id in range(1, 5):
+        assert queue.has_room
+        queue.add(plan, single_rows(1), limits_of(16), 100.0)
+        assert send_all(queue) == 1
+        if chunk_id > 1:
+            score(queue, chunk_id)
+
+    assert not queue.has_room
+    score(queue, 1)
+    assert len(list(queue.finished())) == 4
+    assert queue.has_room
+
+
+def test_a_refused_chunk_waits_for_its_hint(rows):
+    queue = stream_queue(retry=RetryPolicy(base_seconds=0.0))
+    queue.add(ScorePlan(ScoreArgs(*rows)), single_rows(1), limits_of(16), 100.0)
+    assert send_all(queue) == 1
+
+    refusal = _wire.ScoreResponse(chunk_id=1, status_code=8, retry_after_ms=50_000)
+    queue.receive(_wire.encode(refusal), 0.0)
+
+    assert send_all(queue, 49.0) == 0
+    assert send_all(queue, 51.0) == 1
+
+
 def test_overload_narrows_the_window_until_answers_widen_it(rows):
     # Regression: the next batch restored the full window at once, and within one batch it never grew again.
     queue = stream_queue(max_inflight=4)
@@ -212,6 +328,25 @@ def test_overload_narrows_the_window_until_answers_widen_it(rows):
         widest = send_all()
         sent += widest
     assert widest == 0 and sent == 4 + 6 + 10
+
+
+def test_an_answer_starts_the_time_without_an_answer_again(rows, caplog):
+    caplog.set_level(logging.WARNING, logger="logprobd")
+    queue = stream_queue(max_inflight=4, retry=RetryPolicy(base_seconds=0.0))
+    queue.add(ScorePlan(ScoreArgs(*rows)), single_rows(4), limits_of(16), 100.0)
+    assert send_all(queue) == 4
+
+    def refuse(chunk_id, now):
+        refusal = _wire.ScoreResponse(chunk_id=chunk_id, status_code=8, retry_after_ms=900)
+        queue.receive(_wire.encode(refusal), now)
+
+    refuse(1, 0.0)
+    score(queue, 2, 0.5)
+    refuse(3, 0.75)
+    assert caplog.messages == []
+    refuse(4, 1.25)
+
+    assert [message[:22] for message in caplog.messages] == ["no answer for 0.5 s, n"]
 
 
 def test_chunks_of_a_failed_batch_take_no_room(rows):

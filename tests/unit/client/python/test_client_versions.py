@@ -27,6 +27,10 @@ def balance_of(**versions):
     return balance
 
 
+def named(balance, address):
+    return next(server for server in balance.all() if server.address == address)
+
+
 def addresses(servers):
     return [server.address for server in servers]
 
@@ -219,6 +223,19 @@ def test_an_unavailable_server_is_left_and_its_chunks_go_elsewhere():
 
     assert [job.server.address for job in send_all(queue)] == ["b", "b"]
     assert balance.states()[0].reason == "refused"
+
+
+def test_the_end_of_a_stream_leaves_the_chunks_at_other_servers_in_flight():
+    balance = balance_of(a=1, b=1)
+    queue = queue_of(balance, chunks=4, max_inflight=2)
+    jobs = send_all(queue)
+    at_b = [job for job in jobs if job.server.address == "b"]
+
+    gone = Unavailable("gone", details="refused")
+    queue.disconnected(named(balance, "a"), gone, time.monotonic())
+
+    assert [answer(queue, job) for job in at_b] == [True, True]
+    assert len(send_all(queue)) == 2
 
 
 def test_a_negative_hint_forbids_another_server_too():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from logprobd import (
+    Cancelled,
     DeadlineExceeded,
     InvalidArgument,
     WeightsClient,
@@ -17,9 +18,11 @@ from logprobd import (
     _wire,
     arrays,
     errors,
+    weights,
 )
 from logprobd._cuda_ipc import DeviceMemory
 from logprobd._local_transport import LocalTransport
+from logprobd._threads import finish
 from logprobd.testing import FakeServer
 
 HIDDEN = 512
@@ -179,6 +182,84 @@ def test_memory_of_an_unanswered_push_is_not_used_again(fake, scoring, monkeypat
     assert bytes(abandoned) != bytes(later)
 
 
+def test_a_cancelled_push_gives_up_its_memory_before_the_client_is_closed(
+    fake, scoring, monkeypatch
+):
+    # A push of another thread would else write into memory that the server may still read.
+    monkeypatch.setenv("LOGPROBD_TRANSPORT", "shm")
+    fake.may_answer.clear()
+    with (
+        WeightsClient(
+            fake.address, timeout=20, load_timeout=20, scoring_address=scoring.address
+        ) as client,
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+    ):
+        push = threads.submit(client.push, weight()[:1024], version=2)
+        wait_until(lambda: fake.calls)
+        assert len(scoring.control.clients) == 1
+
+        finish(client._pool.close())  # the first step of close
+
+        with pytest.raises(Cancelled):
+            push.result(timeout=20)
+        wait_until(lambda: not scoring.control.clients)
+
+
+def test_memory_of_an_answered_push_is_used_again(fake, scoring, monkeypatch):
+    monkeypatch.setenv("LOGPROBD_TRANSPORT", "shm")
+    with WeightsClient(fake.address, load_timeout=20, scoring_address=scoring.address) as client:
+        for version in (2, 3):
+            client.push(weight()[:1024], version=version)
+
+    first, second = (each.shared_memory for each in fake.rows)
+    assert (second.region, second.offset) == (first.region, first.offset)
+
+
+def wait_until(condition):
+    """Waits until `condition` is true, since the threads of the fakes notice a change late."""
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the condition did not become true within 10 s")
+
+
+class Clock:
+    """Takes the place of the module `time`."""
+
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(weights, "time", clock)
+    return clock
+
+
+def test_all_calls_of_a_push_share_its_time_limit(fake, clock, monkeypatch):
+    monkeypatch.setattr(weights, "_CALL_MESSAGES", 1)
+    receive = fake.push
+
+    def push(requests, context):
+        clock.now += 40
+        return receive(requests, context)
+
+    fake.push = push
+
+    with WeightsClient(fake.address, load_timeout=70) as client:
+        with pytest.raises(DeadlineExceeded, match="load_timeout passed"):
+            client.push(weight(), version=2)  # three messages
+
+    assert len(fake.calls) == 2
+
+
 def test_time_limits_are_finite_and_grow_with_the_rows(fake, monkeypatch):
     limits = []
     original = WeightsClient._push_requests
@@ -231,6 +312,14 @@ def test_each_code_of_the_service_has_its_class(code, error):
     assert "some details" in str(made)
 
 
+def test_another_kind_of_server_is_told_from_a_missing_method():
+    error = _status.from_weights_status("UNIMPLEMENTED", "", address="host:1")
+
+    assert type(error) is errors.NotFound
+    assert "host:1" in str(error)
+    assert "--admin" in str(error)
+
+
 def test_a_push_without_room_waits_only_while_its_time_lasts(fake):
     def refuse(requests, context):
         fake.calls.append(list(requests))
@@ -245,6 +334,24 @@ def test_a_push_without_room_waits_only_while_its_time_lasts(fake):
 
     assert refused.value.retry_after == 30
     assert len(fake.calls) == 1
+
+
+def test_a_push_without_room_is_sent_again_after_the_hint(fake, clock):
+    receive = fake.push
+
+    def refuse(requests, context):
+        list(requests)
+        fake.push = receive
+        context.set_trailing_metadata((("grpc-retry-pushback-ms", "30000"),))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "256 pushes")
+
+    fake.push = refuse
+
+    with WeightsClient(fake.address, load_timeout=200) as client:
+        client.push(weight()[:1], version=2)
+
+    assert [each.rows for each in fake.rows] == [1]
+    assert clock.now >= 1030.0
 
 
 def test_a_push_for_which_memory_is_missing_is_not_repeated(fake):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from logprobd import AsyncClient, Client, DeadlineExceeded, InvalidArgument, RetryPolicy
+from logprobd.arrays import HiddenRows
 from logprobd.testing import FakeServer
 from shared_case import HIDDEN, VOCAB, transports
 
@@ -120,6 +121,20 @@ def test_slots_of_failed_and_late_calls_are_free_again(server, rows, expected):
 
         assert all(region.is_empty for region in pool._regions)
         assert np.array_equal(client.score(*rows).logprob, expected)
+
+
+def test_the_slot_of_rows_that_cannot_be_copied_is_free_again(client, rows, monkeypatch):
+    client.score(*rows)
+    pool = client._local._pool
+
+    def fail(*_):
+        raise MemoryError("no memory for the conversion")
+
+    monkeypatch.setattr(HiddenRows, "copy_to", fail)
+    with pytest.raises(MemoryError):
+        client.score(*rows)
+
+    assert all(region.is_empty for region in pool._regions)
 
 
 def test_a_retry_after_overload_is_scored_from_shared_memory(server, client, rows, expected):
