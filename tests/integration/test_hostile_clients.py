@@ -71,6 +71,15 @@ def assert_unharmed(server) -> None:
     assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
 
 
+def is_reachable(server) -> bool:
+    with Scoring(server.grpc) as scoring:
+        try:
+            return scoring.health() == 1
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+            return False
+
+
 def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server, model) -> None:
     server = start_server(
         "--model",
@@ -89,16 +98,8 @@ def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server
         assert error.value.code() == EXHAUSTED
         # The limit is the quota plus the same amount for gRPC's own buffers, less than half of the message.
         assert server.peak_memory_bytes() - before < 128 * MIB
+    assert server.eventually(lambda: is_reachable(server))
     assert_unharmed(server)
-
-
-def is_reachable(server) -> bool:
-    with Scoring(server.grpc) as scoring:
-        try:
-            return scoring.health() == 1
-        except grpc.RpcError as error:
-            assert error.code() == grpc.StatusCode.UNAVAILABLE
-            return False
 
 
 def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
