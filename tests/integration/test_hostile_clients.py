@@ -71,6 +71,20 @@ def assert_unharmed(server) -> None:
     assert server.eventually(lambda: server.metric("logprobd_inflight_bytes") == 0)
 
 
+# gRPC 1.83 closes new connections for up to ten seconds after unfinished messages have filled `--receive-bytes`.
+REACHABLE_SECONDS_MAX = 30.0
+
+
+def is_reachable(server) -> bool:
+    with Scoring(server.grpc) as scoring:
+        try:
+            return scoring.health() == 1
+        except grpc.RpcError as error:
+            codes = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+            assert error.code() in codes
+            return False
+
+
 def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server, model) -> None:
     server = start_server(
         "--model",
@@ -89,16 +103,8 @@ def test_a10_a_message_above_the_limit_is_refused_in_bounded_memory(start_server
         assert error.value.code() == EXHAUSTED
         # The limit is the quota plus the same amount for gRPC's own buffers, less than half of the message.
         assert server.peak_memory_bytes() - before < 128 * MIB
+    assert server.eventually(lambda: is_reachable(server), REACHABLE_SECONDS_MAX)
     assert_unharmed(server)
-
-
-def is_reachable(server) -> bool:
-    with Scoring(server.grpc) as scoring:
-        try:
-            return scoring.health() == 1
-        except grpc.RpcError as error:
-            assert error.code() == grpc.StatusCode.UNAVAILABLE
-            return False
 
 
 def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
@@ -130,7 +136,7 @@ def test_a11_ten_oversize_messages_at_once_are_refused_in_bounded_memory(
     assert codes == [EXHAUSTED] * 10
     # The limit is the quota plus twice that amount for gRPC's own buffers, a fifth of what was sent.
     assert server.peak_memory_bytes() - before < 3 * 64 * MIB
-    assert server.eventually(lambda: is_reachable(server), 10)
+    assert server.eventually(lambda: is_reachable(server), REACHABLE_SECONDS_MAX)
     assert_unharmed(server)
 
 

@@ -258,7 +258,7 @@ def attacked(name: str, at: types.SimpleNamespace, server: ServerProcess, cores:
 
 
 def closed_by(case: Case, is_grpc_newer: bool) -> str:
-    """Returns what keeps the bounds that the server does not keep. One with a newer gRPC keeps those that this closes."""
+    """Returns what keeps the bounds that the server does not keep. With a newer gRPC it keeps what this closes."""
     return "" if is_grpc_newer and case.closed_by == NEWER_GRPC else case.closed_by
 
 
@@ -356,8 +356,9 @@ def table(record: dict) -> str:
     rows = [list(COLUMNS), ["---"] * len(COLUMNS)]
     rows += [[text(each) for text in COLUMNS.values()] for each in record["attacks"].values()]
     own = record["cores_of_attackers"]
+    machine = record["machine"] + (f" and {own} more for the attackers" if own else "")
     origin = (
-        f"{record['machine']}{f' and {own} more for the attackers' if own else ''}, mean load of 15 minutes {record['load_average']}, {record['date']}, "
+        f"{machine}, mean load of 15 minutes {record['load_average']}, {record['date']}, "
         f"commit {record['commit']}:"
     )
     return "\n".join([origin, "", *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
