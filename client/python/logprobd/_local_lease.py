@@ -58,7 +58,7 @@ class Lease:
         # closed it.
         self._hang_up.register(self._socket, select.POLLIN | select.POLLHUP)
         try:
-            reply, _ = self._ask(_wire.LocalRequest(hello=_wire.Hello(client_id)))
+            reply = self._ask(_wire.LocalRequest(hello=_wire.Hello(client_id)))
             if reply.welcome is None:
                 raise LocalUnavailable("the control socket answered without a welcome")
         except BaseException:
@@ -90,7 +90,7 @@ class Lease:
     def create_region(self, size: int) -> tuple[bytes, mmap.mmap]:
         """Creates a region of at least `size` bytes. Returns its id and its mapped memory."""
         request = _wire.LocalRequest(create_region=_wire.CreateRegion(size))
-        reply, fds = self._ask(request)
+        reply, fds = self._exchange(request)
         try:
             if reply.region is None or len(fds) != 1:
                 raise LocalUnavailable("the control socket answered without a region")
@@ -111,7 +111,14 @@ class Lease:
         """Ends the lease. In a forked child it closes only the child's descriptor."""
         self._socket.close()
 
-    def _ask(self, request: _wire.LocalRequest) -> tuple[_wire.LocalReply, list[int]]:
+    def _ask(self, request: _wire.LocalRequest) -> _wire.LocalReply:
+        """Sends a request. Returns its reply, and closes descriptors that nobody asked for."""
+        reply, fds = self._exchange(request)
+        for fd in fds:
+            os.close(fd)
+        return reply
+
+    def _exchange(self, request: _wire.LocalRequest) -> tuple[_wire.LocalReply, list[int]]:
         """Sends a request. Returns its reply and the file descriptors passed with it."""
         with self._lock:
             try:

@@ -257,20 +257,22 @@ class LocalTransport:
                 f"for {size} bytes, sending the rows inside the request is faster"
             )
         lease, current = self._shared()
+        span = None
         if here is not None and pool is current and here[1] % _SLICE_ALIGNMENT == 0:
-            span, (region, offset) = None, here
+            region, offset = here
         else:
             span = current.allocate(size)
             region, offset = span.region, span.offset
-            try:
+        try:
+            if span is not None:
                 if hidden.is_cuda and (driver := self._cuda()) is not None:
                     region.pin(driver)
                 hidden.copy_to(rows, span.bytes)
-            except BaseException:
+            request = encode({"shared_memory": _wire.SharedMemorySlice(region.id, offset, size)})
+        except BaseException:
+            if span is not None:
                 span.free()
-                raise
-        slice_ = _wire.SharedMemorySlice(region.id, offset, size)
-        request = encode({"shared_memory": slice_})
+            raise
         return PlacedChunk(request, Placement("shm", reason), lease, None, span)
 
     def _place_on_device(

@@ -266,6 +266,23 @@ def test_a_descriptor_that_gives_no_region_is_closed(tmp_path, reply, reason):
         assert pipe.read() == b""  # None while a descriptor is open
 
 
+def test_a_descriptor_that_nobody_asked_for_is_closed(tmp_path):
+    reader, writer = os.pipe()
+
+    def serve(connection):
+        socket.send_fds(
+            connection, [_wire.encode(_wire.LocalReply(status_message="closed"))], [writer]
+        )
+        os.close(writer)
+
+    with open(reader, "rb", buffering=0) as pipe:
+        with lease_of(tmp_path, serve) as lease:
+            lease.close_region(b"id")
+
+        os.set_blocking(reader, False)
+        assert pipe.read() == b""  # None while a descriptor is open
+
+
 @pytest.fixture
 def pool(lease):
     return RegionPool(lease, 64 * PAGE)

@@ -6,7 +6,14 @@ import threading
 import numpy as np
 import pytest
 import torch
-from logprobd import AsyncClient, Client, DeadlineExceeded, InvalidArgument, RetryPolicy
+from logprobd import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    InvalidArgument,
+    RetryPolicy,
+    _wire,
+)
 from logprobd.arrays import HiddenRows
 from logprobd.testing import FakeServer
 from shared_case import HIDDEN, VOCAB, transports
@@ -123,14 +130,15 @@ def test_slots_of_failed_and_late_calls_are_free_again(server, rows, expected):
         assert np.array_equal(client.score(*rows).logprob, expected)
 
 
-def test_the_slot_of_rows_that_cannot_be_copied_is_free_again(client, rows, monkeypatch):
+@pytest.mark.parametrize(("owner", "name"), [(HiddenRows, "copy_to"), (_wire, "SharedMemorySlice")])
+def test_the_slot_of_rows_that_cannot_be_sent_is_free_again(client, rows, monkeypatch, owner, name):
     client.score(*rows)
     pool = client._local._pool
 
     def fail(*_):
         raise MemoryError("no memory for the conversion")
 
-    monkeypatch.setattr(HiddenRows, "copy_to", fail)
+    monkeypatch.setattr(owner, name, fail)
     with pytest.raises(MemoryError):
         client.score(*rows)
 
