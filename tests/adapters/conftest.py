@@ -1,6 +1,7 @@
 """Tests of client/adapters with the packages of the source tree, this build's server and the operator's library.
 
-Tests of a framework are collected where it is installed: in the environments of .ci/run-adapters.
+Tests of a framework are skipped where it is not installed, and tests that need the operator where that is not built.
+In the environments of .ci/run-adapters, which have both, the plugin no_skips makes a failure of each of them.
 """
 
 import importlib.util
@@ -50,11 +51,39 @@ FRAMEWORKS = {
     "verl": ("verl",),
     "vllm": ("aiohttp", "orjson", "transformers"),
 }
-collect_ignore_glob = [
-    f"test_{name}*.py"
-    for name, modules in FRAMEWORKS.items()
-    if any(importlib.util.find_spec(module) is None for module in modules)
-]
+
+
+class ModuleWithoutFramework(pytest.Module):
+    """A file of tests whose imports would fail. It is skipped as a whole."""
+
+    missing: list[str]
+
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip(f"{self.path.name} needs packages that are missing: {', '.join(self.missing)}")
+
+
+def pytest_pycollect_makemodule(
+    module_path: pathlib.Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    missing = [
+        module
+        for name, modules in FRAMEWORKS.items()
+        if module_path.name.startswith(f"test_{name}")
+        for module in modules
+        if importlib.util.find_spec(module) is None
+    ]
+    if not missing:
+        return None
+    result = ModuleWithoutFramework.from_parent(parent, path=module_path)
+    result.missing = missing
+    return result
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists why tests were skipped, without -rs too: what is missing is otherwise a number alone."""
+    if not terminalreporter.hasopt("skipped"):
+        terminalreporter.reportchars += "s"
+
 
 if importlib.util.find_spec("verl") and pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
     # verl loads its plugins when the first test imports it, so that of the operator must be there by then.
@@ -70,7 +99,7 @@ if importlib.util.find_spec("verl") and pathlib.Path(os.environ["LINEAR_LOGPROB_
 def built_operator() -> None:
     """Skips a test if the operator is not built, as by default without CUDA."""
     if not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
-        pytest.skip("the operator is not built")
+        pytest.skip(f"the operator is not built: no {os.environ['LINEAR_LOGPROB_LIBRARY']}")
 
 
 @pytest.fixture(params=("remote", "local"))
@@ -152,14 +181,14 @@ def backbone():
 
 
 @pytest.fixture
-def scorer(built_operator):
-    """Returns the scorer of the small teacher."""
+def scorer():
+    """Returns the scorer of the small teacher, which needs no operator."""
     import torch
     from gateway_scenario import HIDDEN, VOCAB
-    from logprobd_adapters import LocalScorer
+    from plain_scorer import PlainScorer
 
     torch.manual_seed(1)
-    return LocalScorer(torch.randn(VOCAB, HIDDEN))
+    return PlainScorer(torch.randn(VOCAB, HIDDEN))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import types
+from unittest import mock
 
 import aiohttp
 import logprobd
@@ -25,9 +26,11 @@ from gateway_scenario import (
 from logprobd import errors
 from logprobd.retry import RetryPolicy
 from logprobd_adapters import LocalScorer, RemoteScorer, Scorer, Scores, gateway
+from logprobd_adapters.batcher import Batcher
 from logprobd_adapters.gateway import Gateway
 from logprobd_adapters.teacher import Prompt, Teacher
 from server_process import ServerProcess
+from test_gateway_memory import body_of
 
 
 def test_a_response_has_the_teachers_scores(teacher) -> None:
@@ -360,14 +363,41 @@ def test_an_error_of_the_scorer_is_not_the_callers(backbone, error, status, retr
 
 
 # Regression: the operator took no tensor of integers, which those of a request became.
-def test_a_temperature_may_be_an_integer(teacher) -> None:
+def test_a_temperature_may_be_an_integer(backbone, built_operator) -> None:
     async def scenario(client, _) -> None:
         status, result = await post(client, [3, 1, 4], temperature=2)
         assert status == 200
         _, expected = await post(client, [3, 1, 4], temperature=2.0)
         assert result["choices"] == expected["choices"]
 
+    scorer = LocalScorer(torch.randn(VOCAB, HIDDEN))
+    run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario)
+
+
+@pytest.mark.parametrize(("hint", "header"), [(None, "1"), (0.2, "1"), (7.0, "7"), (7.2, "8")])
+def test_a_refusal_says_after_how_many_whole_seconds_to_ask_again(
+    teacher, monkeypatch, hint, header
+) -> None:
+    refuse = mock.Mock(side_effect=errors.Overloaded("full", retry_after=hint))
+    monkeypatch.setattr(Batcher, "reserve", refuse)
+
+    async def scenario(client, _) -> None:
+        body = {"prompt": [1, 2], "prompt_logprobs": 0}
+        async with client.post("/v1/completions", json=body) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, header)
+
     run(teacher, scenario)
+
+
+def test_a_body_of_exactly_the_limit_is_read(teacher) -> None:
+    async def scenario(client, _) -> None:
+        data = body_of({"prompt": [1, 2], "prompt_logprobs": 0}, 1 << 20)
+        assert len(data) == 1 << 20
+
+        async with client.post("/v1/completions", data=data) as response:
+            assert response.status == 200
+
+    run(teacher, scenario, body_mib_max=1)
 
 
 # Regression: a second response followed the part of the first one that was sent.

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import datetime
 import hmac
 import json
 import pathlib
@@ -11,8 +12,10 @@ import ssl
 import subprocess
 import sys
 import time
+import types
 import urllib.error
 import urllib.request
+from contextlib import nullcontext
 from unittest import mock
 
 import distill_teacher
@@ -93,6 +96,44 @@ def test_a_token_that_has_expired_or_lacks_the_scope_is_refused_with_a_reason(to
         with pytest.raises(AccessError, match=reason) as error:
             known.check(f"Bearer {token}")
         assert error.value.status == status
+
+
+@pytest.mark.parametrize(("length", "problem"), [(512, "is unknown"), (513, "header must be")])
+def test_a_token_of_512_characters_is_compared_and_a_longer_one_is_not(
+    tokens, length, problem
+) -> None:
+    tokens.add("scorer", "score")
+
+    with pytest.raises(AccessError, match=problem):
+        Tokens(tokens.path).check("Bearer " + "x" * length)
+
+
+class Clock(datetime.datetime):
+    """Time that stands still."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        return datetime.datetime(2030, 1, 31, 12, tzinfo=datetime.timezone.utc).astimezone(tz)
+
+
+@pytest.mark.parametrize(
+    ("not_after", "is_known"),
+    [
+        ("2030-01-31T12:00:01Z", True),
+        ("2030-01-31T13:00:01+01:00", True),
+        ("2030-01-31T12:00:00Z", False),
+        ("2030-01-31T11:59:59Z", False),
+        ("2030-01-31T12:59:59+01:00", False),
+    ],
+)
+def test_a_token_expires_at_its_second(tokens, monkeypatch, not_after, is_known) -> None:
+    token = tokens.add("scorer", "score", not_after=not_after)
+    known = Tokens(tokens.path)
+    clock = types.SimpleNamespace(datetime=Clock, timezone=datetime.timezone)
+    monkeypatch.setattr(http_access, "datetime", clock)
+
+    with nullcontext() if is_known else pytest.raises(AccessError, match="expired at 2030"):
+        known.check(f"Bearer {token}")
 
 
 @pytest.mark.parametrize("sent", ["wrong", "first", "last"])

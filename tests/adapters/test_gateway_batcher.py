@@ -1,11 +1,23 @@
 """The batches and the bounded queue of the gateway."""
 
 import asyncio
+import types
 import weakref
+from unittest import mock
 
 import pytest
-from gateway_scenario import MAX_MODEL_LEN, POISON, FixedTeacher, entered, post, queued, run
-from logprobd_adapters.batcher import Batcher
+from gateway_scenario import (
+    MAX_MODEL_LEN,
+    POISON,
+    VOCAB,
+    FixedTeacher,
+    entered,
+    post,
+    queued,
+    run,
+)
+from logprobd.errors import Overloaded
+from logprobd_adapters.batcher import Batcher, ScorerError
 from logprobd_adapters.teacher import CANDIDATES_PER_TOKEN, Prompt, Teacher
 
 
@@ -185,5 +197,95 @@ def test_nothing_refers_to_scores_that_were_returned() -> None:
         del scores
         await batcher.close()  # Until then the thread may hold its last result.
         assert [reference() for reference in references] == [None] * 3
+
+    asyncio.run(main())
+
+
+def score_together(batcher: Batcher, prompts: list[list[int]]) -> list[asyncio.Task]:
+    """Asks for each prompt in a request of its own. All are in one batch if none runs."""
+    return [asyncio.create_task(batcher.score([Prompt(tokens)])) for tokens in prompts]
+
+
+@pytest.mark.parametrize("of_leaving", [[4, 5], [4, POISON]], ids=["scored", "failed"])
+def test_the_others_of_a_batch_are_answered_if_a_client_leaves_while_it_runs(
+    teacher, backbone, of_leaving
+) -> None:
+    async def main() -> None:
+        batcher = Batcher(teacher, 100)
+        backbone.release.clear()
+        leaving, *others = score_together(batcher, [of_leaving, [6, 7], [8, 9]])
+        await entered(backbone)
+
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        backbone.release.set()
+
+        results = await asyncio.wait_for(asyncio.gather(*others), 20)
+        assert [len(scores.ranks) for (scores,) in results] == [1, 1]
+        assert backbone.shapes[0] == (3, 2)
+        await batcher.close()
+
+    asyncio.run(main())
+
+
+def test_an_error_of_the_scorer_ends_all_requests_of_the_batch_at_once(backbone) -> None:
+    failing = types.SimpleNamespace(
+        score=mock.Mock(side_effect=Overloaded("full", retry_after=7.0)), vocab_size=VOCAB
+    )
+
+    async def main() -> None:
+        batcher = Batcher(Teacher(backbone, failing, MAX_MODEL_LEN), 100)
+        requests = score_together(batcher, [[4, 5], [6, 7], [8, 9]])
+
+        results = await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 20)
+
+        assert [type(result) for result in results] == [ScorerError] * 3
+        assert [result.error.retry_after for result in results] == [7.0] * 3
+        assert backbone.shapes == [(3, 2)]  # none is asked for alone
+        await batcher.close()
+
+    asyncio.run(main())
+
+
+class TimedTeacher(FixedTeacher):
+    """A teacher whose batches take so many seconds of its clock."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.now, self.seconds = 0.0, seconds
+
+    def score(self, prompts):
+        self.now += self.seconds
+        return super().score(prompts)
+
+
+@pytest.mark.parametrize(("seconds", "hint"), [(0.0, 1), (6.0, 8), (47.9, 60), (1000.0, 60)])
+def test_a_full_queue_tells_the_time_of_its_tokens_at_the_speed_of_the_last_batch(
+    seconds, hint
+) -> None:
+    async def main() -> None:
+        teacher = TimedTeacher(seconds)
+        asyncio.get_running_loop().time = lambda: teacher.now
+        batcher = Batcher(teacher, 5)
+        await batcher.score([Prompt([1, 2])] * 2)  # 4 tokens
+
+        with batcher.reserve(5), pytest.raises(Overloaded) as error, batcher.reserve(1):
+            pass
+
+        assert error.value.retry_after == hint
+        await batcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_queue_that_is_one_token_short_of_full_takes_a_request() -> None:
+    async def main() -> None:
+        batcher = Batcher(FixedTeacher(), 5)
+
+        with batcher.reserve(4), batcher.reserve(7):
+            with pytest.raises(Overloaded, match="11 tokens are in progress, of at most 5"):
+                batcher.reserve(1).__enter__()
+
+        await batcher.close()
 
     asyncio.run(main())

@@ -42,6 +42,19 @@ def test_shorter_lists_are_filled_up() -> None:
     assert prompt.candidates.tolist() == [[7, 8], [-1, -1], [9, -1]]
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * (TOKENS_MAX + 1024), "the body is no JSON"),
+        (b"{" + b'"a":1,' * 65_535 + b'"a":1}', "does not serve the field 'a'"),
+    ],
+    ids=["lists", "fields"],
+)
+def test_as_many_lists_and_fields_as_a_request_may_have_are_parsed(body, message) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        parse_request(body, "teacher", TOKENS_MAX)
+
+
 @pytest.mark.parametrize("ids", [[1, 2**63], [[1], [2**63]]])
 def test_ids_beyond_64_bits_are_refused(ids) -> None:
     with pytest.raises(InvalidArgument, match="beyond 64 bits"):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -59,6 +60,11 @@ def test_a_line_has_no_character_that_ends_it_or_that_a_terminal_obeys() -> None
 
     assert text == r"a\nb\r\x1b[31m\x85\u2028\x9b\udcff é中"
     assert len(one_line("\x00" * 10_000)) == MESSAGE_MAX
+
+
+def test_a_text_of_exactly_the_length_of_a_message_is_not_cut() -> None:
+    assert one_line("x" * MESSAGE_MAX) == "x" * MESSAGE_MAX
+    assert one_line("x" * (MESSAGE_MAX + 1)) == "x" * (MESSAGE_MAX - 3) + "..."
 
 
 # Regression: a body of 8 MiB was in the answer, five times as long where characters are escaped.
@@ -131,6 +137,26 @@ def test_one_address_holds_half_of_the_connections(teacher, caplog) -> None:
     run(teacher, scenario, connections_max=8)
     refusals = [line for line in caplog.messages if line.startswith("refused ")]
     assert len(refusals) == 1  # in ten seconds
+
+
+def test_all_addresses_together_have_no_more_than_the_most_connections(teacher) -> None:
+    async def scenario(client, _) -> None:
+        async def connect_from(address: str):
+            url = client._base_url
+            return await asyncio.open_connection(url.host, url.port, local_addr=(address, 0))
+
+        kept = [await connect_from(f"127.0.0.{number}") for number in (2, 2, 3, 3)]
+        for reader, writer in kept:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+        refused, other = await connect_from("127.0.0.4")
+
+        assert await is_closed(refused)
+        for writer in (other, *(writer for _, writer in kept)):
+            writer.close()
+
+    run(teacher, scenario, connections_max=4)
 
 
 @pytest.mark.parametrize(
@@ -214,18 +240,36 @@ def test_a_body_that_arrives_a_byte_at_a_time_is_cut(teacher, caplog) -> None:
     assert "less than 1 MiB a second" in caplog.text
 
 
+class FakeTimer:
+    def __init__(self, end: float, callback: Callable[[], None]) -> None:
+        self.end, self.callback = end, callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
 class FakeLoop:
-    """Time that stands still, and the timer that was set last."""
+    """Time that stands still, and timers that end when a test moves it on."""
+
+    create_future = mock.Mock
 
     def __init__(self) -> None:
         self.now, self.delay = 0.0, 0.0
+        self.timers: list[FakeTimer] = []
 
     def time(self) -> float:
         return self.now
 
-    def call_later(self, delay: float, _: object) -> mock.Mock:
+    def call_later(self, delay: float, callback: Callable[[], None]) -> FakeTimer:
         self.delay = delay
-        return mock.Mock()
+        self.timers.append(FakeTimer(self.now + delay, callback))
+        return self.timers[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for timer in self.timers:
+            if timer.callback and timer.end <= self.now:
+                timer.callback()
 
 
 @pytest.fixture
@@ -257,6 +301,76 @@ def test_a_peer_that_moves_less_than_a_mebibyte_a_second_runs_out_of_time(
         stall.stop(moved_bytes)
 
     assert found == delays
+
+
+def test_only_a_wait_that_still_goes_on_ends_a_connection(loop) -> None:
+    expire = mock.Mock()
+    stall = connections.StallTimeout(30.0, expire)
+
+    stall.start()
+    loop.advance(29.0)
+    stall.stop(1 << 30)
+    loop.advance(1000.0)
+    expire.assert_not_called()
+
+    stall.start()
+    loop.advance(30.0)
+    expire.assert_called_once_with()
+
+
+def connection_with(loop: FakeLoop) -> tuple[connections.Connection, mock.Mock]:
+    """Returns a connection that may stall for 30 s, and its transport."""
+    transport = mock.Mock()
+    transport.get_write_buffer_size.return_value = 100
+    connection = connections.Connection(mock.Mock(), stall_seconds=30.0)
+    connection.connection_made(transport)
+    return connection, transport
+
+
+@pytest.mark.parametrize("end", ["resume_writing", "connection_lost"])
+def test_a_connection_that_no_longer_waits_is_not_cut_later(loop, end) -> None:
+    connection, transport = connection_with(loop)
+
+    connection.pause_writing()
+    loop.advance(29.0)
+    getattr(connection, end)(*([None] if end == "connection_lost" else []))
+
+    assert all(timer.callback is None for timer in loop.timers)
+    loop.advance(1000.0)
+    transport.abort.assert_not_called()
+
+
+def test_each_request_of_a_connection_may_wait_anew(loop) -> None:
+    connection, _ = connection_with(loop)
+    connection.pause_writing()
+    loop.advance(20.0)
+    connection.resume_writing()
+
+    connection.pause_writing()
+    assert round(loop.delay) == 10
+    connection.resume_writing()
+    connection.begin(mock.Mock())
+    connection.pause_writing()
+
+    assert loop.delay == 30.0
+
+
+def test_a_request_whose_body_has_arrived_may_wait_longer_than_a_stalled_one(teacher) -> None:
+    async def scenario(client, gateway) -> None:
+        teacher.release.clear()
+        reader, writer = await send_head(client)
+        writer.write(body_of({"prompt": [1, 2, 3], "prompt_logprobs": 0}, SIZE))
+        await queued(gateway, 3)
+        stalled, other = await send_head(client)
+
+        assert await is_closed(stalled)  # A timer of the first request would have ended before.
+        teacher.release.set()
+
+        assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+        other.close()
+
+    run(teacher, scenario, stall_seconds=0.3)
 
 
 # Regression: only the parts of a response to a prompt had a limit in time.

@@ -49,6 +49,20 @@ def test_entries_and_numbers_are_those_of_the_shortest_texts(rows, top_k) -> Non
         assert entries == (expected if ranks[row] else None)
 
 
+# JSON with a name twice is valid, but what it means is up to its reader.
+def test_a_token_of_the_most_likely_ones_is_listed_once() -> None:
+    ids, logprobs = np.array([[7, 8], [7, 8], [7, 8]]), np.zeros((3, 2), np.float32)
+    ranks = np.array([1, 2, 3])
+    scores = PromptScores(logprobs[:, 0], ranks, ids, logprobs, np.zeros((3, 0), np.float32))
+    request = CompletionRequest([Prompt([5, 7, 8, 9], 2)], True)
+
+    response = b"".join(encode_response("teacher", request, [scores]))
+
+    names: list[str] = []
+    json.loads(response, object_pairs_hook=lambda pairs: names.extend(name for name, _ in pairs))
+    assert [name for name in names if name.isdigit()] == ["7", "8", "7", "8", "7", "8", "9"]
+
+
 def encode(prompts: Sequence[Prompt], scores: Sequence[PromptScores]) -> list[bytes]:
     return list(encode_response("teacher", CompletionRequest([*prompts], True), scores))
 

@@ -4,6 +4,7 @@ import gc
 import pathlib
 import types
 import weakref
+from unittest import mock
 
 import logprobd
 import numpy as np
@@ -13,12 +14,12 @@ from document_examples import run_example
 from logprobd.errors import InvalidArgument
 from logprobd_adapters import LocalScorer, RemoteScorer
 from logprobd_adapters.teacher import Prompt, PromptScores, Teacher
+from plain_scorer import PlainScorer
 from server_process import ServerProcess
 from transformers import AutoModelForCausalLM
 
 TOLERANCE = 1e-5  # nats, of fp32 sums
 BF16_TOLERANCE = 1e-4  # the kernels' against double precision, tests/README.md
-LENGTHS = (64, 1, 17, 40, 2)
 
 
 def load(folder: pathlib.Path):
@@ -43,9 +44,15 @@ def remote_scorer(address):
 
 
 @pytest.fixture
-def teacher(kind, model, request) -> Teacher:
+def make_teacher(kind, model, request):
+    """Returns a function that makes a teacher with so many tokens of a batch."""
     scorer = None if kind == "local" else request.getfixturevalue("remote_scorer")
-    return Teacher.from_model(model, scorer, batch_tokens=100)
+    return lambda batch_tokens: Teacher.from_model(model, scorer, batch_tokens=batch_tokens)
+
+
+@pytest.fixture
+def teacher(make_teacher) -> Teacher:
+    return make_teacher(100)
 
 
 def random_tokens(length: int, vocab_size: int = 8192) -> list[int]:
@@ -73,18 +80,28 @@ def assert_scores(scores: PromptScores, prompt: Prompt, exact: torch.Tensor, tol
     assert scores.logprobs.dtype == scores.top_logprobs.dtype == np.float32
 
 
-def test_scores_agree_with_the_models_log_softmax(teacher, model) -> None:
-    temperatures = (1.0, 0.5, 2.0, 0.7, 1.0)
-    prompts = [
-        Prompt(random_tokens(length), top_k, temperature, start)
-        for length, top_k, temperature, start in zip(
-            LENGTHS, (0, 3, 128, 7, 1), temperatures, (0, 0, 16, 5, 1), strict=True
-        )
-    ]
+# Prompts of which no two have the same settings. Two have no row.
+MIXED = [
+    Prompt(random_tokens(64), top_k=1),
+    Prompt(random_tokens(1), top_k=3, temperature=0.5),
+    Prompt(random_tokens(17), top_k=128, temperature=2.0, start=11),
+    Prompt(random_tokens(40), top_k=7, temperature=0.7, start=5),
+    Prompt(random_tokens(9), top_k=2, temperature=3.0, start=8),
+    Prompt(random_tokens(2), top_k=0, temperature=4.0),
+]
 
-    scores = teacher.score(prompts)
 
-    for prompt, of_prompt in zip(prompts, scores, strict=True):
+@pytest.mark.parametrize("batch_tokens", [64 * len(MIXED), 130, 64])
+def test_prompts_with_settings_of_their_own_agree_with_the_models_log_softmax(
+    make_teacher, model, batch_tokens
+) -> None:
+    teacher = make_teacher(batch_tokens)
+    in_first_batch = {64: 1, 130: 2, 64 * len(MIXED): len(MIXED)}
+    assert teacher.batch_size(MIXED) == in_first_batch[batch_tokens]
+
+    scores = teacher.score(MIXED)
+
+    for prompt, of_prompt in zip(MIXED, scores, strict=True):
         exact = exact_logprobs(model, prompt.tokens, prompt.temperature)
         assert_scores(of_prompt, prompt, exact, TOLERANCE)
 
@@ -163,14 +180,15 @@ def test_bf16_scores_agree_with_double_precision(folders, built_operator) -> Non
     assert_scores(scores, prompt, exact, BF16_TOLERANCE)
 
 
-def test_prompts_are_cut_into_batches_of_padded_tokens(model, built_operator) -> None:
+def test_prompts_are_cut_into_batches_of_padded_tokens() -> None:
     shapes = []
 
     def backbone(prompts: list[list[int]]) -> list[torch.Tensor]:
         shapes.append((len(prompts), max(map(len, prompts))))
         return [torch.zeros(len(prompt), 64) for prompt in prompts]
 
-    teacher = Teacher(backbone, LocalScorer.from_model(model), max_model_len=64, batch_tokens=40)
+    scorer = PlainScorer(torch.zeros(8192, 64))
+    teacher = Teacher(backbone, scorer, max_model_len=64, batch_tokens=40)
 
     teacher.score([Prompt(random_tokens(length)) for length in (3, 10, 20, 20, 64, 1)])
 
@@ -228,11 +246,52 @@ def test_a_row_that_is_not_finite_has_rank_0_and_changes_no_other(model, built_o
         (Prompt([1, 2], candidates=np.array([[-2]])), "an id to score is -2"),
     ],
 )
-def test_a_bad_prompt_is_refused(model, built_operator, prompt, message) -> None:
-    teacher = Teacher.from_model(model)
+def test_a_bad_prompt_is_refused_before_any_is_scored(prompt, message) -> None:
+    backbone = mock.Mock()
+    teacher = Teacher(backbone, types.SimpleNamespace(vocab_size=8192), max_model_len=64)
 
     with pytest.raises(InvalidArgument, match=message):
         teacher.score([Prompt([1, 2]), prompt])
+
+    backbone.assert_not_called()
+
+
+LIMITS = types.SimpleNamespace(top_k_max=20, candidates_max=3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limits"),
+    [
+        (Prompt([0] * 64), None),
+        (Prompt([1, 8191]), None),
+        (Prompt([1, 2], 128), None),
+        (Prompt([1, 2], 20), LIMITS),
+        (Prompt([1, 2], temperature=1e-4), None),
+        (Prompt([1, 2], temperature=1e4), None),
+        (Prompt([1, 2], start=1), None),
+        (Prompt([1, 2], candidates=np.array([[-1, 0, 8191]])), LIMITS),
+        (Prompt([1, 2], candidates=np.array([[-1, 0, 1, 2]])), LIMITS),  # -1 is no id
+        (Prompt([1, 2], candidates=np.zeros((0, 3), int), candidates_start=1), None),
+    ],
+)
+def test_a_prompt_at_a_limit_is_accepted(prompt, limits) -> None:
+    scorer = types.SimpleNamespace(vocab_size=8192, limits=limits)
+
+    Teacher(mock.Mock(), scorer, max_model_len=64).check(prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (Prompt([1, 2], 21), "21 most likely tokens were asked for, expected 0 to 20"),
+        (Prompt([1, 2], candidates=np.array([[0, 1, 2, 3]])), "a row has 4 ids .* at most 3"),
+    ],
+)
+def test_a_prompt_beyond_a_limit_of_the_server_is_refused(prompt, message) -> None:
+    scorer = types.SimpleNamespace(vocab_size=8192, limits=LIMITS)
+
+    with pytest.raises(InvalidArgument, match=message):
+        Teacher(mock.Mock(), scorer, max_model_len=64).check(prompt)
 
 
 def test_the_models_own_head_is_freed_if_a_server_scores(folders, remote_scorer) -> None:

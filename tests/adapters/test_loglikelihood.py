@@ -95,6 +95,14 @@ def test_contexts_are_cut_from_the_left(model) -> None:
     assert model.lengths == [(1, INPUT_MAX)]
 
 
+def test_a_continuation_as_long_as_the_model_takes_is_scored(model) -> None:
+    requests = [([1], [3] * INPUT_MAX)]
+
+    found = score_continuations(LocalScorer(model.head), model.body, requests, [[0]], INPUT_MAX)
+
+    assert abs(found[0][0] - model.exact(*requests[0])[0]) <= TOLERANCE * INPUT_MAX
+
+
 def test_a_request_without_context_or_continuation_is_refused() -> None:
     with pytest.raises(ValueError, match="request 1 has 1 tokens of context and 0 of continuation"):
         group_requests([([1], [2]), ([1], [])])

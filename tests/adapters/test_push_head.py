@@ -2,6 +2,7 @@
 
 import copy
 import re
+import types
 from contextlib import nullcontext
 from unittest import mock
 
@@ -149,6 +150,30 @@ def fail_and_recover(rank: int, _: int, address: str, failing: int, place: str) 
                 except Exception as error:
                     ends.append(f"{type(error).__name__}: {error}")
     return ends
+
+
+def fail_twice(rank: int, _: int) -> str:
+    """Moves a version while two things fail on rank 1. Returns what it ended with."""
+    state = types.SimpleNamespace(staged=None, pushed=None, highest_version=1)
+    client = mock.Mock(list=lambda head: [state])
+
+    def send(version: int, errors: list[Exception]) -> bool:
+        if rank == 1:
+            errors.append(OSError("first"))
+            raise OSError("second")
+        return True
+
+    try:
+        return f"version {move_version(client, send, advice='')}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_the_first_of_two_errors_is_raised_and_other_ranks_name_both(ranks) -> None:
+    assert ranks.results(fail_twice) == [
+        "LogprobdError: rank 1 failed: OSError: first; OSError: second",
+        "OSError: first",
+    ]
 
 
 # Regression: by the recipe that the documents had, the other ranks waited for the one that failed.
@@ -338,3 +363,10 @@ def test_replicas_have_the_same_rows_and_the_first_one_is_told() -> None:
     found = [rows_of_rank(5, [(replica, 2, False), (1, 2, True)]) for replica in (0, 1)]
 
     assert found == [(3, 5, True), (3, 5, False)]
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_of_replicas_along_two_dimensions_the_first_of_both_is_told(place) -> None:
+    _, _, is_first = rows_of_rank(5, [(coordinate, 2, False) for coordinate in place])
+
+    assert is_first == (place == (0, 0))

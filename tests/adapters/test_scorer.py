@@ -4,6 +4,7 @@ import json
 import pathlib
 import pickle
 import sys
+import types
 
 import logprobd
 import ml_dtypes
@@ -90,6 +91,12 @@ def scorer(kind, case, request) -> Scorer:
     return case.local() if kind == "local" else RemoteScorer(request.getfixturevalue("client"))
 
 
+@pytest.fixture
+def unused_operator(monkeypatch) -> None:
+    """Lets a LocalScorer be made, also where the operator is not built. It cannot score."""
+    monkeypatch.setitem(sys.modules, "logprobd_ops", types.SimpleNamespace(linear_logprob=None))
+
+
 def test_sizes_are_those_of_the_head_without_padding(scorer) -> None:
     assert (scorer.hidden_size, scorer.vocab_size) == (HIDDEN, VOCAB)
 
@@ -148,7 +155,9 @@ class Model:
         ),
     ],
 )
-def test_the_head_of_a_model_has_its_transforms(case, config, options, shape) -> None:
+def test_the_head_of_a_model_has_its_transforms(
+    case, built_operator, config, options, shape
+) -> None:
     scorer = LocalScorer.from_model(Model(case, **config), **options)
 
     expected = LocalScorer(case.weight, vocab_size=VOCAB, **shape)
@@ -169,7 +178,7 @@ def test_a_model_with_logits_that_are_not_understood_is_refused(case, config) ->
         LocalScorer.from_model(Model(case, **config))
 
 
-def test_a_model_of_an_unknown_type_is_a_warning(case) -> None:
+def test_a_model_of_an_unknown_type_is_a_warning(case, unused_operator) -> None:
     with pytest.warns(UserWarning, match="a_new_type is not known"):
         LocalScorer.from_model(Model(case, model_type="a_new_type"))
 
@@ -218,7 +227,7 @@ def test_candidates_and_top_k_agree_with_double_precision(scorer, case) -> None:
     torch.testing.assert_close(of_array.top_k_logprobs, best.values, **close)
 
 
-def test_both_scorers_give_the_same_bits_on_a_cpu(client, case) -> None:
+def test_both_scorers_give_the_same_bits_on_a_cpu(client, case, built_operator) -> None:
     flat, offsets = torch.arange(2 * ROWS), torch.arange(0, 2 * ROWS + 1, 2)
     outputs = ("logprob", "entropy", "lse", "argmax", "greedy", "target_rank")
 
@@ -304,7 +313,7 @@ def test_a_remote_scorer_can_be_pickled(client, case) -> None:
     assert torch.equal(*scores)
 
 
-def test_a_local_scorer_refuses_a_head_of_another_shape(case) -> None:
+def test_a_local_scorer_refuses_a_head_of_another_shape(case, unused_operator) -> None:
     with pytest.raises(ValueError, match=r"weight has shape \[336, 40, 1\], expected \[V, H\]"):
         LocalScorer(case.weight[..., None])
     with pytest.raises(ValueError, match="vocab_size is 337, expected 1 to 336"):

@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM
 
 if not pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
-    pytest.skip("the operator is not built", allow_module_level=True)
+    missing = os.environ["LINEAR_LOGPROB_LIBRARY"]
+    pytest.skip(f"the operator is not built: no {missing}", allow_module_level=True)
 
 os.environ.update(
     VERL_ENGINE_DEVICE="cuda",  # engines are registered for GPUs only
