@@ -89,6 +89,7 @@ class FakeDeviceMemory final : public DeviceMemory {
     payload.bytes = slice.bytes;
     payload.place = PayloadPlace::kDevice;
     payload.gpu = 0;
+    last_opened_ = memory;
     payload.owner = std::move(memory);
     return payload;
   }
@@ -101,9 +102,12 @@ class FakeDeviceMemory final : public DeviceMemory {
   int64_t num_mappings() const override { return 0; }
 
   const std::vector<DeviceSlice>& opened() const { return opened_; }
+  /// Returns whether anybody holds the slice that was opened last.
+  bool is_in_use() const { return !last_opened_.expired(); }
 
  private:
   const size_t bytes_;
+  std::weak_ptr<const std::vector<std::byte>> last_opened_;
   std::vector<DeviceSlice> opened_;
 };
 

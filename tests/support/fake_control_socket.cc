@@ -204,6 +204,10 @@ v1::LocalReply FakeControlSocket::Answer(const v1::LocalRequest& request, Lease*
     const bool is_known = lease->regions.erase(request.close_region().id()) == 1;
     return is_known ? reply : Refusal(grpc::StatusCode::NOT_FOUND, "no such region of this lease");
   }
+  if (options_.refuses_with_descriptor) {
+    *fd = memfd_create("logprobd-refused", MFD_CLOEXEC);
+    return Refusal(grpc::StatusCode::RESOURCE_EXHAUSTED, "refused");
+  }
   const auto wanted = static_cast<int64_t>(request.create_region().bytes());
   const int64_t bytes = (wanted + kPageBytes - 1) / kPageBytes * kPageBytes;
   if (bytes <= 0 || bytes > options_.region_bytes_max) {

@@ -32,6 +32,8 @@ class FakeControlSocket {
     uint32_t lease_regions_max = 16;
     /// Text that replaces every reply if it is not empty.
     std::string nonsense = {};
+    /// True if regions are refused with replies that pass a descriptor, of "logprobd-refused".
+    bool refuses_with_descriptor = false;
   };
 
   explicit FakeControlSocket(Options options);

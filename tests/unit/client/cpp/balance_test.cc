@@ -205,6 +205,21 @@ TEST_F(BalanceTest, PassesOverABusyServerForItsHint) {
   EXPECT_TRUE(balance.HasOther("b", {}));
 }
 
+TEST_F(BalanceTest, ALaterRefusalDoesNotShortenAHint) {
+  Balance balance(Options(), {"a", "b"});
+  CheckAll(balance);
+  balance.Busy("a", absl::Seconds(3));
+
+  balance.Busy("a", std::nullopt);
+  balance.Busy("a", absl::Milliseconds(1));
+
+  now_ += absl::Seconds(3) - absl::Milliseconds(1);
+  EXPECT_EQ(Take(balance, 5), "b");
+  EXPECT_EQ(Take(balance, 5), "b");
+  now_ += absl::Milliseconds(1);
+  EXPECT_EQ(Take(balance, 5), "a");
+}
+
 TEST_F(BalanceTest, ANegativeHintDoesNotMakeAServerBusy) {
   Balance balance(Options(), {"a", "b"});
   CheckAll(balance);
@@ -255,6 +270,20 @@ TEST_F(BalanceTest, RefusesDifferingHeadsAndNamesBothServers) {
   EXPECT_EQ(balance.Heads({}).status(), status);
   balance.Leave("b:2", "gone");
   EXPECT_EQ(Take(balance, 1), "a:1");
+}
+
+TEST_F(BalanceTest, WorksAgainOnceAServerWithOtherHeadsIsRemoved) {
+  Balance balance(Options(), {"a:1", "b:2"});
+  CheckAll(balance);
+  Head other = HeadOf();
+  other.vocab_size = 11;
+  balance.Checked("b:2", ServerInfo{.heads = {other}}, now_);
+  ASSERT_FALSE(balance.Take(1, {}).ok());
+
+  balance.SetAddresses({"a:1"});
+
+  EXPECT_EQ(Take(balance, 1), "a:1");
+  EXPECT_TRUE(balance.Heads({}).ok());
 }
 
 TEST_F(BalanceTest, KeepsTheTightestLimitAndTheVersionOfEach) {
@@ -369,13 +398,27 @@ TEST(DescribeDifferenceTest, AllowsOtherVersionsEnginesAndLimits) {
 }
 
 TEST(TightestLimitsTest, TakesTheLeastOfEachThatIsKnown) {
-  const ServerInfo one = InfoOf({.limits = {.request_rows_max = 7, .top_k_max = 0}});
-  const ServerInfo two = InfoOf({.limits = {.request_rows_max = 9, .top_k_max = 5}});
+  const ServerInfo one = InfoOf({.limits = {.message_bytes_max = 200,
+                                            .request_rows_max = 7,
+                                            .top_k_max = 0,
+                                            .candidates_max = 40,
+                                            .segments_max = 60,
+                                            .stream_window = 8}});
+  const ServerInfo two = InfoOf({.limits = {.message_bytes_max = 100,
+                                            .request_rows_max = 9,
+                                            .top_k_max = 5,
+                                            .candidates_max = 30,
+                                            .segments_max = 50,
+                                            .stream_window = 4}});
 
   const Limits limits = TightestLimits({one, two}).heads[0].limits;
 
+  EXPECT_EQ(limits.message_bytes_max, 100);
   EXPECT_EQ(limits.request_rows_max, 7);
   EXPECT_EQ(limits.top_k_max, 5);
+  EXPECT_EQ(limits.candidates_max, 30);
+  EXPECT_EQ(limits.segments_max, 50);
+  EXPECT_EQ(limits.stream_window, 4);
 }
 
 }  // namespace

@@ -1,17 +1,38 @@
 #include "client/cpp/local_lease.h"
 
+#include <dlfcn.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_control_socket.h"
 #include "tests/support/temp_folder.h"
+
+namespace {
+
+/// Set if this thread's next recvmsg shall end as after the time limit of its socket.
+thread_local bool next_receive_is_late = false;
+
+}  // namespace
+
+extern "C" ssize_t recvmsg(int socket, msghdr* message, int flags) {
+  static const auto receive = reinterpret_cast<decltype(&recvmsg)>(dlsym(RTLD_NEXT, "recvmsg"));
+  if (std::exchange(next_receive_is_late, false)) {
+    errno = EAGAIN;
+    return -1;
+  }
+  return receive(socket, message, flags);
+}
 
 namespace logprobd::client {
 namespace {
@@ -88,6 +109,15 @@ TEST_F(LocalLeaseTest, SaysWhatTheServerRefused) {
   EXPECT_TRUE(lease->IsAlive());
 }
 
+TEST_F(LocalLeaseTest, ALateReplyIsNotTakenForThatOfTheNextRequest) {
+  const std::shared_ptr<LocalLease> lease = Connect();
+  next_receive_is_late = true;
+  EXPECT_EQ(lease->CreateRegion(1).status().code(), absl::StatusCode::kUnavailable);
+
+  EXPECT_EQ(lease->CloseRegion("another").code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(lease->IsAlive());
+}
+
 TEST_F(LocalLeaseTest, SeesTheEndOfTheServer) {
   const std::shared_ptr<LocalLease> lease = Connect();
 
@@ -146,6 +176,29 @@ TEST_F(LocalLeaseTest, SaysThatNobodyListensAnyMore) {
   const absl::Status status = LocalLease::Connect(access, "").status();
 
   EXPECT_THAT(std::string(status.message()), HasSubstr("the server has ended"));
+}
+
+/// Returns how many of the process's descriptors belong to files of this name.
+int CountDescriptors(const std::string& name) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
+    count += target.find(name) == std::string::npos ? 0 : 1;
+  }
+  return count;
+}
+
+TEST(LocalLeaseAnswerTest, ClosesTheDescriptorOfARefusal) {
+  const testing::FakeControlSocket control({.refuses_with_descriptor = true});
+  absl::StatusOr<std::shared_ptr<LocalLease>> lease = LocalLease::Connect(AccessTo(control), "");
+  ASSERT_TRUE(lease.ok()) << lease.status();
+
+  EXPECT_EQ((*lease)->CreateRegion(1).status().code(), absl::StatusCode::kResourceExhausted);
+
+  lease->reset();
+  control.WaitForNoLease();  // The fake has closed its own descriptor.
+  EXPECT_EQ(CountDescriptors("logprobd-refused"), 0);
 }
 
 TEST(LocalLeaseAnswerTest, RefusesMalformedAnswers) {

@@ -49,12 +49,13 @@ TEST(RetryPolicyTest, DoesNotRetryARefusalOfThePlacement) {
 }
 
 TEST(RetryPolicyTest, NeverReturnsBeforeTheServersHint) {
-  const absl::Status full = absl::ResourceExhaustedError("full");
-
-  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = absl::Seconds(2)}, 0.0),
-            absl::Seconds(2));
-  EXPECT_EQ(kPolicy.NextDelay({.status = full, .pushback = absl::Seconds(2)}, kHalf),
-            absl::Milliseconds(2050));
+  for (const absl::Status& status :
+       {absl::ResourceExhaustedError("full"), absl::UnavailableError("stopping")}) {
+    EXPECT_EQ(kPolicy.NextDelay({.status = status, .pushback = absl::Seconds(2)}, 0.0),
+              absl::Seconds(2));
+    EXPECT_EQ(kPolicy.NextDelay({.status = status, .pushback = absl::Seconds(2)}, kHalf),
+              absl::Milliseconds(2050));
+  }
 }
 
 TEST(RetryPolicyTest, TakesANegativeOrMalformedHintAsNo) {
@@ -78,7 +79,11 @@ TEST(RetryPolicyTest, PlansNothingPastTheDeadline) {
   EXPECT_FALSE(kPolicy.NextDelay({.status = absl::UnavailableError("gone"),
                                   .pushback = absl::Milliseconds(500),
                                   .remaining = absl::Milliseconds(500)},
-                                 kHalf));
+                                 0.0));
+  EXPECT_TRUE(kPolicy.NextDelay({.status = absl::UnavailableError("gone"),
+                                 .pushback = absl::Milliseconds(500),
+                                 .remaining = absl::Milliseconds(501)},
+                                0.0));
 }
 
 TEST(RetryPolicyTest, StaysFiniteAfterManyAttempts) {

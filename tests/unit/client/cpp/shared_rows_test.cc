@@ -116,6 +116,24 @@ TEST_F(RegionPoolTest, KeepsTheServersLimits) {
   EXPECT_EQ(pool_->Allocate(300 * kPage).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(RegionPoolTest, HasNoMoreRegionsThanTheServerAllows) {
+  std::vector<SpanPointer> held;
+  for (int i = 0; i < 3; ++i) held.push_back(Allocate(60 * kPage));
+
+  const absl::Status status = pool_->Allocate(60 * kPage).status();
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(control_.num_regions(), 3);
+}
+
+TEST_F(RegionPoolTest, ARegionOfTheUsualSizeMayUseUpTheLease) {
+  const std::vector<SpanPointer> held = {Allocate(200 * kPage), Allocate(136 * kPage)};
+
+  const SpanPointer span = Allocate(1);
+
+  EXPECT_EQ(span->region->bytes().size(), static_cast<size_t>(64 * kPage));
+}
+
 TEST_F(RegionPoolTest, PassesOnErrorsOfTheLease) {
   control_.DropLeases();
 

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "kernels/common/tile.h"
 #include "kernels/cpu/packed_weight.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace logprobd::kernels {
 namespace {
@@ -177,6 +178,94 @@ TEST_P(RowScorerTest, UsesTheThreadsOfTheCaller) {
   RowScorer(given.strided, Options(3), threads).Score(ours.params);
 
   EXPECT_EQ(ours.First(kRows), expected.First(kRows));
+}
+
+TEST_P(RowScorerTest, ABatchOfSeveralStepsGetsTheBitsOfOneStep) {
+  const Case given(Dtype::kBf16, Dtype::kBf16, 40);
+  RowScorer::Options few = Options(2);
+  few.batch_rows_max = 16;
+  RowScorer of_several(given.packed, few);
+  ASSERT_LT(of_several.step_rows(), kRows / 2);
+  std::vector<float> entropy_temperatures;
+  for (int64_t row = 0; row < kRows; ++row) {
+    entropy_temperatures.push_back(0.5F + 0.01F * static_cast<float>(row));
+  }
+  std::vector<std::vector<float>> scores;
+  std::vector<std::vector<int32_t>> ranks;
+
+  for (const bool is_one : {true, false}) {
+    Scores of(given);
+    std::vector<int32_t> rank(kRows);
+    std::reverse_copy(entropy_temperatures.begin(), entropy_temperatures.end(),
+                      of.temperatures.begin());
+    of.params.entropy_temperatures = entropy_temperatures.data();
+    of.params.target_rank = rank.data();
+    if (is_one) {
+      RowScorer(given.packed, Options(2)).Score(of.params);
+    } else {
+      of_several.Score(of.params);
+    }
+    scores.push_back(of.First(kRows));
+    ranks.push_back(rank);
+  }
+
+  EXPECT_EQ(scores[0], scores[1]);
+  EXPECT_EQ(ranks[0], ranks[1]);
+}
+
+/// Scores a row against a head whose weight and bias are constant, and whose scale is `scale`.
+struct ConstantScores {
+  ConstantScores(const RowScorer::Options& options, LoopThreads& threads, float hidden,
+                 float weight, float scale, float bias) {
+    const std::vector<float> weights(kVocab, weight);
+    const std::vector<float> biases(static_cast<size_t>(NumTiles(kVocab) * kTileColumns), bias);
+    const CpuHead head = {.strided_weight = {weights.data(), 1},
+                          .dtype = Dtype::kF32,
+                          .hidden_size = 1,
+                          .vocab_size = kVocab,
+                          .tile_end = NumTiles(kVocab),
+                          .transform = {.scale = scale},
+                          .bias = biases.data()};
+    const int32_t target = 0;
+    const float temperature = 1;
+    uint8_t nonfinite = 0;
+    ScoreRowsParams params;
+    params.hidden_dtype = Dtype::kF32;
+    params.hidden = &hidden;
+    params.num_rows = 1;
+    params.targets = &target;
+    params.temperatures = &temperature;
+    params.argmax_id = &argmax_id;
+    params.max_logit = &max_logit;
+    params.min_logit = &min_logit;
+    params.nonfinite = &nonfinite;
+    RowScorer(head, options, threads).Score(params);
+  }
+
+  int32_t argmax_id = -1;
+  float max_logit = 0;
+  float min_logit = 0;
+};
+
+TEST_P(RowScorerTest, TheLowestOfEqualLogitsIsTheArgmaxInWhateverOrderTheTilesAreScored) {
+  ThreadPool forwards(1);
+  BackwardThreads backwards;
+
+  EXPECT_EQ(ConstantScores(Options(1), forwards, 1, 1, 1, 0).argmax_id, 0);
+  EXPECT_EQ(ConstantScores(Options(3), backwards, 1, 1, 1, 0).argmax_id, 0);
+}
+
+// The scores of shards do not tell -0 from 0.
+TEST_P(RowScorerTest, AnExtremeLogitOfMinusZeroIsZero) {
+  constexpr float kTiny = 0x1p-60F;
+  ThreadPool threads(1);
+
+  // The product of hidden, weight and scale underflows to -0.
+  const ConstantScores scores(Options(1), threads, -kTiny, kTiny, kTiny, -0.0F);
+
+  EXPECT_EQ(scores.max_logit, 0);
+  EXPECT_FALSE(std::signbit(scores.max_logit));
+  EXPECT_FALSE(std::signbit(scores.min_logit));
 }
 
 TEST_P(RowScorerTest, VisitsEveryLogitOnce) {

@@ -35,6 +35,15 @@ TEST(HeartbeatTest, EveryBeginAndBeatMoves) {
   EXPECT_EQ(heartbeat.shard(), 3);
 }
 
+TEST(HeartbeatTest, WorkWithoutAShardForgetsTheShardBefore) {
+  Heartbeat heartbeat;
+  heartbeat.Begin(3);
+
+  heartbeat.Begin();
+
+  EXPECT_EQ(heartbeat.shard(), -1);
+}
+
 TEST(HeartbeatsTest, HoldEachHeartbeatUntilItsOwnerReleasesIt) {
   Heartbeats heartbeats;
   std::shared_ptr<Heartbeat> first = heartbeats.Add({.thread = "a", .head = ""});

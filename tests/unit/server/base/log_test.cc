@@ -45,6 +45,15 @@ TEST_F(LogTest, WritesTimeLevelMessageAndFields) {
                                  "name=\"a b\" empty=\"\"\n"));
 }
 
+// A reader splits a line of text at "key=".
+TEST_F(LogTest, QuotesTextThatCouldBeTakenForAField) {
+  EXPECT_THAT(Written([] {
+                LogInfo("done", {{"request_id", "a=b"}});
+              }),
+              EndsWith("info done request_id=\"a=b\"\n"));
+  EXPECT_THAT(Written([] { LogInfo("rows=7"); }), EndsWith("info \"rows=7\"\n"));
+}
+
 TEST_F(LogTest, TakesFieldsFromAList) {
   std::vector<LogField> fields = {{"rows", 12}};
   fields.emplace_back("trace_id", "ab");
@@ -206,6 +215,12 @@ TEST_F(LogTest, WritesAuditLinesAtEveryLevelAndSaysIfThatFails) {
 }
 
 TEST_F(LogTest, WritesInOrderFromAThreadUntilItEnds) {
+  // The first thread after another test also tells of the lines that were lost there.
+  Written([] {
+    const LogThread thread;
+    LogInfo("before");
+  });
+
   const std::string log = Written([] {
     const LogThread thread;
     for (int i = 0; i < 3; ++i) LogInfo("line", {{"number", i}});

@@ -102,6 +102,20 @@ TEST_F(BatcherCommitTest, ScoresNewRequestsWithTheNewVersion) {
   EXPECT_EQ(EngineOf(1).num_batches(), 0);
 }
 
+TEST_F(BatcherCommitTest, ANewVersionHasTheLongestWaitThatWasSetWhileTheServerRan) {
+  MakeVersions({.batch_wait_max = absl::Hours(1)});
+  ASSERT_TRUE(batcher_->SetLimits({.batch_wait_max = absl::ZeroDuration()}).ok());
+  Commit(2);
+  ASSERT_TRUE(batcher_->AwaitRetired());
+  SubmitRows(1);
+  clock_.WaitUntilAsleep();
+
+  SubmitRows(2);  // beside the batch in flight
+  clock_.WaitUntilAsleep();
+
+  EXPECT_THAT(RowsOn(2), ElementsAre(1, 2));
+}
+
 TEST_F(BatcherCommitTest, EndsARequestOnTheVersionThatBeganIt) {
   MakeVersions(kAtOnce);
   ScoreRequest request = MakeRequest({.rows = 11, .top_k = 2, .ignored_rows = {9}});
@@ -268,14 +282,30 @@ TEST_F(BatcherCommitTest, RefusesAllRequestsAfterAFailureUntilTheNextCommit) {
   Commit(0);
   batcher_->AwaitRetired();
   Answer& waiting = SubmitRows(2);
+  clock_.WaitUntilAsleep();
 
   batcher_->Fail(absl::UnavailableError("no weights"));
 
+  clock_.WaitUntilAsleep();
+  ASSERT_TRUE(waiting.is_called());
   EXPECT_EQ(waiting.WaitForCode(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(RefusalOf(RequestOfRows(1)).message(), "no weights");
   EngineOf(3).Release();
   Commit(3);
   EXPECT_EQ(SubmitRows(1).Wait()->weights_version, 3U);
+}
+
+TEST_F(BatcherCommitTest, RefusesNothingWhileTheVersionAfterAFailureIsReplaced) {
+  MakeVersions();
+  Commit(0);
+  ASSERT_TRUE(batcher_->AwaitRetired());
+  batcher_->Fail(absl::UnavailableError("no weights"));
+  Commit(2);
+  ASSERT_TRUE(batcher_->AwaitRetired());
+
+  Commit(0);
+
+  EXPECT_TRUE(RefusalOf(RequestOfRows(1)).ok());
 }
 
 TEST_F(BatcherCommitTest, DrainsBothVersions) {
@@ -443,7 +473,12 @@ TEST_F(BatcherCommitTest, ForgetsTheRateOfAnEngineOfAnotherKind) {
 
   batcher_->Commit(replicas->get());
 
-  EXPECT_TRUE(Submit(soon).Wait().ok());
+  other.Hold();
+  SubmitRows(1);  // An idle engine gets every request.
+  other.WaitUntilInFlight(1);
+  clock_.WaitUntilAsleep();
+  EXPECT_TRUE(Refusal(soon).ok());
+  other.Release();
   EngineOf(1).Release();
   batcher_->AwaitRetired();
   batcher_ = nullptr;

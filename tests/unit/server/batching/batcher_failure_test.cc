@@ -163,6 +163,22 @@ TEST_F(BatcherFailureTest, GivesUpWhenAHalfDoesNotFitEither) {
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 6, 3, 3));
 }
 
+TEST_F(BatcherFailureTest, HintsToRetryABatchThatDoesNotFitAfterTheTimeOfItsRows) {
+  MakeBatcher({.batch_rows_max = 100});
+  engine_->Hold();
+  Answer& measured = SubmitRows(100);
+  engine_->WaitForBatches(1);
+  clock_.Advance(absl::Milliseconds(200));  // 500 rows per second.
+  engine_->Release();
+  ASSERT_TRUE(measured.Wait().ok());
+  engine_->WaitUntilIdle();
+  engine_->SetFittingRows(0);
+
+  const Answer& too_large = SubmitRows(50);
+
+  EXPECT_EQ(RetryAfter(too_large.Wait().status()), absl::Milliseconds(100));
+}
+
 TEST_F(BatcherFailureTest, CannotHalveARow) {
   MakeBatcher();
   engine_->SetFittingRows(0);

@@ -289,6 +289,25 @@ TEST_F(BatcherFormingTest, TakesFewerRowsOfLargeRequestsWhileSmallOnesArrive) {
   EXPECT_EQ(engine_->WaitForBatches(4)[3], 1'024);
 }
 
+TEST_F(BatcherFormingTest, LeavesRoomForSmallRequestsExactlyAsLongAsItRemembersTheLastOne) {
+  MakeBatcher({.batch_rows_max = 1'024, .batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Submit({.rows = 4'096, .client_id = "bulk"});
+  Submit({.rows = 3, .client_id = "small"});
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);  // The small request and 256 large rows.
+  clock_.WaitUntilAsleep();
+
+  clock_.Advance(LaunchRule::kSmallMemory);
+  engine_->ReleaseOne();
+  EXPECT_EQ(engine_->WaitForBatches(4)[3], 256);
+  clock_.WaitUntilAsleep();
+  clock_.Advance(absl::Nanoseconds(1));
+  engine_->ReleaseOne();
+
+  EXPECT_EQ(engine_->WaitForBatches(5)[4], 1'024);
+}
+
 TEST_F(BatcherFormingTest, SendsASmallRequestWithTheNextBatchHoweverLongAnotherIs) {
   MakeBatcher({.batch_rows_max = 1'024, .batch_wait_max = absl::ZeroDuration()});
   OccupyBothSlots();

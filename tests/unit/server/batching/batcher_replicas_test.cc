@@ -147,6 +147,24 @@ TEST_F(BatcherReplicasTest, AnswersACutRequestWhoseBatchesEndInAnotherOrder) {
   EXPECT_EQ(Differences(*answer.Wait(), expected), "");
 }
 
+TEST_F(BatcherReplicasTest, ReportsTheLongestWaitOfARequestWhoseBatchesEndInAnotherOrder) {
+  MakeReplicas(2, {.batch_rows_max = 1, .batch_wait_max = absl::ZeroDuration()});
+  const Answer& answer = SubmitRows(5);
+  engines_[0]->WaitUntilInFlight(2);
+  engines_[1]->WaitUntilInFlight(2);
+  clock_.WaitUntilAsleep();
+  clock_.Advance(absl::Seconds(1));
+  engines_[1]->ReleaseOne();
+  engines_[1]->WaitForBatches(3);  // The fifth row has waited for a second.
+
+  engines_[1]->Release();
+  engines_[1]->WaitUntilIdle();
+  engines_[0]->Release();
+
+  ASSERT_TRUE(answer.Wait().ok()) << answer.Wait().status();
+  EXPECT_EQ(answer.Wait()->stages.queue, 1);
+}
+
 TEST_F(BatcherReplicasTest, AllocatesEachReplicasStagingOnThatReplica) {
   MakeReplicas(3, {.batch_rows_max = 8});
 

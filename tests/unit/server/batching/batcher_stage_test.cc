@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/base/errors.h"
 #include "server/batching/batch_slot.h"
+#include "server/batching/device_turns.h"
 #include "tests/support/batcher_on.h"
 #include "tests/unit/server/batching/batcher_fixture.h"
 
@@ -30,15 +31,32 @@ class HookedClock final : public Clock {
     return clock_.AwaitUntil(mutex, condition, until);
   }
 
+  void WaitUntilAsleep() const { clock_.WaitUntilAsleep(); }
+
   /// Waits until the thread that uses the clock sleeps. Then calls `hook` just before the next
   /// request's payload is copied: the clock is read at Submit, before the cut and before the copy.
-  void CallAtNextCopy(std::function<void()> hook) {
-    clock_.WaitUntilAsleep();
-    hook_ = std::move(hook);
-    readings_left_ = 3;
+  void CallAtNextCopy(std::function<void()> hook) { CallAtReading(3, std::move(hook)); }
+
+  /// As CallAtNextCopy, for the copy of that request's second batch. The clock is read at Submit,
+  /// five times for the first batch, before the cut and before the copy.
+  void CallAtSecondCopy(std::function<void()> hook) { CallAtReading(8, std::move(hook)); }
+
+  /// As CallAtNextCopy, for a head that shares devices. The clock is also read after the turn was
+  /// taken.
+  void CallAtNextCopyInTurn(std::function<void()> hook) { CallAtReading(4, std::move(hook)); }
+
+  /// Makes the copy of the first batch of the next request take `time`.
+  void DelayNextCopy(absl::Duration time) {
+    CallAtReading(4, [this, time] { clock_.Advance(time); });
   }
 
  private:
+  void CallAtReading(int reading, std::function<void()> hook) {
+    clock_.WaitUntilAsleep();
+    hook_ = std::move(hook);
+    readings_left_ = reading;
+  }
+
   FakeClock clock_;
   std::function<void()> hook_;
   mutable std::atomic<int> readings_left_ = 0;
@@ -104,6 +122,60 @@ TEST_F(BatcherStageTest, ScoresTheOtherRequestsOfABatchWhenOneIsCancelledDuringT
 
   EXPECT_TRUE(other.Wait().ok());
   EXPECT_TRUE(occupant.Wait().ok());
+}
+
+TEST_F(BatcherStageTest, ReleasesTheWholeChargeOfARequestThatFailsWhileItsNextBatchIsCopied) {
+  // The 72 + 24 bytes of a request of two rows.
+  MakeBatcher({.batch_rows_max = 1, .queue_bytes_max = 96, .client_share_max = 1});
+  engine_.Hold();
+  clock_.CallAtSecondCopy([&] {
+    engine_.FailNext(absl::InternalError("fault"));
+    engine_.ReleaseOne();
+    engine_.WaitUntilIdle();
+  });
+  Answer answer;
+  ASSERT_TRUE(batcher_->Submit(RequestOfRows(2), answer.Callback()).ok());
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kInternal);
+  clock_.WaitUntilAsleep();
+  EXPECT_EQ(engine_.num_batches(), 1);  // The second one was dropped.
+  engine_.Release();
+
+  Answer next;
+  const auto ticket = batcher_->Submit(RequestOfRows(2), next.Callback());
+
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  EXPECT_TRUE(next.Wait().ok());
+}
+
+TEST_F(BatcherStageTest, ReportsTheLongestCopyOfARequest) {
+  MakeBatcher({.batch_rows_max = 1});
+  clock_.DelayNextCopy(absl::Seconds(2));
+  Answer answer;
+
+  ASSERT_TRUE(batcher_->Submit(RequestOfRows(2), answer.Callback()).ok());
+
+  ASSERT_TRUE(answer.Wait().ok()) << answer.Wait().status();
+  EXPECT_EQ(answer.Wait()->stages.copy, 2);
+}
+
+TEST_F(BatcherStageTest, ReturnsTheTurnOfABatchThatIsDropped) {
+  DeviceTurns turns({{.lanes = {{.devices = {"gpu0"}}}}});
+  MakeBatcher({.turns = &turns});
+  std::atomic<RequestTicket> ticket = 0;
+  clock_.CallAtNextCopyInTurn([&] {
+    while (ticket == 0) {
+    }
+    batcher_->Cancel(ticket);
+  });
+  Answer answer;
+
+  ticket = batcher_->Submit(RequestOfRows(1), answer.Callback()).value_or(1);
+  EXPECT_EQ(answer.WaitForCode(), absl::StatusCode::kCancelled);
+  batcher_ = nullptr;
+
+  EXPECT_EQ(engine_.num_batches(), 0);
+  EXPECT_TRUE(turns.Take(0, {0}).has_value());
+  EXPECT_TRUE(turns.Take(0, {0}).has_value());
 }
 
 TEST_F(BatcherStageTest, StartsNothingOnAnEngineThatFailsDuringTheCopy) {

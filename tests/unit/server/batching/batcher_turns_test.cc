@@ -1,5 +1,7 @@
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -183,61 +185,105 @@ TEST_F(BatcherTurnsTest, ABatchInHalvesKeepsItsTurn) {
   engines_[1].WaitForBatches(1);
 }
 
+/// A head with two replicas and two versions, of which the first is live. The second version is
+/// committed while the batch thread takes a turn for the replica on gpu1, in the call WakeBusyOne.
+class BatcherTurnsCommitTest : public ::testing::Test {
+ protected:
+  BatcherTurnsCommitTest() {
+    Batcher::Options options;
+    options.batch_wait_max = absl::ZeroDuration();
+    options.turns = &turns_;
+    for (const uint64_t version : {1, 2}) {
+      std::vector<ScoringEngine*> replicas;
+      for (int replica = 0; replica < 2; ++replica) {
+        engines_.push_back(
+            std::make_unique<FakeEngine>(FakeEngine::Options{.weights_version = version}));
+        replicas.push_back(engines_.back().get());
+      }
+      versions_.push_back(*VersionReplicas::Create(options, replicas));
+    }
+    Busy().Hold();
+    batcher_ = *Batcher::Create(options, *versions_[0], clock_, metrics_);
+  }
+
+  ~BatcherTurnsCommitTest() override {
+    turns_.SetWake(1, nullptr);
+    Busy().Release();
+  }
+
+  /// Returns the engine of version 1 on gpu1.
+  FakeEngine& Busy() { return *engines_[1]; }
+
+  void Submit(size_t answer, uint64_t version = 0) {
+    ScoreRequest request = RequestOfRows(1);
+    request.weights_version = version;
+    EXPECT_TRUE(batcher_->Submit(std::move(request), answers_[answer].Callback()).ok());
+  }
+
+  /// Puts the requests 0 and 1 in flight on gpu1, and lets request 2 wait for a turn.
+  void LetARequestWaitForATurn() {
+    // The replica on gpu0 and gpu2 must wait for gpu2. Meanwhile gpu0 is kept for it and is not
+    // given to the second head, which has received more work.
+    ASSERT_TRUE(turns_.Take(2, {0}).has_value() && turns_.Take(2, {0}).has_value());
+    ASSERT_TRUE(turns_.Take(1, {0}).has_value());
+    turns_.Charge(1, 1'000'000);
+    turns_.GiveBack(1, 0);
+    for (size_t i = 0; i < 3; ++i) {
+      Submit(i);
+      clock_.WaitUntilAsleep();
+    }
+    ASSERT_EQ(Busy().num_batches(), 2);
+    ASSERT_FALSE(turns_.Take(1, {0}).has_value());
+  }
+
+  /// Ends a batch on gpu1, so that the head takes its turn there and no longer waits for gpu0.
+  /// `committed` runs inside the batch thread's Take, after the commit of version 2.
+  void CommitInsideTake(const std::function<void()>& committed) {
+    turns_.SetWake(1, [this, committed] {
+      batcher_->Commit(versions_[1].get());
+      committed();
+    });
+    Busy().ReleaseOne();
+    EXPECT_EQ(answers_[0].Wait()->weights_version, 1U);
+    clock_.WaitUntilAsleep();
+    turns_.SetWake(1, nullptr);
+    Busy().Release();
+    batcher_->AwaitRetired();
+  }
+
+  FakeClock clock_;
+  Metrics metrics_{Metrics::Options{.heads = {"default"}, .version = "test", .commit = "test"}};
+  DeviceTurns turns_{{{.lanes = {{.devices = {"gpu0", "gpu2"}}, {.devices = {"gpu1"}}}},
+                      {.lanes = {{.devices = {"gpu0"}}}},
+                      {.lanes = {{.devices = {"gpu2"}}}}}};
+  std::vector<std::unique_ptr<FakeEngine>> engines_;
+  std::vector<std::unique_ptr<VersionReplicas>> versions_;
+  Answer answers_[4];
+  std::shared_ptr<Batcher> batcher_;
+};
+
 // Regression: a Commit gave the queue to the next version while a turn was requested for the old
 // one, and then the old engines, which might already be destroyed, scored the rows of the queue.
-TEST(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
-  FakeClock clock;
-  Metrics metrics({.heads = {"default"}, .version = "test", .commit = "test"});
-  DeviceTurns turns({{.lanes = {{.devices = {"gpu0", "gpu2"}}, {.devices = {"gpu1"}}}},
-                     {.lanes = {{.devices = {"gpu0"}}}},
-                     {.lanes = {{.devices = {"gpu2"}}}}});
-  Batcher::Options options;
-  options.batch_wait_max = absl::ZeroDuration();
-  options.turns = &turns;
-  std::vector<std::unique_ptr<FakeEngine>> engines;
-  std::vector<std::unique_ptr<VersionReplicas>> versions;
-  for (const uint64_t version : {1, 2}) {
-    std::vector<ScoringEngine*> replicas;
-    for (int replica = 0; replica < 2; ++replica) {
-      engines.push_back(
-          std::make_unique<FakeEngine>(FakeEngine::Options{.weights_version = version}));
-      replicas.push_back(engines.back().get());
-    }
-    versions.push_back(*VersionReplicas::Create(options, replicas));
-  }
-  FakeEngine& busy = *engines[1];  // Engine of version 1 on gpu1.
-  busy.Hold();
-  Answer answers[4];
-  const std::shared_ptr<Batcher> batcher = *Batcher::Create(options, *versions[0], clock, metrics);
-  // The replica on gpu0 and gpu2 must wait for gpu2. Meanwhile gpu0 is kept for it and is not given
-  // to the second head, which has received more work.
-  ASSERT_TRUE(turns.Take(2, {0}).has_value() && turns.Take(2, {0}).has_value());
-  ASSERT_TRUE(turns.Take(1, {0}).has_value());
-  turns.Charge(1, 1'000'000);
-  turns.GiveBack(1, 0);
-  for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(batcher->Submit(RequestOfRows(1), answers[i].Callback()).ok());
-    clock.WaitUntilAsleep();
-  }
-  ASSERT_EQ(busy.num_batches(), 2);
-  ASSERT_FALSE(turns.Take(1, {0}).has_value());
-  turns.SetWake(1, [&] {  // Called inside the batch thread's Take.
-    batcher->Commit(versions[1].get());
-    ScoreRequest pinned = RequestOfRows(1);
-    pinned.weights_version = 2;
-    ASSERT_TRUE(batcher->Submit(std::move(pinned), answers[3].Callback()).ok());
-  });
+TEST_F(BatcherTurnsCommitTest, AVersionCommittedWhileATurnIsTakenScoresTheQueue) {
+  LetARequestWaitForATurn();
 
-  busy.ReleaseOne();  // The head takes its turn on gpu1 and no longer waits for gpu0.
-  EXPECT_EQ(answers[0].Wait()->weights_version, 1U);
-  clock.WaitUntilAsleep();
-  turns.SetWake(1, nullptr);
-  busy.Release();
-  batcher->AwaitRetired();
+  CommitInsideTake([this] { Submit(3, 2); });
 
-  EXPECT_EQ(answers[1].Wait()->weights_version, 1U);
-  EXPECT_EQ(answers[2].Wait()->weights_version, 2U);
-  EXPECT_EQ(answers[3].Wait()->weights_version, 2U);
+  EXPECT_EQ(answers_[1].Wait()->weights_version, 1U);
+  EXPECT_EQ(answers_[2].Wait()->weights_version, 2U);
+  EXPECT_EQ(answers_[3].Wait()->weights_version, 2U);
+}
+
+TEST_F(BatcherTurnsCommitTest, ATurnThatACommitMakesUselessIsGivenBack) {
+  LetARequestWaitForATurn();
+
+  CommitInsideTake([] {});
+
+  EXPECT_TRUE(answers_[2].Wait().ok());
+  batcher_ = nullptr;
+  // Both batches of gpu1 are free again.
+  EXPECT_TRUE(turns_.Take(0, {1}).has_value());
+  EXPECT_TRUE(turns_.Take(0, {1}).has_value());
 }
 
 /// Uses three heads with different batch sizes on two devices. A thread per head submits requests

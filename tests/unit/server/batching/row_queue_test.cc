@@ -168,6 +168,15 @@ TEST_F(RowQueueTest, TakesNoMoreRowsOfLargeRequestsThanTheirBudget) {
   EXPECT_EQ(small_rows, 100);
 }
 
+TEST_F(RowQueueTest, ALowerPriorityOwesNothingForRowsThatNobodyElseWanted) {
+  Push({.rows = 10'000, .client_id = "low", .priority = Priority::kLow});
+  queue_.Cut(Budget(64));
+
+  Push({.rows = 10'000, .client_id = "high", .priority = Priority::kHigh});
+
+  EXPECT_THAT(RowsByClient(queue_.Cut(Budget(64))), ElementsAre(Pair("high", 60), Pair("low", 4)));
+}
+
 TEST_F(RowQueueTest, KeepsTheTurnOfAClientWhoseDtypeDidNotFit) {
   Push({.rows = 10, .dtype = Dtype::kBf16, .client_id = "a"});
   Push({.rows = 2, .dtype = Dtype::kF32, .client_id = "b"});

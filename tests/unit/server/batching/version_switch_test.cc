@@ -190,6 +190,22 @@ TEST_F(VersionSwitchTest, EndsATurnAfterAFewBatchesIfTheOtherVersionHasRows) {
   EXPECT_EQ(&switch_->FindLaunch(kNow)->version, &Version(1));
 }
 
+TEST_F(VersionSwitchTest, ContinuesATurnIfTheOtherVersionHasRowsButNoHealthyReplica) {
+  Make({{.shard = 0, .device = "gpu0"}, {.shard = 1, .device = "gpu1"}});
+  Push(100, 1);
+  Push(1);
+  switch_->Commit(&Version(2));
+  engines_[1]->SetHealthy(false);
+
+  for (int64_t batch = 0; batch <= VersionSwitch::kTurnBatches; ++batch) {
+    Slot* const slot = switch_->FindLaunch(kNow);
+    ASSERT_NE(slot, nullptr) << batch;
+    EXPECT_EQ(&slot->version, &Version(1));
+    Launch(slot);
+    End(slot);
+  }
+}
+
 TEST_F(VersionSwitchTest, FindsASlotOfEitherVersionToRelaunch) {
   Make();
   switch_->Commit(&Version(2));

@@ -6,6 +6,7 @@
 #include <grp.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -187,6 +188,23 @@ TEST(ConnectionAcceptorTest, PassesNonBlockingConnectionsToTheHandler) {
     EXPECT_NE(fcntl(socket, F_GETFL) & O_NONBLOCK, 0);
     EXPECT_NE(fcntl(socket, F_GETFD) & FD_CLOEXEC, 0);
   }
+}
+
+// Otherwise a short answer waits until the client has acknowledged the one before it.
+TEST(ConnectionAcceptorTest, TheSocketsOfTcpSendWithoutDelay) {
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok()) << acceptor.status();
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+
+  const TestClient client(AF_INET, (*acceptor)->port());
+  taken.WaitFor(1);
+
+  ASSERT_EQ(taken.sockets().size(), 1U);
+  int on = 0;
+  socklen_t size = sizeof(on);
+  ASSERT_EQ(getsockopt(taken.sockets()[0], IPPROTO_TCP, TCP_NODELAY, &on, &size), 0);
+  EXPECT_NE(on, 0);
 }
 
 TEST(ConnectionAcceptorTest, AcceptsConnectionsThatArrivedBeforeItsStart) {
@@ -516,6 +534,16 @@ TEST_F(ConnectionAcceptorUnixTest, UsesAPathThatItsCallerHasLocked) {
   options.has_path_lock = true;
 
   EXPECT_TRUE(ConnectionAcceptor::Listen(options).ok());
+}
+
+TEST_F(ConnectionAcceptorUnixTest, LeavesItsPathToOthersAfterStop) {
+  ConnectionAcceptor::Options options;
+  options.address.unix_path = path_;
+
+  acceptor_->Stop();
+
+  const auto next = ConnectionAcceptor::Listen(options);
+  EXPECT_TRUE(next.ok()) << next.status();
 }
 
 constexpr absl::Duration kPeriod = absl::Milliseconds(500);

@@ -242,6 +242,26 @@ TEST_F(PushCallTest, CopiesRowsInGpuMemoryInPieces) {
   EXPECT_EQ(Push({Header(), message}).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
+TEST_F(PushCallTest, ACallThatEndsEarlyReleasesTheClientsMemoryBeforeItAnswers) {
+  store_.on_push = [](const WeightsPush&, const NextPushedRows& next,
+                      const TellProgress&) -> absl::StatusOr<PushedWeightsResult> {
+    EXPECT_TRUE(next().ok());  // the first of several pieces
+    return absl::AbortedError("enough");
+  };
+  ControlClient control(server_->unix_socket_path() + SameHostAccess::kControlSuffix);
+  v1::PushWeightsRequest message = Rows(0, kDeviceRows, "");
+  v1::CudaIpcSlice& slice = *message.mutable_rows()->mutable_cuda_ipc();
+  slice.set_lease(control.Hello().welcome().lease());
+  slice.set_device_uuid(std::string(16, 'u'));
+  slice.set_handle(std::string(64, 'g'));
+  slice.set_bytes(kDeviceRows * kDeviceRowBytes);
+
+  EXPECT_EQ(Push({Header(), message}).error_code(), grpc::StatusCode::ABORTED);
+
+  EXPECT_EQ(devices_.opened().size(), 1U);
+  EXPECT_FALSE(devices_.is_in_use());
+}
+
 TEST_F(PushCallTest, RefusesMessagesThatAreTooLargeOrMalformed) {
   const std::string large(static_cast<size_t>(PushCall::kDataBytesMax) + (1 << 17), 'x');
   EXPECT_THAT(Push({Header(), Rows(0, 1, large)}).error_message(), HasSubstr("must be at most"));

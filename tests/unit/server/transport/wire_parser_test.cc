@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/transport/slice_parser.h"
 #include "tests/fuzz/wire_parser_check.h"
 #include "tests/support/transport_server.h"
 
@@ -449,6 +450,22 @@ TEST(WireParserTest, SkipsUnknownFieldsOfASlice) {
 
   ASSERT_TRUE(parsed.status.ok()) << parsed.status;
   EXPECT_EQ(parsed.request.shared_memory->bytes, 32);
+}
+
+TEST(WireParserTest, AcceptsASliceUpToItsLimit) {
+  const std::string slice = SharedSlice(kUnchanged);
+  const auto padded = [&slice](int64_t size) {
+    const size_t header = BytesField(100, std::string(200, 'x')).size() - 200;
+    const auto rest = static_cast<size_t>(size) - slice.size() - header;
+    return BytesField(33, slice + BytesField(100, std::string(rest, 'x')));
+  };
+
+  const ParsedScoreRequest parsed = Parse(padded(kSliceBytesMax));
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  EXPECT_EQ(parsed.request.shared_memory->bytes, 32);
+
+  EXPECT_THAT(std::string(Parse(padded(kSliceBytesMax + 1)).status.message()),
+              HasSubstr("shared_memory: 513 bytes, must be at most 512"));
 }
 
 std::string Shared(const std::function<void(v1::SharedMemorySlice&)>& change) {

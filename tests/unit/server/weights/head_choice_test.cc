@@ -383,6 +383,16 @@ TEST(HeadChoiceTest, AnExplicitTensorTakesPrecedence) {
   EXPECT_FALSE(head->weights->info().tied);
 }
 
+TEST(HeadChoiceTest, AnExplicitEmbeddingIsATiedHeadWhateverItsName) {
+  for (const std::string name : {"model.embed_tokens.weight", "transformer.wte.weight"}) {
+    const auto head =
+        Open(kUntied, {Head(1), MakeZeroTensor(name, "BF16", {6, 8})}, {.head_tensor = name});
+
+    ASSERT_THAT(head, Succeeds());
+    EXPECT_TRUE(head->weights->info().tied) << name;
+  }
+}
+
 TEST(HeadChoiceTest, AnExplicitTensorMayBeACopyOfMultiTokenPrediction) {
   const auto head = Open(
       kUntied, {Head(1), MakeZeroTensor("model.layers.61.shared_head.head.weight", "BF16", {6, 8})},

@@ -190,6 +190,17 @@ TEST_F(PendingPushTest, DropsRowsOnlyIfNoCallSendsOrHasSentAnySince) {
   EXPECT_EQ(push_.Drop(), nullptr);
 }
 
+TEST_F(PendingPushTest, TheTimeWithoutUseBeginsWithTheEndOfAStaging) {
+  const auto version = Begin(2);
+  AddAllRows(*version);
+  ASSERT_TRUE(*push_.Leave(version, true, start_));
+
+  push_.EndStaging(version, absl::ResourceExhaustedError("full"), start_ + absl::Minutes(5));
+
+  EXPECT_EQ(push_.DropUnusedSince(start_ + absl::Minutes(4)), nullptr);
+  EXPECT_EQ(push_.DropUnusedSince(start_ + absl::Minutes(5)), version);
+}
+
 TEST_F(PendingPushTest, KeepsRowsThatAreBeingStaged) {
   const auto version = Begin(2);
   AddAllRows(*version);
