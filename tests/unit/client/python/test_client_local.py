@@ -14,6 +14,7 @@ from logprobd import _local_lease, _regions, _wire
 from logprobd._fake_local import FakeControl, FakeLimits
 from logprobd._local_lease import Lease, LocalUnavailable
 from logprobd._regions import RegionPool
+from waiting import wait_until
 
 PAGE = 4096
 MIB = 1 << 20
@@ -109,15 +110,6 @@ def test_a_garbage_collected_lease_returns_all_regions(control):
     wait_until(lambda: control.num_regions == 0 and control.clients == [])
 
 
-def wait_until(condition):
-    """Waits until `condition` is true, since the fake's threads notice a closed connection late."""
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("the condition did not become true within 10 s")
-
-
 def test_another_hosts_server_is_recognised_by_its_boot_id(control):
     with pytest.raises(LocalUnavailable, match="another host"):
         Lease(dataclasses.replace(control.access(), boot_id="other"))
@@ -162,37 +154,9 @@ def test_another_users_socket_is_reported(control, tmp_path):
         Lease(dataclasses.replace(control.access(), control_path=path))
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (_wire.encode(_wire.LocalReply(region=_wire.Region(bytes=1))), "without a welcome"),
-        (b"\xff\xff", "reply"),
-        (_wire.encode(_wire.LocalReply(status_code=7, status_message="not you")), "not you"),
-    ],
-)
-def test_nonsense_and_refusals_of_a_server_are_reported(tmp_path, answer, reason):
-    path = str(tmp_path / "odd.sock")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
-        listener.listen()
-
-        def serve():
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(1000)
-                connection.send(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with pytest.raises(LocalUnavailable, match=reason):
-            Lease(_wire.LocalAccess(boot_id=_local_lease.boot_id(), control_path=path))
-        thread.join()
-
-
 @contextlib.contextmanager
-def lease_of(tmp_path, serve):
-    """Provides a lease of a control socket at which `serve(connection)` answers the first request
-    after the welcome."""
+def control_socket(tmp_path, serve):
+    """Provides the access to a control socket at which `serve(connection)` answers the first request."""
     path = str(tmp_path / "odd.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
@@ -202,17 +166,43 @@ def lease_of(tmp_path, serve):
             connection, _ = listener.accept()
             with connection:
                 connection.recv(1000)
-                connection.send(WELCOME)
-                connection.recv(1000)
                 serve(connection)
 
         thread = threading.Thread(target=accept)
         thread.start()
-        with contextlib.closing(
-            Lease(_wire.LocalAccess(boot_id=_local_lease.boot_id(), control_path=path))
-        ) as lease:
-            yield lease
+        yield _wire.LocalAccess(boot_id=_local_lease.boot_id(), control_path=path)
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (_wire.encode(_wire.LocalReply(region=_wire.Region(bytes=1))), "without a welcome"),
+        (b"\xff\xff", "reply"),
+        (_wire.encode(_wire.LocalReply(status_code=7, status_message="not you")), "not you"),
+    ],
+)
+def test_nonsense_and_refusals_of_a_server_are_reported(tmp_path, answer, reason):
+    with control_socket(tmp_path, lambda connection: connection.send(answer)) as access:
+        with pytest.raises(LocalUnavailable, match=reason):
+            Lease(access)
+
+
+@contextlib.contextmanager
+def lease_of(tmp_path, serve):
+    """Provides a lease of a control socket at which `serve(connection)` answers the first request
+    after the welcome."""
+
+    def welcome(connection):
+        connection.send(WELCOME)
+        connection.recv(1000)
+        serve(connection)
+
+    with (
+        control_socket(tmp_path, welcome) as access,
+        contextlib.closing(Lease(access)) as lease,
+    ):
+        yield lease
 
 
 WELCOME = _wire.encode(_wire.LocalReply(welcome=_wire.Welcome(lease=bytes(16))))
@@ -239,6 +229,24 @@ def test_a_late_reply_is_not_taken_for_that_of_the_next_request(tmp_path):
             lease.close_region(bytes(16))
 
 
+@contextlib.contextmanager
+def lease_that_gets_a_descriptor(tmp_path, reply):
+    """Provides a lease whose request gets `reply` with a descriptor. Fails if that stays open."""
+    # The end of a pipe is no memory. Its other end is at its end once all descriptors are closed.
+    reader, writer = os.pipe()
+
+    def serve(connection):
+        socket.send_fds(connection, [reply], [writer])
+        os.close(writer)
+
+    with open(reader, "rb", buffering=0) as pipe:
+        with lease_of(tmp_path, serve) as lease:
+            yield lease
+
+        os.set_blocking(reader, False)
+        assert pipe.read() == b""  # None while a descriptor is open
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -250,37 +258,16 @@ def test_a_late_reply_is_not_taken_for_that_of_the_next_request(tmp_path):
     ids=["refusal", "not a message", "no region", "no memory"],
 )
 def test_a_descriptor_that_gives_no_region_is_closed(tmp_path, reply, reason):
-    # The end of a pipe is no memory. Its other end is at its end once all descriptors are closed.
-    reader, writer = os.pipe()
-
-    def serve(connection):
-        socket.send_fds(connection, [reply], [writer])
-        os.close(writer)
-
-    with open(reader, "rb", buffering=0) as pipe:
-        with lease_of(tmp_path, serve) as lease:
-            with pytest.raises(LocalUnavailable, match=reason):
-                lease.create_region(PAGE)
-
-        os.set_blocking(reader, False)
-        assert pipe.read() == b""  # None while a descriptor is open
+    with lease_that_gets_a_descriptor(tmp_path, reply) as lease:
+        with pytest.raises(LocalUnavailable, match=reason):
+            lease.create_region(PAGE)
 
 
 def test_a_descriptor_that_nobody_asked_for_is_closed(tmp_path):
-    reader, writer = os.pipe()
+    reply = _wire.encode(_wire.LocalReply(status_message="closed"))
 
-    def serve(connection):
-        socket.send_fds(
-            connection, [_wire.encode(_wire.LocalReply(status_message="closed"))], [writer]
-        )
-        os.close(writer)
-
-    with open(reader, "rb", buffering=0) as pipe:
-        with lease_of(tmp_path, serve) as lease:
-            lease.close_region(b"id")
-
-        os.set_blocking(reader, False)
-        assert pipe.read() == b""  # None while a descriptor is open
+    with lease_that_gets_a_descriptor(tmp_path, reply) as lease:
+        lease.close_region(b"id")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from logprobd.info import heads_from_wire
 from logprobd.plan import Chunk, ScorePlan
 from logprobd.score_args import ScoreArgs
 from logprobd.versions import CallVersions
+from test_client_balance import named
 
 
 def listed(version):
@@ -25,10 +26,6 @@ def balance_of(**versions):
     for server, version in zip(balance.due_checks(), versions.values(), strict=True):
         balance.checked(server, listed(version), "", time.monotonic())
     return balance
-
-
-def named(balance, address):
-    return next(server for server in balance.all() if server.address == address)
 
 
 def addresses(servers):

@@ -24,6 +24,7 @@ from logprobd._cuda_ipc import DeviceMemory
 from logprobd._local_transport import LocalTransport
 from logprobd._threads import finish
 from logprobd.testing import FakeServer
+from waiting import wait_until
 
 HIDDEN = 512
 ROWS = 9216  # 18 MiB of fp32: three messages
@@ -213,15 +214,6 @@ def test_memory_of_an_answered_push_is_used_again(fake, scoring, monkeypatch):
 
     first, second = (each.shared_memory for each in fake.rows)
     assert (second.region, second.offset) == (first.region, first.offset)
-
-
-def wait_until(condition):
-    """Waits until `condition` is true, since the threads of the fakes notice a change late."""
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("the condition did not become true within 10 s")
 
 
 class Clock:
