@@ -166,8 +166,8 @@ class Assembly:
             greedy = np.frombuffer(response.segment_greedy, "u1")
             if not len(sums) == len(rows) == len(greedy) == len(plan.segments) - 1:
                 raise ServerBug(
-                    f"the server answered {len(sums)} sums, {len(rows)} row counts and {len(greedy)} "
-                    f"flags to a request of {len(plan.segments) - 1} segments"
+                    f"the server answered {len(sums)} sums, {len(rows)} row counts and "
+                    f"{len(greedy)} flags to a request of {len(plan.segments) - 1} segments"
                 )
         else:
             sums, rows, greedy = sum_segments(
