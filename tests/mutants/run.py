@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 
 import tomllib
 
@@ -104,8 +105,11 @@ def first_failure(output: str) -> str:
 class Tree:
     """A copy of the tree, in which tests are built and run."""
 
-    def __init__(self, path: pathlib.Path, jobs: int) -> None:
-        self._path = path
+    def __init__(
+        self, path: pathlib.Path, jobs: int, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Commands also get the variables of `environment`."""
+        self.path = path
         self._jobs = jobs
         self._environment = os.environ | {
             "CCACHE_BASEDIR": str(path),
@@ -113,22 +117,23 @@ class Tree:
             "PYTHONDONTWRITEBYTECODE": "1",
             "TEST_BINARIES": str(path / "build" / "release" / "bin"),
         }
+        self._environment |= environment or {}
 
     def configure(self) -> None:
-        self._run(CONFIGURE, BUILD_SECONDS).check_returncode()
+        self.run(CONFIGURE, BUILD_SECONDS).check_returncode()
 
     def build(self, targets: tuple[str, ...]) -> str:
         """Builds the targets. Returns "", or the compiler's output if that fails."""
         if not targets:
             return ""
         command = ["cmake", "--build", "build/release", "-j", str(self._jobs), "--target", *targets]
-        ended = self._run(command, BUILD_SECONDS)
+        ended = self.run(command, BUILD_SECONDS)
         return ended.stdout if ended.returncode else ""
 
     def first_failed(self, mutant: Mutant) -> str:
         """Runs the tests until one fails. Returns its name, or "" if all pass. Raises BadList."""
         commands = [
-            [str(self._path / "build/release/tests" / target), "--gtest_fail_fast"]
+            [str(self.path / "build/release/tests" / target), "--gtest_fail_fast"]
             for target in mutant.targets
         ]
         if mutant.tests:
@@ -136,7 +141,7 @@ class Tree:
             commands.append([sys.executable, "-m", "pytest", *options, *mutant.tests])
         for command in commands:
             try:
-                ended = self._run(command, TEST_SECONDS)
+                ended = self.run(command, TEST_SECONDS)
             except subprocess.TimeoutExpired:
                 return f"no end within {TEST_SECONDS:.0f} s"
             if "pytest" in command and ended.returncode > 1:  # no test has run, or not to its end
@@ -147,9 +152,9 @@ class Tree:
 
     def try_mutant(self, mutant: Mutant) -> str:
         """Returns what catches the bug, or "" if nothing does. Raises BadList if it cannot run."""
-        file = self._path / mutant.file
+        file = self.path / mutant.file
         right = file.read_text()
-        file.write_text(mutant.apply(self._path))
+        file.write_text(mutant.apply(self.path))
         try:
             if output := self.build(mutant.targets):
                 raise BadList(f"{mutant.name}: it does not compile\n{output[-3000:]}")
@@ -157,11 +162,14 @@ class Tree:
         finally:
             file.write_text(right)  # with a new time, so that the next build compiles it again
 
-    def _run(self, command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: list[str], seconds: float, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command in the tree. Raises subprocess.TimeoutExpired."""
         return subprocess.run(
             command,
-            cwd=self._path,
-            env=self._environment,
+            cwd=self.path,
+            env=self._environment | (environment or {}),
             timeout=seconds,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
