@@ -1,6 +1,7 @@
 """Tests the list of mutants and the script that tries them, without building anything."""
 
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -90,12 +91,19 @@ def test_a_bug_that_no_test_notices_survives(tmp_path, capsys):
 
 
 def test_a_bug_that_makes_a_test_hang_is_caught(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run, "TEST_SECONDS", 5.0)
-    project = FakeProject(tmp_path, "def test_value():\n    while VALUE != 2:\n        pass")
+    run_command = run.Tree.run
+
+    def hang_with_bug(tree, command, seconds):
+        if "+ 2" in (tree.path / "value.py").read_text():
+            raise subprocess.TimeoutExpired(command, seconds)
+        return run_command(tree, command, seconds)
+
+    monkeypatch.setattr(run.Tree, "run", hang_with_bug)
+    project = FakeProject(tmp_path, "def test_value():\n    assert VALUE == 2")
 
     assert project.run() == 0
 
-    assert "no end within 5 s" in capsys.readouterr().out
+    assert "no end within 90 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
