@@ -110,18 +110,22 @@ class Assembly:
             ],
         )
 
+    def _array(self, chunk: Chunk, name: str, wire_type: str, length: int) -> npt.NDArray[Any]:
+        """Returns an array of the answer to a chunk. Raises ServerBug if it has another length."""
+        data = getattr(self._responses[chunk.index], name)
+        expected = length * np.dtype(wire_type).itemsize
+        if len(data) != expected:
+            raise ServerBug(f"{name} has {len(data)} bytes in the server's answer, not {expected}")
+        return np.frombuffer(data, wire_type)
+
     def _join(self, name: str, wire_type: str, width: int = 1) -> npt.NDArray[Any]:
-        """Concatenates an array over all scored rows. Does not check its length if `width` is 0."""
-        parts = []
-        for chunk in self._chunks:
-            data = getattr(self._responses[chunk.index], name)
-            expected = (chunk.end - chunk.begin) * width * np.dtype(wire_type).itemsize
-            if width and len(data) != expected:
-                raise ServerBug(
-                    f"{name} has {len(data)} bytes in the server's answer, not {expected}"
-                )
-            parts.append(np.frombuffer(data, wire_type))
-        return np.concatenate(parts)
+        """Concatenates an array with `width` values per row over all scored rows."""
+        return np.concatenate(
+            [
+                self._array(chunk, name, wire_type, (chunk.end - chunk.begin) * width)
+                for chunk in self._chunks
+            ]
+        )
 
     def _spread(self, values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
         """Scatters the values of the scored rows; ignored rows get zeros."""
@@ -142,13 +146,13 @@ class Assembly:
             kept[:] = False
             kept[plan.scored] = True
         kept_ids = np.repeat(kept, counts)
-        values = self._join("candidate_logprobs", "<f4", 0)
-        if len(values) != kept_ids.sum():
-            raise ServerBug(
-                f"the server answered {len(values)} candidates to a request of {kept_ids.sum()}"
-            )
         flat = np.zeros(len(ids), np.float32)
-        flat[kept_ids] = values
+        flat[kept_ids] = np.concatenate(
+            [
+                self._array(chunk, "candidate_logprobs", "<f4", plan.candidates_of(chunk))
+                for chunk in self._chunks
+            ]
+        )
         if shape is not None:
             out["candidate_logprobs"] = flat.reshape((*plan.shape, shape[-1]))
         else:
@@ -160,15 +164,15 @@ class Assembly:
         if plan.segments is None:
             return
         if plan.server_segments:
-            response = self._responses[0]
-            sums = np.frombuffer(response.segment_logprob, "<f8")
-            rows = np.frombuffer(response.segment_rows, "<u4")
-            greedy = np.frombuffer(response.segment_greedy, "u1")
-            if not len(sums) == len(rows) == len(greedy) == len(plan.segments) - 1:
-                raise ServerBug(
-                    f"the server answered {len(sums)} sums, {len(rows)} row counts and "
-                    f"{len(greedy)} flags to a request of {len(plan.segments) - 1} segments"
+            segments = len(plan.segments) - 1
+            sums, rows, greedy = (
+                self._array(self._chunks[0], name, wire_type, segments)
+                for name, wire_type in (
+                    ("segment_logprob", "<f8"),
+                    ("segment_rows", "<u4"),
+                    ("segment_greedy", "u1"),
                 )
+            )
         else:
             sums, rows, greedy = sum_segments(
                 plan.segments, self._join("logprob", "<f4"), self._join("greedy", "u1")
@@ -195,6 +199,7 @@ def sum_segments(
     for segment, (begin, end) in enumerate(itertools.pairwise(offsets)):
         if end > begin:
             # cumsum adds in order, as the server does; sum() adds pairwise and rounds differently.
-            sums[segment] = np.cumsum(values[begin:end])[-1]
+            # Like the server's, a sum begins with 0.0, which keeps it from being -0.0.
+            sums[segment] += np.cumsum(values[begin:end])[-1]
             all_greedy[segment] = greedy[begin:end].all()
     return sums, np.diff(offsets), all_greedy

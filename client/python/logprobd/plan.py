@@ -152,11 +152,29 @@ class ScorePlan:
                 candidates_max=limits.candidates_max,
             ),
             None if self._scored_candidates is None else self._scored_candidates[1],
+            self.scored,
         )
         if self.segments is not None:
-            fits = len(self.segments) - 1 <= (limits.segments_max or 1 << 62)
-            self.server_segments = fits and len(ranges) == 1
+            self.server_segments = (
+                len(ranges) == 1
+                and len(self.segments) - 1 <= (limits.segments_max or 1 << 62)
+                and self._bytes_with_segments() <= bytes_max - MESSAGE_OVERHEAD_BYTES
+            )
         return [Chunk(index, begin, end) for index, (begin, end) in enumerate(ranges)]
+
+    def _bytes_with_segments(self) -> int:
+        """Returns the bytes of all rows, candidates and segments in one request."""
+        rows = self.num_scored * (self.hidden.row_bytes + ROW_OVERHEAD_BYTES)
+        candidates = 0 if self._scored_candidates is None else len(self._scored_candidates[0])
+        segments = 0 if self.segments is None else len(self.segments)
+        return rows + 4 * (candidates + segments)
+
+    def candidates_of(self, chunk: Chunk) -> int:
+        """Returns the number of candidates of a chunk's rows."""
+        if self._scored_candidates is None:
+            return 0
+        offsets = self._scored_candidates[1]
+        return int(offsets[chunk.end] - offsets[chunk.begin])
 
     def bytes_of(self, chunk: Chunk) -> int:
         """Returns the number of bytes of hidden states in a chunk."""
@@ -293,6 +311,7 @@ def cut_rows(
     row_bytes: int,
     limits: ChunkLimits,
     candidate_offsets: npt.NDArray[np.int64] | None = None,
+    rows_of_call: arrays.Ints | None = None,
 ) -> list[tuple[int, int]]:
     """Splits rows into half-open ranges, in order, each within `limits`.
 
@@ -303,6 +322,7 @@ def cut_rows(
         rows: number of rows; 0 gives one empty range, so that the server checks the other fields.
         row_bytes: bytes of the hidden states of one row.
         candidate_offsets: offsets of the rows' candidates, [rows + 1], or None if there are none.
+        rows_of_call: indices of the rows among those of the call, for errors; None if all are sent.
 
     Raises InvalidArgument if a single row exceeds a limit.
     """
@@ -317,10 +337,11 @@ def cut_rows(
     counts = np.diff(candidate_offsets)
     candidates_max = limits.candidates_max or 1 << 62
     if counts.max() > candidates_max:
-        row = int(np.argmax(counts > candidates_max))
+        index = int(np.argmax(counts > candidates_max))
+        row = index if rows_of_call is None else int(rows_of_call[index])
         raise InvalidArgument(
-            f"row {row} has {counts[row]} candidates, above the server's limit of {candidates_max} "
-            "per request",
+            f"row {row} has {counts[index]} candidates, above the server's limit of "
+            f"{candidates_max} per request",
             field="candidates",
             row=row,
         )

@@ -1,15 +1,18 @@
 """Every kind of input is converted to the right bytes."""
 
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from logprobd import InvalidArgument
+from logprobd import InvalidArgument, _tensor_kinds
 from logprobd.arrays import (
     OutputKind,
     bf16_from_fp32,
     fp32_from_bf16,
     hidden_rows,
+    to_candidates,
     to_int32,
     to_offsets,
 )
@@ -59,10 +62,13 @@ def test_bf16_rounding_agrees_with_torch_and_ml_dtypes_on_random_bits():
     assert np.array_equal(ours, theirs)
 
 
-def test_bf16_keeps_every_nan():
+def test_bf16_keeps_every_nan_and_its_sign():
     nans = np.array([0x7FFF_FFFF, 0x7F80_0001, 0xFFFF_FFFF, 0xFF80_0001], np.uint32)
 
-    assert np.isnan(fp32_from_bf16(bf16_from_fp32(nans.view(np.float32)))).all()
+    kept = bf16_from_fp32(nans.view(np.float32))
+
+    assert np.isnan(fp32_from_bf16(kept)).all()
+    assert [bits >> 15 for bits in kept.tolist()] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,10 @@ def test_uint16_is_read_as_bf16_with_dtype(values):
 def test_a_dtype_asks_for_rounding(values):
     expected = values.astype(ml_dtypes.bfloat16).tobytes()
 
-    assert all_bytes(values, "bf16") == expected
+    for name in ("bf16", "bfloat16"):
+        assert all_bytes(values, name) == expected
+    for name in ("fp16", "half", "float16"):
+        assert all_bytes(values, name) == values.astype(np.float16).tobytes()
     assert all_bytes(torch.from_numpy(values), "bf16") == expected
     assert all_bytes(values.astype(np.float64), "fp32") == values.tobytes()
     assert all_bytes(torch.from_numpy(values).double(), "fp32") == values.tobytes()
@@ -114,6 +123,19 @@ def test_a_dtype_asks_for_rounding(values):
 def test_other_types_are_refused_with_advice(hidden):
     with pytest.raises(InvalidArgument, match="float32"):
         hidden_rows(hidden)
+
+
+@pytest.mark.parametrize(
+    "hidden", [np.zeros((2, 3), int), torch.zeros(2, 3, dtype=torch.int32), np.zeros((2, 3), bool)]
+)
+def test_a_dtype_does_not_make_integers_acceptable(hidden):
+    with pytest.raises(InvalidArgument, match=r"hidden has type .*: convert it \(hidden\."):
+        hidden_rows(hidden, "fp32")
+
+
+def test_rows_on_the_host_are_not_taken_for_those_of_a_gpu(values):
+    assert not hidden_rows(values).is_cuda
+    assert not hidden_rows(torch.from_numpy(values)).is_cuda
 
 
 def test_an_unknown_dtype_is_refused(values):
@@ -188,8 +210,86 @@ def test_dlpack_bf16_is_read_through_torch(values):
     assert isinstance(rows.kind.give(np.zeros(2)), np.ndarray)
 
 
+class Dlpack(DlpackOnly):
+    """An array whose memory NumPy cannot read, at least not by DLPack."""
+
+    device = 1
+
+    def __dlpack__(self, **kwargs):
+        raise BufferError("bfloat16")
+
+    def __dlpack_device__(self):
+        return (self.device, 0)
+
+
+def test_dlpack_arrays_that_numpy_cannot_read_may_convert_themselves(values):
+    class WithArray(Dlpack):
+        def __array__(self, dtype=None, copy=None):
+            return self._owner
+
+    bits = values.astype(ml_dtypes.bfloat16)
+
+    assert all_bytes(WithArray(bits)) == bits.tobytes()
+
+
+def test_without_torch_numpy_reads_what_it_can(values, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    assert all_bytes(DlpackOnly(values)) == values.tobytes()
+    on_a_gpu = Dlpack(values)
+    on_a_gpu.device = 2
+    for array in (Dlpack(values), on_a_gpu):
+        with pytest.raises(InvalidArgument, match="install torch") as refused:
+            hidden_rows(array, name="rows")
+        assert refused.value.field == "rows"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Returns a function that makes a tensor one on a GPU, and what was done with it: the sizes of
+    page-locked memory, and "wait" where the work on the GPU was waited for."""
+
+    class OnGpu(torch.Tensor):
+        device = torch.device("cuda", 1)
+
+    class Stream:
+        def __init__(self, device):
+            assert device == OnGpu.device
+
+        def synchronize(self):
+            done.append("wait")
+
+    def empty(count, dtype, pin_memory):
+        assert pin_memory
+        done.append(count)
+        return torch.zeros(count, dtype=dtype)
+
+    done = []
+    monkeypatch.setattr(_tensor_kinds, "plain", lambda tensor, name: tensor)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    return lambda tensor: tensor.as_subclass(OnGpu), done
+
+
+def test_chunks_of_a_gpu_are_copied_through_the_same_page_locked_memory(values, gpu):
+    on_gpu, done = gpu
+    rows = hidden_rows(on_gpu(torch.from_numpy(values)))
+
+    for begin, end in ((0, 2), (2, 3), (1, 4)):
+        assert bytes(rows.take(slice(begin, end))) == values[begin:end].tobytes()
+
+    assert rows.is_cuda
+    assert done == [2 * 6, "wait", "wait", 3 * 6, "wait"]
+
+
 def test_ids_must_be_integers_that_fit():
     assert to_int32(torch.tensor([1, -100]), "targets").tolist() == [1, -100]
+    ends = [-(2**31), 2**31 - 1]
+    assert to_int32(ends, "targets").tolist() == ends
+    for wrong in (-(2**31) - 1, 2**31):
+        with pytest.raises(InvalidArgument, match=rf"candidates\[0\]: {wrong}, must fit") as caught:
+            to_int32([wrong], "candidates")
+        assert caught.value.row is None
     with pytest.raises(InvalidArgument, match="float64"):
         to_int32([1.0, 2.0], "targets")
     with pytest.raises(InvalidArgument, match=r"targets\[1\]: 2147483648") as caught:
@@ -201,6 +301,38 @@ def test_ids_must_be_integers_that_fit():
 def test_bad_offsets_are_refused(offsets):
     with pytest.raises(InvalidArgument, match="segments"):
         to_offsets(offsets, "segments", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "message"),
+    [
+        ([1, 2, 3, 4], (5,), r"list of 4 ids: .* such as \[\[1, 2, 3, \.\.\.\]\] \* 5"),
+        ([[[1]]], (1,), "one flat list of ids for each of the 1 rows"),
+        (([[1, 2]], [0, 2]), (1,), r"ids \[n\] and offsets \[2\]"),
+        (([1, 2], [0, 1, 2]), (1,), r"ids \[n\] and offsets \[2\]"),
+        (5, (), r"has shape \(\): pass \('n',\)"),
+        (np.zeros((4, 3), int), (2, 3), r"has shape \(4, 3\): pass \(2, 3, 'n'\), n ids per row"),
+    ],
+)
+def test_candidates_of_another_form_are_refused(given, shape, message):
+    with pytest.raises(InvalidArgument, match=message) as refused:
+        to_candidates(given, shape)
+    assert refused.value.field == "candidates"
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "offsets"),
+    [
+        ([], (0,), [0]),
+        (np.zeros((6, 2), int), (2, 3), [0, 2, 4, 6, 8, 10, 12]),
+        (np.zeros((2, 3, 2), int), (2, 3), [0, 2, 4, 6, 8, 10, 12]),
+        (np.array([[7, 8, 9]]), (), [0, 3]),
+        (np.array([7, 8]), (), [0, 2]),
+        (([], [0, 0]), (1,), [0, 0]),
+    ],
+)
+def test_candidates_may_be_flattened_or_empty(given, shape, offsets):
+    assert to_candidates(given, shape).offsets.tolist() == offsets
 
 
 # Each copy to the GPU makes the GPU switch away from the server's process in the middle of a batch.

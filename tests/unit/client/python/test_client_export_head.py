@@ -5,6 +5,7 @@ The layouts of Megatron are written by hand, as its sources describe them.
 
 import argparse
 import hashlib
+import io
 import json
 import pathlib
 import pickle
@@ -18,6 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from logprobd import _head_folder
 from logprobd import export_head as tool
 from logprobd._head_folder import ExportError
 from logprobd.errors import InvalidArgument
@@ -148,6 +150,57 @@ def test_a_tied_model_uses_its_embedding_unless_another_head_is_stored(src, out)
     assert export_head(src, out, head_tensor="lm_head.weight", force=True).dtype == "F32"
 
 
+@pytest.mark.parametrize(
+    ("head", "embedding", "config", "message"),
+    [
+        # Only valid rows are compared.
+        (random(12, HIDDEN), random(12, HIDDEN)[:VOCAB], {}, None),
+        (random(12, HIDDEN)[:VOCAB], random(12, HIDDEN), {}, None),
+        (random(VOCAB, HIDDEN), random(VOCAB, HIDDEN, seed=1), {}, "different values"),
+        (random(VOCAB, HIDDEN), random(VOCAB, HIDDEN)[:10], {}, "cannot be the same .* of 11 ids"),
+        (random(VOCAB, HIDDEN)[:10], random(VOCAB, HIDDEN), {}, "cannot be the same"),
+        (random(12, HIDDEN), random(12, HIDDEN)[:11], {"vocab_size": None}, "different values"),
+        (random(12, HIDDEN), random(12, HIDDEN), {"vocab_size": None}, None),
+        # The other one cannot be the head, or may be.
+        (random(VOCAB, HIDDEN), random(VOCAB, 5), {}, "cannot be the same"),
+        (random(VOCAB, 5), random(VOCAB, HIDDEN), {}, "different values"),
+        (random(VOCAB, HIDDEN), random(VOCAB, 5), {"hidden_size": None}, "different values"),
+        (random(VOCAB, HIDDEN), random(VOCAB), {}, "cannot be the same"),
+        (random(VOCAB), random(VOCAB, HIDDEN), {}, "cannot be the same"),
+        (random(VOCAB, HIDDEN), random(VOCAB, HIDDEN).double(), {}, "cannot be the same"),
+        (random(VOCAB, HIDDEN).double(), random(VOCAB, HIDDEN), {}, "cannot be the same"),
+        # NaN equals NaN.
+        (torch.full((VOCAB, HIDDEN), torch.nan), torch.full((VOCAB, HIDDEN), torch.nan), {}, None),
+        (torch.full((VOCAB, HIDDEN), torch.nan), random(VOCAB, HIDDEN), {}, "different values"),
+    ],
+)
+def test_head_and_embedding_of_a_tied_model_are_compared(
+    src, out, head, embedding, config, message
+):
+    write_config(src, tie_word_embeddings=True, **config)
+    state = {"model.embed_tokens.weight": embedding.clone(), "lm_head.weight": head.clone()}
+    torch.save(state, src / "pytorch_model.bin")
+
+    if message is None:
+        assert export_head(src, out).source == "model.embed_tokens.weight"
+    else:
+        with pytest.raises(ExportError, match=message):
+            export_head(src, out)
+
+
+def test_the_rows_that_are_kept_are_compared(src, out):
+    write_config(src, tie_word_embeddings=True)
+    head = random(VOCAB, HIDDEN)
+    embedding = head.clone()
+    embedding[5] += 1
+    state = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
+    torch.save(state, src / "pytorch_model.bin")
+
+    assert export_head(src, out, vocab_size=5).vocab_size == 5
+    with pytest.raises(ExportError, match="different values"):
+        export_head(src, out, vocab_size=6, force=True)
+
+
 def test_a_bias_of_the_logits_becomes_that_of_the_head(src, out):
     write_config(src, model_type="bart")
     state = {"model.shared.weight": random(VOCAB, HIDDEN), "final_logits_bias": random(1, VOCAB)}
@@ -198,8 +251,11 @@ def test_padding_is_taken_off(src, out):
     assert torch.equal(exported_tensors(out)["lm_head.weight"], head[:3])
     assert json.loads((out / "config.json").read_text())["vocab_size"] == 3
 
-    with pytest.raises(ExportError, match="has 16 rows, but the vocabulary has 17 ids"):
-        export_head(src, out, vocab_size=17, force=True)
+    for ids in (1, 16):
+        assert export_head(src, out, vocab_size=ids, force=True).vocab_size == ids
+    for ids in (0, 17):
+        with pytest.raises(ExportError, match=f"has 16 rows, but the vocabulary has {ids} ids"):
+            export_head(src, out, vocab_size=ids, force=True)
 
 
 def test_without_a_config_all_rows_are_kept_with_a_warning(tmp_path, out):
@@ -221,6 +277,61 @@ def test_the_config_may_be_elsewhere(tmp_path, out):
     assert (result.vocab_size, result.warnings) == (VOCAB, ())
     assert json.loads((out / "config.json").read_text())["logits_scaling"] == 8.0
     assert "hf/config.json" in json.loads((out / "manifest.json").read_text())["sources"]
+
+
+def test_the_config_beside_the_tensors_comes_before_that_of_the_folder_above(tmp_path, out):
+    src = tmp_path / "src"
+    write_config(src, vocab_size=9)
+    write_rank(src / "iter_0000001", "mp_rank_00", {"output_layer.weight": random(16, 4)}, None)
+    (src / "latest_checkpointed_iteration.txt").write_text("1")
+    assert export_head(src, out).vocab_size == 9
+
+    write_config(src / "iter_0000001", vocab_size=10)
+
+    assert export_head(src, out, force=True).vocab_size == 10
+
+
+@pytest.mark.parametrize("data", [None, b"\xff\xfe"])
+def test_a_config_that_cannot_be_read_is_an_error(src, out, data):
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+    if data is not None:
+        (src / "my.json").write_bytes(data)
+
+    with pytest.raises(ExportError, match="my.json cannot be read: "):
+        export_head(src, out, config=src / "my.json")
+
+
+def test_a_refusal_about_a_cap_says_which_settings_the_server_has(src, out):
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+    write_config(src, my_logit_cap=3.0)
+    with pytest.raises(
+        ExportError, match="together with softcap .* --softcap and --logit-scale: an"
+    ):
+        export_head(src, out)
+
+    write_config(src, lm_head_bias=1)
+    with pytest.raises(ExportError, match="expected true or false$"):
+        export_head(src, out)
+
+
+def test_nothing_is_written_if_the_export_would_describe_other_logits(src, out, monkeypatch):
+    write_config(src, model_type="gemma2")
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+    monkeypatch.setattr(HeadConfig, "text_for_head", lambda *_: "{}")
+
+    with pytest.raises(ExportError, match="this is a bug of the export, and nothing is written"):
+        export_head(src, out)
+
+    assert not out.exists()
+
+
+def test_what_the_config_leaves_out_is_a_warning(src, out):
+    write_config(src, model_type="gemma2")
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+
+    (warning,) = export_head(src, out).warnings
+
+    assert "no final_logit_softcapping" in warning
 
 
 def test_the_same_checkpoint_gives_the_same_bytes(src, tmp_path):
@@ -270,9 +381,13 @@ def test_a_failed_export_leaves_nothing_behind(src, tmp_path):
         ({"my_head.weight": (11, 4)}, {}, "form that is not understood .tensors my_head.weight"),
         ({"wte.weight": (11, 4)}, {}, "then is false for this model type, but .* no head"),
         ({"lm_head.weight": (11,)}, {}, "has two dimensions"),
+        ({"lm_head.weight": (0, 4)}, {}, r"has shape \[0, 4\]; a head has two dimensions"),
+        ({"lm_head.weight": (11, 0)}, {}, r"has shape \[11, 0\]; a head has two dimensions"),
         ({"lm_head.weight": (11, 5)}, {}, "rows of 5 values, but config.json says hidden_size 4"),
         ({"lm_head.weight": (10, 4)}, {}, "has 10 rows, but the vocabulary has 11 ids"),
         ({"lm_head.weight": (11, 4), "lm_head.bias": (3,)}, {}, "lm_head.bias has shape"),
+        ({"lm_head.weight": (11, 4), "lm_head.bias": (1, 11)}, {}, r"shape \(1, 11\), not \[11\]"),
+        ({"lm_head.weight": (16, 4), "lm_head.bias": (11,)}, {}, r"shape \(11,\), not \[16\]"),
         ({"lm_head.weight": (11, 4)}, {"head_tensor": "x"}, "no tensor x"),
         ({"lm_head.qweight": (1, 1), "wte.weight": (11, 4)}, {}, "quantised .tensor lm_head.qweig"),
         ({"actor.lm_head.weight": (11, 4), "model.lm_head.weight": (11, 4)}, {}, "several tensors"),
@@ -297,8 +412,15 @@ def test_a_bias_that_the_config_requires_or_denies(src, out):
         src / "pytorch_model.bin",
     )
     write_config(src, lm_head_bias=False)
-    assert not export_head(src, out).has_bias
+    result = export_head(src, out)
+    assert not result.has_bias
+    assert result.warnings == (
+        "config.json says that the head has no bias; lm_head.bias is ignored",
+    )
     assert list(exported_tensors(out)) == ["lm_head.weight"]
+
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+    assert export_head(src, out, force=True).warnings == ()
 
 
 def test_a_tensor_may_be_named(src, out):
@@ -633,6 +755,59 @@ def test_the_command_prints_what_it_wrote(src, out, capsys):
     )
     assert tool.main([str(src), str(out)]) == 1
     assert "python -m logprobd.export_head: error: " in capsys.readouterr().err
+
+
+def test_the_options_of_the_command_are_those_of_the_function(src, tmp_path, out, capsys):
+    write_config(src, my_logit_cap=1.0, a_logit_cap=2.0, b_logit_cap=3.0)
+    config = tmp_path / "my.json"
+    (src / "config.json").rename(config)
+    state = {"my.proj.weight": random(VOCAB, HIDDEN), "my.proj.bias": random(VOCAB)}
+    torch.save(state, src / "pytorch_model.bin")
+    arguments = [str(src), str(out), "--config", str(config), "--head-tensor", "my.proj.weight"]
+    ignore = ["--ignore-config-key", "my_logit_cap:a_logit_cap", "--ignore-config-key"]
+    arguments += [*ignore, "b_logit_cap"]
+
+    assert tool.main(arguments) == 0
+    printed = capsys.readouterr()
+    assert f"wrote {out}: my.proj.weight as lm_head.weight, vocab 11 of 11" in printed.out
+    assert ", BF16, bias\nsha256 " in printed.out
+    assert printed.err == ""
+
+    assert tool.main(arguments) == 1
+    assert "--force replaces" in capsys.readouterr().err
+    assert tool.main([*arguments, "--force"]) == 0
+
+
+def test_the_command_prints_warnings(src, out, capsys):
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+    (src / "config.json").unlink()
+
+    assert tool.main([str(src), str(out)]) == 0
+
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("python -m logprobd.export_head: warning: ") for line in lines)
+
+
+def test_the_command_shows_its_progress_on_a_terminal_alone(src, out, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    torch.save({"lm_head.weight": random(VOCAB, HIDDEN)}, src / "pytorch_model.bin")
+    terminal = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        patch.setattr(_head_folder, "BLOCK_BYTES", (src / "config.json").stat().st_size // 2)
+        assert tool.main([str(src), str(out)]) == 0
+
+    shown = terminal.getvalue()
+    assert "\r\033[Khashing config.json 0%\r" in shown
+    assert re.search(r"\r\033\[Khashing config.json (49|50)%\r", shown)
+    assert "writing model.safetensors 0%" in shown
+    assert shown.endswith("%\r\033[K")
+    assert tool.main([str(src), str(out), "--force"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_without_torch_the_command_says_what_to_install(src, out):

@@ -38,6 +38,7 @@ VIEWS = {
     "columns apart": lambda a: a.swapaxes(1, 2).reshape(-1).reshape(4, 8, 6).swapaxes(1, 2),
     "four axes": lambda a: a.reshape(2, 2, 6, 8)[:, :, 2:],
     "one row": lambda a: a[0, 0],
+    "one row of columns apart": lambda a: a[0, 0, ::2],
 }
 
 
@@ -96,6 +97,7 @@ def test_rows_in_the_form_that_is_sent_have_an_address():
 
     assert hidden_rows(array).host_address(slice(2, 5)) == array[2:].ctypes.data
     assert hidden_rows(tensor).host_address(slice(2, 5)) == array[2:].ctypes.data
+    assert hidden_rows(array[::2]).host_address(slice(1, 2)) == array[2:].ctypes.data
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,7 @@ def test_rows_in_the_form_that_is_sent_have_an_address():
         (VALUES.astype(np.float32)[:, 1:], None, slice(0, 4)),
         (VALUES.astype(np.float32).reshape(24, 8), None, np.array([0, 2])),
         (torch.from_numpy(VALUES).float()[..., ::2].reshape(24, 4).t(), None, slice(0, 2)),
+        (torch.from_numpy(VALUES).float().reshape(24, 8), "bf16", slice(0, 2)),
     ],
 )
 def test_rows_that_need_conversion_have_no_address(array, dtype, rows):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import ctypes
+import pickle
 import threading
 import time
 
@@ -376,3 +377,337 @@ def test_a_socket_of_another_user_is_not_taken(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 12345)
     with WeightsClient() as client:
         assert client.address == "unix:/tmp/logprobd-12345/logprobd-8470.sock.admin"
+
+
+# Calls that change versions
+
+
+class FakeWeights(grpc.GenericRpcHandler):
+    """Answers every method but Push with what `answers` has for it: a message, or a list of those of
+    a stream. A tuple of a status and a text, also at the end of a stream, ends the call."""
+
+    REQUESTS = {
+        _wire.LOAD_WEIGHTS: _wire.LoadWeightsRequest,
+        _wire.COMMIT_WEIGHTS: _wire.CommitWeightsRequest,
+        _wire.ROLLBACK_WEIGHTS: _wire.RollbackWeightsRequest,
+        _wire.DISCARD_WEIGHTS: _wire.DiscardWeightsRequest,
+        _wire.LIST_WEIGHTS: _wire.ListWeightsRequest,
+    }
+
+    def __init__(self) -> None:
+        self.answers = {}
+        self.requests = []
+        self.seconds = []
+        self.metadata = []
+        self.ended = threading.Event()
+
+    def service(self, details):
+        method = details.method
+        if method == _wire.LOAD_WEIGHTS:
+            return grpc.unary_stream_rpc_method_handler(self.stream)
+        return grpc.unary_unary_rpc_method_handler(lambda *call: self.unary(method, *call))
+
+    def receive(self, method, data, context):
+        self.requests.append(_wire.decode(self.REQUESTS[method], data))
+        self.seconds.append(context.time_remaining())
+        self.metadata.append(dict(context.invocation_metadata()))
+        return self.answers[method]
+
+    def unary(self, method, data, context) -> bytes:
+        answer = self.receive(method, data, context)
+        if isinstance(answer, tuple):
+            context.abort(*answer)
+        return _wire.encode(answer)
+
+    def stream(self, data, context):
+        context.add_callback(self.ended.set)
+        for answer in self.receive(_wire.LOAD_WEIGHTS, data, context):
+            if isinstance(answer, tuple):
+                context.abort(*answer)
+            if isinstance(answer, threading.Event):
+                answer.wait(20)
+            else:
+                yield _wire.encode(answer)
+
+
+@pytest.fixture
+def service():
+    weights_service = FakeWeights()
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=(weights_service,))
+    weights_service.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield weights_service
+    server.stop(None)
+
+
+LIVE = {"version": 3, "sha256": "ab", "source": "/m", "loaded_unix_seconds": 9, "weight_bytes": 8}
+STATE = _wire.HeadWeightsState(
+    "h",
+    live=_wire.WeightsVersion(**LIVE, dtype=_wire.DTYPE_NUMBERS["fp16"]),
+    previous=_wire.WeightsVersion(version=2),
+    pushed=_wire.PushedVersion(4, 5, 6),
+    highest_version=7,
+)
+KNOWN = weights.HeadWeights(
+    "h",
+    live=weights.WeightsVersion(**LIVE, dtype="fp16"),
+    staged=None,
+    previous=weights.WeightsVersion(2, "", "", 0, 0, "unknown"),
+    pushed=weights.PushedVersion(version=4, rows=5, vocab_rows=6),
+    highest_version=7,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "request_"),
+    [
+        (
+            _wire.COMMIT_WEIGHTS,
+            lambda client: client.commit("h", version=3),
+            _wire.CommitWeightsRequest("h", 3),
+        ),
+        (_wire.COMMIT_WEIGHTS, lambda client: client.commit(), _wire.CommitWeightsRequest()),
+        (
+            _wire.ROLLBACK_WEIGHTS,
+            lambda client: client.rollback("h"),
+            _wire.RollbackWeightsRequest("h"),
+        ),
+        (_wire.DISCARD_WEIGHTS, lambda client: client.discard(), _wire.DiscardWeightsRequest()),
+        (
+            _wire.DISCARD_WEIGHTS,
+            lambda client: client.discard("h", staged=True),
+            _wire.DiscardWeightsRequest("h", staged=True),
+        ),
+        (
+            _wire.DISCARD_WEIGHTS,
+            lambda client: client.discard(previous=True),
+            _wire.DiscardWeightsRequest(previous=True),
+        ),
+    ],
+)
+def test_a_change_is_sent_and_answered_with_the_versions_of_the_head(
+    service, method, call, request_
+):
+    service.answers[method] = _wire.WeightsResponse(STATE)
+
+    with WeightsClient(service.address) as client:
+        assert call(client) == KNOWN
+
+    assert service.requests == [request_]
+
+
+def test_list_gives_the_versions_of_every_head(service):
+    nothing = _wire.HeadWeightsState("i", staged=_wire.WeightsVersion(version=1, dtype=9))
+    service.answers[_wire.LIST_WEIGHTS] = _wire.ListWeightsResponse([STATE, nothing])
+
+    with WeightsClient(service.address) as client:
+        first, second = client.list()
+        client.list("h")
+
+    assert first == KNOWN
+    assert (second.live, second.previous, second.pushed) == (None, None, None)
+    assert (second.staged.version, second.staged.dtype) == (1, "unknown")
+    assert [request.head for request in service.requests] == ["", "h"]
+
+
+def test_a_refused_change_is_a_typed_error(service):
+    service.answers[_wire.COMMIT_WEIGHTS] = (grpc.StatusCode.FAILED_PRECONDITION, "not staged")
+
+    with WeightsClient(service.address) as client:
+        with pytest.raises(errors.WeightsConflict, match="not staged"):
+            client.commit()
+
+
+def test_a_call_that_the_server_cancels_may_be_made_elsewhere(service):
+    service.answers[_wire.LIST_WEIGHTS] = (grpc.StatusCode.CANCELLED, "drained")
+
+    with WeightsClient(service.address) as client:
+        with pytest.raises(errors.Unavailable, match="the server cancelled the call: drained"):
+            client.list()
+
+
+def test_a_closed_client_makes_no_calls(service):
+    client = WeightsClient(service.address)
+    client.close()
+    client.close()
+
+    with pytest.raises(Cancelled):
+        client.list()
+    assert service.requests == []
+
+
+def test_the_limit_of_a_call_is_the_clients(service):
+    service.answers[_wire.LIST_WEIGHTS] = _wire.ListWeightsResponse()
+
+    for timeout in (50, float("inf")):
+        with WeightsClient(service.address, timeout=timeout) as client:
+            assert client.list() == []
+
+    assert service.seconds[0] == pytest.approx(50, abs=20)
+    assert service.seconds[1] > 1e6
+
+
+def test_token_and_name_of_the_client_travel_with_each_call(service):
+    service.answers[_wire.LIST_WEIGHTS] = _wire.ListWeightsResponse()
+    service.answers[_wire.LOAD_WEIGHTS] = [_wire.LoadWeightsProgress(done=STATE.live)]
+
+    with WeightsClient(service.address, token="secret") as client:
+        client.list()
+        client.load("/m")
+
+    assert [each["authorization"] for each in service.metadata] == ["Bearer secret"] * 2
+
+
+def test_a_client_survives_pickling(service):
+    service.answers[_wire.LIST_WEIGHTS] = _wire.ListWeightsResponse([STATE])
+    with WeightsClient(service.address, timeout=50, load_timeout=70) as client:
+        again = pickle.loads(pickle.dumps(client))
+
+    with again:
+        assert again.list() == [KNOWN]
+    assert service.seconds[0] == pytest.approx(50, abs=20)
+    assert repr(again) == f'WeightsClient("{service.address}")'
+
+
+# Loading
+
+
+def test_a_load_tells_its_progress_and_returns_its_version(service):
+    service.answers[_wire.LOAD_WEIGHTS] = [
+        _wire.LoadWeightsProgress("checking"),
+        _wire.LoadWeightsProgress("loading", 5, 8),
+        _wire.LoadWeightsProgress(done=STATE.live),
+    ]
+    options = {"head": "h", "version": 3, "sha256": "ab"}
+    seen = []
+
+    with WeightsClient(service.address) as client:
+        version = client.load("/m", **options, commit=True, progress=seen.append)
+        client.load("/m", in_place=True)
+        client.load("/m", allow_nonfinite=True)
+
+    assert version == KNOWN.live
+    assert seen == [weights.LoadProgress("checking", 0, 0), weights.LoadProgress("loading", 5, 8)]
+    assert service.requests == [
+        _wire.LoadWeightsRequest(path="/m", **options, commit=True),
+        _wire.LoadWeightsRequest(path="/m", in_place=True),
+        _wire.LoadWeightsRequest(path="/m", allow_nonfinite=True),
+    ]
+
+
+def test_a_failed_load_is_a_typed_error(service):
+    service.answers[_wire.LOAD_WEIGHTS] = [
+        _wire.LoadWeightsProgress("checking"),
+        (grpc.StatusCode.DATA_LOSS, "sha256 differs"),
+    ]
+    with WeightsClient(service.address) as client:
+        with pytest.raises(errors.WeightsDataLoss, match="sha256 differs"):
+            client.load("/m")
+
+    service.answers[_wire.LOAD_WEIGHTS] = [_wire.LoadWeightsProgress("checking")]
+    with WeightsClient(service.address) as client:
+        with pytest.raises(errors.ServerBug, match="ended a load without its version"):
+            client.load("/m")
+
+
+def test_an_exception_of_the_progress_function_cancels_the_load(service):
+    may_go_on = threading.Event()
+    service.answers[_wire.LOAD_WEIGHTS] = [_wire.LoadWeightsProgress("checking"), may_go_on]
+
+    def stop(progress):
+        raise KeyError("enough")
+
+    with WeightsClient(service.address) as client:
+        with pytest.raises(KeyError, match="enough"):
+            client.load("/m", progress=stop)
+        assert service.ended.wait(20)  # before the client is closed
+    may_go_on.set()
+
+
+def test_the_limit_of_a_load_is_an_hour_or_load_timeout(service):
+    service.answers[_wire.LOAD_WEIGHTS] = [_wire.LoadWeightsProgress(done=STATE.live)]
+
+    for load_timeout in (None, 70, float("inf")):
+        with WeightsClient(service.address, load_timeout=load_timeout) as client:
+            client.load("/m")
+
+    assert service.seconds[:2] == [pytest.approx(3600, abs=60), pytest.approx(70, abs=20)]
+    assert service.seconds[2] > 1e6
+
+
+# What a push refuses, and what it sends without rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (np.zeros(4, np.float32), {}, r"rows is \[4\]: pass an array \[n, hidden_size\]"),
+        ([[1.0]], {}, r"rows is list: pass an array \[n, hidden_size\]"),
+        (None, {"bias": np.zeros((4, 1), np.float32)}, r"bias is \[4, 1\]: pass an array \[n\]"),
+        (np.zeros((4, 2)), {}, "rows has type float64"),
+        (None, {"bias": np.zeros(4)}, "bias has type float64"),
+        (
+            np.zeros((4, 2), np.float32),
+            {"bias": np.zeros(3, np.float32)},
+            "bias has 3 elements of fp32, but there are 4 rows of fp32",
+        ),
+        (
+            np.zeros((4, 2), np.float32),
+            {"bias": np.zeros(4, np.float16)},
+            "bias has 4 elements of fp16, but there are 4 rows of fp32",
+        ),
+        (None, {}, "dtype is None: name it if there are no rows"),
+        (None, {"dtype": "fp8"}, "fp8"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(fake, rows, options, message):
+    with WeightsClient(fake.address) as client:
+        with pytest.raises(InvalidArgument, match=message):
+            client.push(rows, version=2, **options)
+
+    assert fake.calls == []
+
+
+def test_a_push_may_have_a_bias_alone_or_neither(fake):
+    bias = torch.arange(3.0, requires_grad=True)
+    with WeightsClient(fake.address, load_timeout=20) as client:
+        client.push(None, version=2, bias=bias, row_begin=5, dtype="bf16")
+        client.push(None, version=2, dtype="bfloat16", sha256="ab", allow_nonfinite=True)
+        assert client.push(np.zeros((0, 4), np.float32), version=2) is None
+        assert client.push(None, version=2, bias=np.zeros(0, np.float32)) is None
+        assert client.transport == "tcp"
+
+    (first, (rows,)), (second, none) = fake.calls
+    assert (rows.row_begin, rows.rows, rows.is_bias) == (5, 3, True)
+    assert bytes(rows.data) == bias.detach().bfloat16().view(torch.int16).numpy().tobytes()
+    assert first.dtype == second.dtype == _wire.DTYPE_NUMBERS["bf16"]
+    assert (second.sha256, second.allow_nonfinite, none) == ("ab", True, [])
+
+
+def test_the_version_is_staged_by_the_last_of_several_calls(fake, monkeypatch):
+    monkeypatch.setattr(weights, "_MESSAGE_BYTES", 100)
+    rows = np.arange(17 * 60, dtype=np.float32).reshape(17, 60)  # a row is larger than a message
+    receive = fake.push
+
+    def push(requests, context):
+        receive(requests, context)
+        staged = STATE.live if len(fake.rows) == 17 else None
+        return _wire.encode(_wire.PushWeightsResponse(staged=staged))
+
+    fake.push = push
+
+    with WeightsClient(fake.address, load_timeout=20) as client:
+        assert client.push(rows[:16], version=3) is None
+        assert client.push(rows[16:], version=3, row_begin=16) == KNOWN.live
+
+    assert [each.row_begin for each in fake.rows] == list(range(17))
+    assert b"".join(each.data for each in fake.rows) == rows.tobytes()
+    assert [len(call[1]) for call in fake.calls] == [8, 8, 1]
+
+
+def test_the_default_address_falls_back_to_the_folder_of_temporary_files(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    for folder in ("", str(tmp_path)):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        with WeightsClient() as client:
+            assert client.address == "unix:/tmp/logprobd-12345/logprobd-8470.sock.admin"
