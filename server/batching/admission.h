@@ -28,7 +28,7 @@ class DrainRate {
   static constexpr absl::Duration kRetryAfterMax = absl::Seconds(10);
   /// Retry hint before anything has been measured.
   static constexpr absl::Duration kRetryAfterUnmeasured = absl::Milliseconds(50);
-  /// The best rate covers at least the last kMemory and at most twice that.
+  /// The best rate covers at least the last kMemory and at most three times that.
   static constexpr absl::Duration kMemory = absl::Seconds(5);
 
   /// Batches of fewer than `representative_rows` rows never slow the estimates: a batch of one row

@@ -115,6 +115,7 @@ Batcher::Impl::Impl(const Options& options, VersionReplicas& first, const Clock&
       clock_(clock),
       metrics_(metrics),
       hidden_size_(first.hidden_size),
+      reads_in_place_(first.reads_in_place),
       heartbeat_(AddHeartbeat(options.heartbeats, {.thread = "batch", .head = options.head})),
       copy_pool_("copy", options.copy_threads),
       gather_(copy_pool_),
@@ -177,13 +178,13 @@ absl::Status Batcher::Impl::CheckServingLocked(const ScoreRequest& request) cons
   const VersionReplicas* const live = versions_.live();
   if (live != nullptr) {
     if (live->NumHealthy() == 0) return EngineFailed();
-    if (request.hidden.place == PayloadPlace::kDevice && !live->reads_in_place) {
-      return absl::FailedPreconditionError(
-          "cuda_ipc: this head is not scored on a GPU; send the rows as hidden or in shared "
-          "memory");
-    }
   } else if (!failure_.ok()) {
     return failure_;
+  }
+  // A request that waits for the next version is scored on the same devices.
+  if (request.hidden.place == PayloadPlace::kDevice && !reads_in_place_) {
+    return absl::FailedPreconditionError(
+        "cuda_ipc: this head is not scored on a GPU; send the rows as hidden or in shared memory");
   }
   if (is_draining_ || is_stopping_) {
     return WithRejection(
@@ -307,7 +308,8 @@ MemoryPlan Batcher::Impl::memory() const {
 
 void Batcher::Impl::Commit(VersionReplicas* next) {
   const absl::MutexLock lock(&mutex_);
-  LOGPROBD_CHECK(next == nullptr || next->hidden_size == hidden_size_);
+  LOGPROBD_CHECK(next == nullptr ||
+                 (next->hidden_size == hidden_size_ && next->reads_in_place == reads_in_place_));
   versions_.Commit(next);
   failure_ = absl::OkStatus();
   if (next != nullptr) {

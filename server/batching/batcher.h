@@ -115,11 +115,11 @@ class Batcher {
   /// then changes nothing.
   absl::Status SetLimits(const Options& options);
 
-  /// Makes `next`, which must have the same hidden_size, the live version and returns at once. The
-  /// previous version retires: its engines first score the requests of which it has taken rows or
-  /// that are pinned to it; `next` scores all others. If `next` is null, no version is live, and
-  /// requests that do not belong to the retiring version wait. Must be called from one thread at a
-  /// time, and AwaitRetired must be called before the next Commit.
+  /// Makes `next`, which must have the same hidden_size and reads_in_place, the live version and
+  /// returns at once. The previous version retires: its engines first score the requests of which
+  /// it has taken rows or that are pinned to it; `next` scores all others. If `next` is null, no
+  /// version is live, and requests that do not belong to the retiring version wait. Must be called
+  /// from one thread at a time, and AwaitRetired must be called before the next Commit.
   void Commit(VersionReplicas* next);
 
   /// Waits until the version that Commit retired has no rows or batches left, so that its engines

@@ -138,6 +138,7 @@ struct Batcher::Impl {
   const Clock& clock_;
   Metrics& metrics_;
   const int64_t hidden_size_;
+  const bool reads_in_place_;
   const std::shared_ptr<Heartbeat> heartbeat_;  // Of the batch thread.
   TaskPool copy_pool_;
   PayloadGather gather_;  // Used by the batch thread only.

@@ -1,5 +1,6 @@
 // Replaces the driver's management library (libnvidia-ml.so.1) in tests. It has two GPUs, in
-// another order than CUDA. Programs find it if LD_LIBRARY_PATH contains its folder.
+// another order than CUDA, and a slice of one. Programs find it if LD_LIBRARY_PATH contains its
+// folder.
 
 #include <atomic>
 #include <cstring>
@@ -7,6 +8,7 @@
 namespace {
 
 constexpr int kSuccess = 0;
+constexpr int kUninitialized = 1;
 constexpr int kNotFound = 6;
 constexpr unsigned long long kMib = 1ULL << 20;
 
@@ -28,9 +30,18 @@ const Gpu kGpus[] = {
     {"0000:3b:00.0", "GPU-b", 97, 689'500, 1'455, 60'000 * kMib, 83'000 * kMib, 0x04, 5, 1},
     {"0000:1a:00.0", "GPU-a", 42, 350'250, 1'980, 20'000 * kMib, 123'000 * kMib, 0x20 | 0x08, 2, 0},
 };
+// It has no index and no bus ID of its own.
+const Gpu kSlice = {"", "MIG-a", 7, 0, 1'980, 1'000 * kMib, 17'000 * kMib, 0, 0, 0};
+
+std::atomic<int> num_started = 0;
+constexpr long long kOwnErrors = -1;
+std::atomic<long long> corrected = kOwnErrors;
 
 template <typename Predicate>
 int Find(void** device, Predicate matches) {
+  if (num_started == 0) {
+    return kUninitialized;
+  }
   for (const Gpu& gpu : kGpus) {
     if (matches(gpu)) {
       *device = const_cast<Gpu*>(&gpu);
@@ -62,8 +73,18 @@ struct FakeMemory {
   unsigned long long used;
 };
 
-int nvmlInit_v2() { return kSuccess; }
-int nvmlShutdown() { return kSuccess; }
+int nvmlInit_v2() {
+  ++num_started;
+  return kSuccess;
+}
+
+int nvmlShutdown() {
+  --num_started;
+  return kSuccess;
+}
+
+/// Returns how many users have started the library and not yet shut it down.
+int FakeNvmlNumStarted() { return num_started; }
 
 int nvmlSystemGetDriverVersion(char* version, unsigned int length) {
   std::strncpy(version, "580.12.3", length);
@@ -75,6 +96,10 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void** device) {
 }
 
 int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
+  if (std::strcmp(uuid, kSlice.uuid) == 0) {
+    *device = const_cast<Gpu*>(&kSlice);
+    return kSuccess;
+  }
   return Find(device, [uuid](const Gpu& gpu) { return std::strcmp(gpu.uuid, uuid) == 0; });
 }
 
@@ -124,12 +149,18 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* 
   return kSuccess;
 }
 
+/// Sets the number of corrected ECC errors that all GPUs report from now on; -1: their own again.
+void FakeNvmlSetCorrected(long long count) { corrected = count; }
+
 int nvmlDeviceGetTotalEccErrors(void* device, int kind, int counter, unsigned long long* count) {
   constexpr int kSinceDriverLoad = 0;
   if (counter != kSinceDriverLoad) {
     return kNotFound;
   }
-  *count = kind == 0 ? Of(device).ecc_corrected : Of(device).ecc_uncorrected;
+  const long long of_all = corrected;
+  *count = kind != 0              ? Of(device).ecc_uncorrected
+           : of_all == kOwnErrors ? Of(device).ecc_corrected
+                                  : static_cast<unsigned long long>(of_all);
   return kSuccess;
 }
 

@@ -60,6 +60,33 @@ TEST(CombineTilesTest, HasTheBitsOfAddTile) {
   }
 }
 
+TEST(CombineTilesTest, TilesFarBelowTheLargestAddNothing) {
+  for (const int32_t below : {100, 1'022, 1'023, 5'000, 2'000'000'000}) {
+    const std::vector<TileSums> tiles = {{900'000'000, 3, -1, 2}, {900'000'000 - below, 5, -2, 4}};
+    RowSums rows[1] = {{7, 7, 7, 7}};
+
+    CombineTiles(tiles.data(), 2, 1, 1, rows);
+
+    RowSums expected;
+    expected.exponent = 900'000'000;
+    AddTile(expected, tiles[0]);
+    EXPECT_EQ(rows[0].exponent, expected.exponent) << below;
+    EXPECT_EQ(rows[0].sum, expected.sum) << below;
+    EXPECT_EQ(rows[0].weighted, expected.weighted) << below;
+    EXPECT_EQ(rows[0].sum_squares, expected.sum_squares) << below;
+  }
+}
+
+TEST(CombineTilesTest, ARowOfEmptyTilesIsEmpty) {
+  const std::vector<TileSums> tiles(3, {kEmptyExponent, 0, 0, 0});
+  RowSums rows[1] = {{7, 7, 7, 7}};
+
+  CombineTiles(tiles.data(), 3, 1, 1, rows);
+
+  EXPECT_EQ(rows[0].exponent, kEmptyExponent);
+  EXPECT_EQ(rows[0].sum, 0);
+}
+
 std::vector<int32_t> Ids(const TopRows& top, int64_t row) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < top.count(row); ++i) ids.push_back(top.entries(row)[i].id);
@@ -80,6 +107,30 @@ TEST(TopRowsTest, KeepsTheBestInOrder) {
 
   EXPECT_EQ(Ids(top, 1), (std::vector<int32_t>{12, 1, 10}));
   EXPECT_EQ(top.count(0), 0);
+}
+
+TEST(TopRowsTest, KeepsEveryLogitWhileThereIsRoom) {
+  TopRows top(1, 8);
+  top.Reset(1, 4);
+
+  Offer(top, 0, {5, 4, 3}, 0);
+  Offer(top, 0, {2}, 10);
+  EXPECT_EQ(Ids(top, 0), (std::vector<int32_t>{0, 1, 2, 10}));
+
+  Offer(top, 0, {1, 2}, 5);  // the list is full, and the lower id wins the tie
+  EXPECT_EQ(Ids(top, 0), (std::vector<int32_t>{0, 1, 2, 6}));
+}
+
+TEST(TopRowsTest, AFullRowLeavesItsNeighboursAlone) {
+  TopRows top(3, 2);
+  top.Reset(3, 2);
+  for (const int64_t row : {0, 2}) Offer(top, row, {1, 2}, 100);
+
+  for (int32_t first = 90; first >= 0; first -= 10) Offer(top, 1, {7, 8, 9}, first);
+
+  EXPECT_EQ(Ids(top, 0), (std::vector<int32_t>{101, 100}));
+  EXPECT_EQ(Ids(top, 1), (std::vector<int32_t>{2, 12}));
+  EXPECT_EQ(Ids(top, 2), (std::vector<int32_t>{101, 100}));
 }
 
 TEST(TopRowsTest, TheLowestIdWinsTiesInAnyOrderOfTiles) {

@@ -15,19 +15,26 @@
 namespace logprobd::kernels::testing {
 namespace {
 
-/// Memory aligned to a cache line and filled with bytes that are NaN in every type.
+/// Memory aligned to a cache line and filled with bytes that are NaN in every type. Its destructor
+/// expects that nothing was written in the lines behind it.
 class Bytes {
  public:
   explicit Bytes(int64_t size)
-      : size_(static_cast<size_t>(size)), data_(::operator new (size_, std::align_val_t{64})) {
-    std::memset(data_, 0xFF, size_);
+      : size_(static_cast<size_t>(size)),
+        data_(::operator new (size_ + kBehind, std::align_val_t{64})) {
+    std::memset(data_, 0xFF, size_ + kBehind);
   }
-  ~Bytes() { ::operator delete (data_, std::align_val_t{64}); }
+  ~Bytes() {
+    const auto* behind = static_cast<const unsigned char*>(data_) + size_;
+    EXPECT_TRUE(std::all_of(behind, behind + kBehind, [](auto byte) { return byte == 0xFF; }));
+    ::operator delete (data_, std::align_val_t{64});
+  }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
   void* get() const { return data_; }
 
  private:
+  static constexpr size_t kBehind = 1024;
   size_t size_;
   void* data_;
 };
@@ -56,23 +63,30 @@ std::vector<std::byte> Values(Dtype dtype, int64_t count, uint32_t seed) {
   return bytes;
 }
 
+/// Multiplies rows by a weight [kTileColumns, hidden_size], `k_chunk` hidden elements at a time.
 std::vector<float> Dots(const DotKernel& kernel, Dtype hidden_dtype, const void* hidden,
-                        Dtype weight_dtype, const void* tile, int64_t num_rows,
-                        int64_t hidden_size) {
+                        Dtype weight_dtype, const void* weight, int64_t num_rows,
+                        int64_t hidden_size, int64_t k_chunk) {
   const int64_t blocks = (num_rows + kernel.row_block - 1) / kernel.row_block;
   const Bytes packed(blocks * kernel.row_block * kernel.packed_row_bytes(hidden_size));
   const Bytes dots(blocks * kernel.row_block * kTileColumns * 4);
   const Bytes scratch(kDotScratchBytes);
   kernel.pack_rows(hidden_dtype, hidden, num_rows, hidden_size, packed.get());
-  kernel.tile_dots({.hidden = packed.get(),
-                    .num_rows = num_rows,
-                    .hidden_size = hidden_size,
-                    .k_begin = 0,
-                    .k_end = hidden_size,
-                    .weight_tile = tile,
-                    .weight_dtype = weight_dtype,
-                    .dots = static_cast<float*>(dots.get()),
-                    .scratch = scratch.get()});
+  for (int64_t k = 0; k < hidden_size; k += k_chunk) {
+    const int64_t k_end = std::min(k + k_chunk, hidden_size);
+    const Bytes tile(PackedTileBytes(weight_dtype, k_end - k));
+    PackTile(weight_dtype, StridedWeight{weight, hidden_size}.From(weight_dtype, 0, k),
+             kTileColumns, k_end - k, tile.get());
+    kernel.tile_dots({.hidden = packed.get(),
+                      .num_rows = num_rows,
+                      .hidden_size = hidden_size,
+                      .k_begin = k,
+                      .k_end = k_end,
+                      .weight_tile = tile.get(),
+                      .weight_dtype = weight_dtype,
+                      .dots = static_cast<float*>(dots.get()),
+                      .scratch = scratch.get()});
+  }
   const auto* first = static_cast<const float*>(dots.get());
   return {first, first + num_rows * kTileColumns};
 }
@@ -85,12 +99,13 @@ void CheckDotKernel(const DotKernel& kernel, Dtype hidden_dtype, Dtype weight_dt
     SCOPED_TRACE(::testing::Message() << "hidden size " << hidden_size);
     const std::vector<std::byte> hidden = Values(hidden_dtype, kRows * hidden_size, 1);
     const std::vector<std::byte> weight = Values(weight_dtype, kTileColumns * hidden_size, 2);
-    const Bytes tile(PackedTileBytes(weight_dtype, hidden_size));
-    PackTile(weight_dtype, {weight.data(), hidden_size}, kTileColumns, hidden_size, tile.get());
     const auto row_bytes = hidden_size * DtypeBytes(hidden_dtype);
+    const auto dots_of = [&](int64_t begin, int64_t num_rows, int64_t k_chunk) {
+      return Dots(kernel, hidden_dtype, hidden.data() + begin * row_bytes, weight_dtype,
+                  weight.data(), num_rows, hidden_size, k_chunk);
+    };
 
-    const std::vector<float> all =
-        Dots(kernel, hidden_dtype, hidden.data(), weight_dtype, tile.get(), kRows, hidden_size);
+    const std::vector<float> all = dots_of(0, kRows, hidden_size);
 
     for (int64_t row = 0; row < kRows; ++row) {
       const std::vector<double> truth =
@@ -106,14 +121,18 @@ void CheckDotKernel(const DotKernel& kernel, Dtype hidden_dtype, Dtype weight_dt
     }
     for (int64_t num_rows = 1; num_rows <= 17; ++num_rows) {
       for (const int64_t begin : {int64_t{0}, int64_t{5}, kRows - num_rows}) {
-        const std::vector<float> some =
-            Dots(kernel, hidden_dtype, hidden.data() + begin * row_bytes, weight_dtype, tile.get(),
-                 num_rows, hidden_size);
+        const std::vector<float> some = dots_of(begin, num_rows, hidden_size);
         ASSERT_EQ(std::memcmp(some.data(), &all[static_cast<size_t>(begin * kTileColumns)],
                               some.size() * sizeof(float)),
                   0)
             << num_rows << " rows from " << begin;
       }
+    }
+    if (hidden_size <= KChunk(weight_dtype)) continue;
+    for (const int64_t num_rows : {int64_t{1}, int64_t{2}, int64_t{4}, int64_t{8}, kRows}) {
+      const std::vector<float> in_chunks = dots_of(0, num_rows, KChunk(weight_dtype));
+      ASSERT_EQ(std::memcmp(in_chunks.data(), all.data(), in_chunks.size() * sizeof(float)), 0)
+          << num_rows << " rows in chunks";
     }
   }
 }

@@ -27,52 +27,63 @@ TEST(PackedWeightTest, StoresBf16InPairsOfHiddenElements) {
   }
 }
 
-/// Checks a tile of `Element`s whose kPair hidden elements of a column are adjacent, for rows that
-/// lie apart.
+/// Checks tiles of `Element`s whose kPair hidden elements of a column are adjacent, for rows that
+/// lie apart, and for a transposed weight. Columns beyond `num_columns` are zero.
 template <typename Element, size_t kPair>
 void ExpectLayout(Dtype dtype) {
   constexpr size_t kStride = 100;
   std::vector<Element> rows(192 * kStride);
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<Element>(i * 40'503 + 1);
-  for (const size_t hidden_size : {1, 4, 7, 8, 9, 16, 29, 97}) {
-    SCOPED_TRACE(::testing::Message() << hidden_size << " hidden elements");
-    const auto hidden = static_cast<int64_t>(hidden_size);
-    const auto packed_hidden = static_cast<size_t>(PackedHidden(dtype, hidden));
-    std::vector<Element> tile(192 * packed_hidden, Element{0xFFFF});
+  std::vector<Element> transposed(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = static_cast<Element>(i * 40'503 + 1);
+    transposed[i % kStride * 192 + i / kStride] = rows[i];
+  }
+  for (const size_t num_columns : {1, 5, 15, 16, 17, 100, 191, 192}) {
+    for (const size_t hidden_size : {1, 4, 7, 8, 9, 16, 29, 97}) {
+      SCOPED_TRACE(::testing::Message()
+                   << num_columns << " columns, " << hidden_size << " hidden elements");
+      const auto hidden = static_cast<int64_t>(hidden_size);
+      const auto packed_hidden = static_cast<size_t>(PackedHidden(dtype, hidden));
+      std::vector<Element> tile(192 * packed_hidden, Element{0xFFFF});
+      std::vector<Element> of_transposed(tile);
 
-    PackTile(dtype, {rows.data(), kStride}, 192, hidden, tile.data());
+      PackTile(dtype, {rows.data(), kStride}, static_cast<int64_t>(num_columns), hidden,
+               tile.data());
+      PackTile(dtype, {transposed.data(), 1, 192}, static_cast<int64_t>(num_columns), hidden,
+               of_transposed.data());
 
-    for (size_t column = 0; column < 192; ++column) {
-      for (size_t k = 0; k < packed_hidden; ++k) {
-        const size_t at = (column / 16 * packed_hidden / kPair + k / kPair) * 16 * kPair +
-                          column % 16 * kPair + k % kPair;
-        const Element expected = k < hidden_size ? rows[column * kStride + k] : Element{0};
-        ASSERT_EQ(tile[at], expected) << "column " << column << ", element " << k;
+      for (size_t column = 0; column < 192; ++column) {
+        for (size_t k = 0; k < packed_hidden; ++k) {
+          const size_t at = (column / 16 * packed_hidden / kPair + k / kPair) * 16 * kPair +
+                            column % 16 * kPair + k % kPair;
+          const bool is_real = column < num_columns && k < hidden_size;
+          const Element expected = is_real ? rows[column * kStride + k] : Element{0};
+          ASSERT_EQ(tile[at], expected) << "column " << column << ", element " << k;
+        }
       }
+      ASSERT_EQ(of_transposed, tile);
     }
   }
 }
 
-TEST(PackedWeightTest, PacksEveryTypeAndAnyNumberOfHiddenElements) {
+TEST(PackedWeightTest, PacksEveryTypeAndAnyNumberOfColumnsAndHiddenElements) {
   ExpectLayout<uint16_t, 2>(Dtype::kBf16);
   ExpectLayout<uint16_t, 1>(Dtype::kF16);
   ExpectLayout<uint32_t, 1>(Dtype::kF32);
 }
 
-TEST(PackedWeightTest, PacksATransposedWeight) {
-  const std::vector<float> rows = [] {
-    std::vector<float> values(192 * 5);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
-    return values;
-  }();
-  std::vector<float> transposed(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) transposed[i % 5 * 192 + i / 5] = rows[i];
-  std::vector<float> expected(rows.size()), tile(rows.size());
+TEST(PackedWeightTest, APartOfAWeightBeginsAtItsColumnAndElement) {
+  const std::vector<float> floats(100);
+  const std::vector<uint16_t> halves(100);
 
-  PackTile(Dtype::kF32, {rows.data(), 5}, 192, 5, expected.data());
-  PackTile(Dtype::kF32, {transposed.data(), 1, 192}, 192, 5, tile.data());
+  const StridedWeight part = StridedWeight{floats.data(), 10, 2}.From(Dtype::kF32, 3, 4);
 
-  EXPECT_EQ(tile, expected);
+  EXPECT_EQ(part.data, floats.data() + 3 * 10 + 4 * 2);
+  EXPECT_EQ(part.row_stride, 10);
+  EXPECT_EQ(part.element_stride, 2);
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    EXPECT_EQ((StridedWeight{halves.data(), 20}.From(dtype, 2, 5).data), halves.data() + 45);
+  }
 }
 
 TEST(PackedWeightTest, AnOddLastElementIsPairedWithZero) {

@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -55,6 +59,56 @@ TEST(ThreadPoolTest, ForEachReturnsAfterTheLastUnit) {
     pool.ForEach(7, [&](int64_t unit, int32_t) { values[static_cast<size_t>(unit)] = 1; });
 
     for (const int value : values) ASSERT_EQ(value, 1);
+  }
+}
+
+/// Waits until `count` threads have arrived. Returns false after a minute.
+class Meeting {
+ public:
+  explicit Meeting(int32_t count) : missing_(count) {}
+  bool Arrive() {
+    std::unique_lock lock(mutex_);
+    if (--missing_ == 0) all_here_.notify_all();
+    return all_here_.wait_for(lock, std::chrono::minutes(1), [this] { return missing_ <= 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int32_t missing_;
+};
+
+TEST(ThreadPoolTest, EveryThreadTakesPartInEveryLoop) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 3; ++round) {
+    Meeting meeting(3);
+    std::atomic<int> met = 0;
+    std::vector<std::atomic<int>> units_of(3);
+
+    pool.ForEach(3, [&](int64_t /*unit*/, int32_t worker) {
+      units_of[static_cast<size_t>(worker)].fetch_add(1);
+      if (meeting.Arrive()) met.fetch_add(1);
+    });
+
+    EXPECT_EQ(met.load(), 3);
+    for (const auto& units : units_of) EXPECT_EQ(units.load(), 1);
+  }
+}
+
+TEST(ThreadPoolTest, ForEachWaitsForTheUnitsOfOtherThreads) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 20; ++round) {
+    Meeting both_began(2);
+    std::atomic<bool> is_done = false;
+
+    pool.ForEach(2, [&](int64_t /*unit*/, int32_t worker) {
+      both_began.Arrive();
+      if (worker == 0) return;
+      for (int i = 0; i < 100; ++i) std::this_thread::yield();  // the caller has nothing left to do
+      is_done.store(true);
+    });
+
+    ASSERT_TRUE(is_done.load());
   }
 }
 

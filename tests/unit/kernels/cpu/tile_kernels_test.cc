@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -30,6 +33,64 @@ TEST_P(TileKernelsTest, DotProductsAreExactAndDoNotDependOnOtherRows) {
       SCOPED_TRACE(::testing::Message() << "hidden dtype " << static_cast<int>(hidden)
                                         << ", weight dtype " << static_cast<int>(weight));
       testing::CheckDotKernel(DotKernelFor(GetParam(), hidden, weight), hidden, weight);
+    }
+  }
+}
+
+/// Returns the value of an f16 by its definition.
+double HalfValue(uint32_t bits) {
+  const auto exponent = static_cast<int>(bits >> 10 & 0x1F);
+  const double fraction = static_cast<double>(bits & 0x3FF) / 1024;
+  double value =
+      exponent == 0 ? std::ldexp(fraction, -14) : std::ldexp(1 + fraction, exponent - 15);
+  if (exponent == 31) value = fraction == 0 ? HUGE_VAL : NAN;
+  return (bits & 0x8000) != 0 ? -value : value;
+}
+
+TEST_P(TileKernelsTest, EveryF16IsConvertedExactly) {
+  const DotKernel& of_hidden = DotKernelFor(GetParam(), Dtype::kF16, Dtype::kF32);
+  const DotKernel& of_weight = DotKernelFor(GetParam(), Dtype::kF32, Dtype::kF16);
+  const std::vector<float> ones(kTileColumns, 1.0F);
+  const auto aligned = [](int64_t bytes) {
+    return std::unique_ptr<void, void (*)(void*)>(
+        std::aligned_alloc(64, static_cast<size_t>(bytes)), std::free);
+  };
+  const auto packed = aligned(64 * 64 * 8);
+  const auto dots = aligned(64 * kTileColumns * 4);
+  const auto scratch = aligned(kDotScratchBytes);
+  const auto expect = [&](uint32_t bits, int64_t at) {
+    const auto ours = static_cast<double>(static_cast<const float*>(dots.get())[at]);
+    const double value = HalfValue(bits);
+    return std::isnan(value) ? std::isnan(ours) : ours == value;
+  };
+  TileDotsParams params = {.hidden = packed.get(),
+                           .num_rows = 0,
+                           .hidden_size = 1,
+                           .k_begin = 0,
+                           .k_end = 1,
+                           .weight_tile = ones.data(),
+                           .weight_dtype = Dtype::kF32,
+                           .dots = static_cast<float*>(dots.get()),
+                           .scratch = scratch.get()};
+  std::vector<uint16_t> halves(0x10000);
+  std::iota(halves.begin(), halves.end(), uint16_t{0});
+
+  for (uint32_t first = 0; first < 0x10000; first += 64) {
+    of_hidden.pack_rows(Dtype::kF16, &halves[first], 64, 1, packed.get());
+    params.num_rows = 64;
+    of_hidden.tile_dots(params);
+    for (uint32_t i = 0; i < 64; ++i) {
+      ASSERT_TRUE(expect(first + i, i * kTileColumns)) << first + i;
+    }
+  }
+  of_weight.pack_rows(Dtype::kF32, ones.data(), 64, 1, packed.get());
+  params.weight_dtype = Dtype::kF16;
+  for (const int64_t num_rows : {1, 64}) {  // converted when it is read, or once for all rows
+    params.num_rows = num_rows;
+    for (uint32_t first = 0; first + kTileColumns <= 0x10000; first += 128) {
+      params.weight_tile = &halves[first];
+      of_weight.tile_dots(params);
+      for (uint32_t i = 0; i < kTileColumns; ++i) ASSERT_TRUE(expect(first + i, i)) << first + i;
     }
   }
 }
@@ -100,8 +161,32 @@ TEST_P(TileKernelsTest, SumsMatchDouble) {
       const float* logits = &c.logits[i * kTileColumns];
       ExpectSumsOf(c.sums[i], logits, kTileColumns, c.scales[i]);
       EXPECT_EQ(c.extremes[i].argmax, std::max_element(logits, logits + kTileColumns) - logits);
+      EXPECT_EQ(c.extremes[i].max_logit, *std::max_element(logits, logits + kTileColumns));
       EXPECT_EQ(c.extremes[i].min_logit, *std::min_element(logits, logits + kTileColumns));
     }
+  }
+}
+
+TEST_P(TileKernelsTest, WritesOnlyWhatIsWanted) {
+  StatsCase c(20);
+  StatsCase all(20);
+  std::fill(c.extremes.begin(), c.extremes.end(), TileExtremes{-7, -7, -7});
+  std::fill(c.entropy_sums.begin(), c.entropy_sums.end(), TileSums{-7, -7, -7, -7});
+  CpuTileStatsParams params = c.Params();
+  params.wants_sum_squares = params.wants_extremes = false;
+  params.entropy_sums = c.entropy_sums.data();
+
+  TileStatsFor(GetParam())(params);
+  TileStatsFor(GetParam())(all.Params());
+
+  for (size_t row = 0; row < 20; ++row) {
+    EXPECT_EQ(c.sums[row].sum_squares, 0);
+    EXPECT_EQ(c.sums[row].sum, all.sums[row].sum);
+    EXPECT_EQ(c.sums[row].weighted, all.sums[row].weighted);
+    EXPECT_EQ(c.extremes[row].max_logit, all.extremes[row].max_logit);
+    EXPECT_EQ(c.extremes[row].min_logit, -7);
+    EXPECT_EQ(c.extremes[row].argmax, -7);
+    EXPECT_EQ(c.entropy_sums[row].exponent, -7);
   }
 }
 
@@ -220,6 +305,7 @@ TEST_P(TileKernelsTest, TheEntropyScaleGivesTheBitsThatItGivesAlone) {
   TileStatsFor(GetParam())(alone.Params());
 
   for (size_t row = 0; row < 20; ++row) {
+    EXPECT_EQ(c.entropy_sums[row].exponent, alone.sums[row].exponent);
     EXPECT_EQ(c.entropy_sums[row].sum, alone.sums[row].sum);
     EXPECT_EQ(c.entropy_sums[row].weighted, alone.sums[row].weighted);
   }
@@ -244,6 +330,45 @@ TEST_P(TileKernelsTest, TransformsAreScaleThenBiasThenCap) {
       ASSERT_NEAR(c.logits[i], z, 3e-7 * std::fabs(z) + 1e-6) << "cap " << softcap;
     }
   }
+}
+
+TEST_P(TileKernelsTest, EachTransformMayBeTheOnlyOne) {
+  const std::vector<float> bias(kTileColumns, 2.5F);
+  for (const auto& [transform, has_bias] : std::vector<std::pair<LogitTransform, bool>>{
+           {{}, false}, {{.scale = 0.5F}, false}, {{.softcap = 4.0F}, false}, {{}, true}}) {
+    StatsCase c(2);
+    const std::vector<float> dots = c.logits;
+    CpuTileStatsParams params = c.Params();
+    params.transform = transform;
+    params.bias = has_bias ? bias.data() : nullptr;
+
+    TileStatsFor(GetParam())(params);
+
+    for (size_t i = 0; i < dots.size(); ++i) {
+      double z = static_cast<double>(transform.scale * dots[i]) + (has_bias ? 2.5 : 0.0);
+      if (transform.softcap > 0) z = 4 * std::tanh(z / 4);
+      ASSERT_NEAR(c.logits[i], z, 1e-6);
+    }
+  }
+}
+
+TEST_P(TileKernelsTest, ACapBoundsInfinitiesAndKeepsNan) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  StatsCase c(3);
+  c.logits[1] = kInfinity;
+  c.logits[2] = -kInfinity;
+  c.logits[kTileColumns + 100] = std::numeric_limits<float>::quiet_NaN();
+  CpuTileStatsParams params = c.Params();
+  params.transform = {.softcap = 30.0F};
+
+  TileStatsFor(GetParam())(params);
+
+  EXPECT_EQ(c.logits[1], 30.0F);
+  EXPECT_EQ(c.logits[2], -30.0F);
+  EXPECT_EQ(c.extremes[0].argmax, 1);
+  EXPECT_TRUE(std::isfinite(c.sums[0].sum));
+  EXPECT_EQ(c.sums[1].exponent, kNonfiniteExponent);
+  EXPECT_TRUE(std::isfinite(c.sums[2].sum));
 }
 
 }  // namespace

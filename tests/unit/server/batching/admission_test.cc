@@ -160,6 +160,29 @@ TEST(AdmissionTest, AClientMayHoldExactlyItsShareOfEachLimit) {
   }
 }
 
+TEST(AdmissionTest, ARefusalNamesWhatIsHeldWhatIsAskedForAndTheLimit) {
+  const DrainRate rate(1);
+  Admission admission({.total = {.rows = 40, .bytes = 400, .requests = 20}, .client_share = 0.5});
+  ASSERT_TRUE(
+      admission.Admit("a", Priority::kLow, {.rows = 12, .bytes = 130, .requests = 7}, rate).ok());
+  const auto refusal = [&](const QueueLoad& more) {
+    return std::string(admission.Admit("a", Priority::kLow, more, rate).message());
+  };
+
+  EXPECT_EQ(refusal({.rows = 30}),
+            "queue rows: 12 are waiting, and 30 more would exceed the limit of 40");
+  EXPECT_EQ(refusal({.bytes = 300}),
+            "queue bytes: 130 are waiting, and 300 more would exceed the limit of 400");
+  EXPECT_EQ(refusal({.requests = 14}),
+            "queue requests: 7 are waiting, and 14 more would exceed the limit of 20");
+  EXPECT_EQ(refusal({.rows = 9}),
+            "this client's queue rows: 12 are waiting, and 9 more would exceed the limit of 20");
+  EXPECT_EQ(refusal({.bytes = 90}),
+            "this client's queue bytes: 130 are waiting, and 90 more would exceed the limit of 200");
+  EXPECT_EQ(refusal({.requests = 4}),
+            "this client's queue requests: 7 are waiting, and 4 more would exceed the limit of 10");
+}
+
 TEST(AdmissionTest, KeepsNoMemoryOfClientsThatHoldNothing) {
   Admission admission({.total = {.rows = 10, .bytes = 100, .requests = 10}, .client_share = 1});
   const DrainRate rate(1);
@@ -221,6 +244,18 @@ TEST(AdmissionTest, GivesARetryHintWithoutAMeasurement) {
       admission.Admit("a", Priority::kHigh, {.rows = 3, .bytes = 1, .requests = 1}, DrainRate(1));
 
   EXPECT_EQ(RetryAfter(refusal), DrainRate::kRetryAfterUnmeasured);
+}
+
+TEST(AdmissionTest, GivesAHintForTheRowsThatAreTooManyAlsoIfNoneWait) {
+  Admission admission({.total = {.rows = 2, .bytes = 100, .requests = 1}, .client_share = 1});
+  DrainRate rate(1);
+  rate.AddBatch(100, kBegin, kBegin + absl::Seconds(1));
+
+  const auto rows = admission.Admit("a", Priority::kHigh, {.rows = 5}, rate);
+  const auto bytes = admission.Admit("a", Priority::kHigh, {.bytes = 101}, rate);
+
+  EXPECT_EQ(RetryAfter(rows), absl::Milliseconds(30));  // 3 rows
+  EXPECT_EQ(RetryAfter(bytes), DrainRate::kRetryAfterUnmeasured);
 }
 
 TEST(AdmissionTest, ConvertsBytesAndRequestsToTheRowsThatCarryThem) {

@@ -99,7 +99,8 @@ TEST_F(BatcherAdmissionTest, RefusesRequestsBeyondTheQueueLimit) {
   const absl::Status status = Refusal({.rows = 1});
 
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("queue requests: 2 are waiting"));
+  EXPECT_EQ(status.message(),
+            "queue requests: 2 are waiting, and 1 more would exceed the limit of 2");
 }
 
 TEST_F(BatcherAdmissionTest, KeepsAClientWithinItsShareWithoutHurtingOthers) {
@@ -291,7 +292,9 @@ TEST_F(BatcherAdmissionTest, NamesABadOption) {
       {"client_share_max",
        [](auto& options) { options.client_share_max = std::numeric_limits<double>::quiet_NaN(); }},
       {"copy_threads", [](auto& options) { options.copy_threads = -1; }},
+      {"copy_threads", [](auto& options) { options.copy_threads = 257; }},
       {"answer_threads", [](auto& options) { options.answer_threads = -1; }},
+      {"answer_threads", [](auto& options) { options.answer_threads = 257; }},
   };
   for (const BadOption& bad : cases) {
     FakeEngine fake(engine);

@@ -163,6 +163,27 @@ TEST_F(BatcherFailureTest, GivesUpWhenAHalfDoesNotFitEither) {
   EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 6, 3, 3));
 }
 
+TEST_F(BatcherFailureTest, EndsOnlyTheRequestsThatReachIntoTheHalfThatFails) {
+  MakeBatcher({.batch_wait_max = absl::ZeroDuration()});
+  OccupyBothSlots();
+  Answer& in_first = SubmitRows(3);
+  Answer& in_second = SubmitRows(3);
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(3);
+  engine_->ReleaseOne();
+  answers_[1]->Wait();
+  engine_->FailNext(absl::ResourceExhaustedError("does not fit"));
+  engine_->ReleaseOne();
+  engine_->WaitForBatches(4);
+
+  engine_->FailNext(absl::InternalError("fault"));
+  engine_->Release();
+
+  EXPECT_EQ(in_first.WaitForCode(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(in_second.Wait().ok()) << in_second.Wait().status();
+  EXPECT_THAT(BatchRows(), ElementsAre(1, 1, 6, 3, 3));
+}
+
 TEST_F(BatcherFailureTest, HintsToRetryABatchThatDoesNotFitAfterTheTimeOfItsRows) {
   MakeBatcher({.batch_rows_max = 100});
   engine_->Hold();

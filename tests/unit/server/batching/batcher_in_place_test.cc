@@ -117,6 +117,16 @@ TEST_F(BatcherInPlaceTest, RefusesAGpusMemoryForAnEngineThatDoesNotReadInPlace) 
   EXPECT_THAT(std::string(refusal.message()), ::testing::HasSubstr("not scored on a GPU"));
 }
 
+// Regression: such a request waited for the next version, and the host read the GPU's memory.
+TEST_F(BatcherInPlaceTest, RefusesAGpusMemoryAlsoWhileNoVersionIsLive) {
+  MakeBatcher({.batch_rows_max = 16}, {.hidden_size = kHiddenSize});
+  batcher_->Commit(nullptr);
+  ASSERT_TRUE(batcher_->AwaitRetired());
+
+  EXPECT_EQ(Refusal(OnGpu(1)).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Refusal(Message(1)).ok());
+}
+
 TEST_F(BatcherInPlaceTest, MixesRowsOfMessagesOfSharedMemoryAndOfGpusInABatch) {
   RequestSpec ignoring = OnGpu(6);
   ignoring.ignored_rows = {1, 4};

@@ -173,6 +173,26 @@ TEST_F(DeviceTurnsTest, AHeadWithLittleToDoDoesNotSaveUpTurns) {
   EXPECT_NEAR(counts[kA], counts[kB], 4);
 }
 
+TEST_F(DeviceTurnsTest, AHeadWithABatchInFlightMayBeBehindByTwoOfTheLargestBatches) {
+  MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
+  ASSERT_TRUE(Take(kB, 10'000));  // the largest
+  turns_->GiveBack(kB, 0);
+  ASSERT_TRUE(Take(kA));
+  for (int batch = 0; batch < 5; ++batch) {
+    ASSERT_TRUE(Take(kB));
+    turns_->GiveBack(kB, 0);
+  }
+  ASSERT_TRUE(Take(kA));  // Now A has received 2,000 rows and B 15,000.
+  ASSERT_FALSE(Take(kB));
+  int num_of_a = 0;
+
+  do {
+    turns_->GiveBack(kA, 0);
+  } while (Take(kA) && ++num_of_a < 100);
+
+  EXPECT_EQ(num_of_a, 13);
+}
+
 TEST_F(DeviceTurnsTest, ExcessWorkStillCountsAfterAHeadWasIdle) {
   MakeTurns({{.lanes = {On({"gpu0"})}}, {.lanes = {On({"gpu0"})}}});
   ASSERT_TRUE(Take(kB));

@@ -85,6 +85,26 @@ TEST_F(RowQueueTest, TurnsStayAsLongWhenABatchTakesFewerRowsThanFit) {
   EXPECT_EQ(parts[4].num_rows, 16);
 }
 
+TEST_F(RowQueueTest, ATurnHasAtMost64Rows) {
+  for (const char* client : {"a", "b"}) Push({.rows = 200, .client_id = client});
+  BatchBudget budget = Budget(8'192);
+  budget.taken_rows_max = 100;
+
+  EXPECT_THAT(RowsByClient(queue_.Cut(budget)), ElementsAre(Pair("a", 64), Pair("b", 36)));
+}
+
+TEST_F(RowQueueTest, ARequestOfAtMost256RowsIsSmall) {
+  const auto large = Push({.rows = 258, .ignored_rows = {7}});  // 257 rows to score
+  EXPECT_FALSE(queue_.has_small());
+  EXPECT_EQ(queue_.bulk_rows(), 257);
+  queue_.Remove(*large);
+
+  Push({.rows = 257, .ignored_rows = {7}});
+
+  EXPECT_TRUE(queue_.has_small());
+  EXPECT_EQ(queue_.bulk_rows(), 0);
+}
+
 TEST_F(RowQueueTest, ALowerPriorityEarnsAShareOfWhatABatchTakes) {
   Push({.rows = 300, .priority = Priority::kHigh});
   Push({.rows = 300, .priority = Priority::kLow});

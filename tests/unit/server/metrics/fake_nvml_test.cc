@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -10,6 +11,15 @@
 
 namespace logprobd {
 namespace {
+
+/// Returns a function of the fake that steers it.
+template <typename Function>
+Function* FunctionOf(const char* name) {
+  void* const library = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
+  auto* const function = reinterpret_cast<Function*>(dlsym(library, name));
+  dlclose(library);  // `nvml_` of the test holds it
+  return function;
+}
 
 /// Uses tests/support/fake_nvml.cc, which this binary loads instead of the driver's library.
 class FakeNvmlTest : public ::testing::Test {
@@ -68,6 +78,30 @@ TEST_F(FakeNvmlTest, DoesNotReadTheWholeGpuForASlice) {
   EXPECT_FALSE(nvml_.Read(0, "0000:1a:00.0").is_read);
 }
 
+TEST_F(FakeNvmlTest, ReadsASliceByItsName) {
+  setenv("CUDA_VISIBLE_DEVICES", "MIG-a", 1);
+
+  EXPECT_DOUBLE_EQ(nvml_.Read(0, "0000:1a:00.0").utilization_ratio, 0.07);
+  EXPECT_DOUBLE_EQ(nvml_.Read(0, "").utilization_ratio, 0.07);
+}
+
+TEST_F(FakeNvmlTest, ReadsNothingForAVisibleDeviceThatItDoesNotUnderstand) {
+  setenv("CUDA_VISIBLE_DEVICES", "none", 1);
+
+  EXPECT_FALSE(nvml_.Read(0, "").is_read);
+}
+
+TEST_F(FakeNvmlTest, StartsTheLibraryAndShutsItDown) {
+  const auto num_started = FunctionOf<int()>("FakeNvmlNumStarted");
+  const int before = num_started();
+  std::optional<Nvml> other(std::in_place);
+  EXPECT_EQ(num_started(), before + 1);
+
+  other.reset();
+
+  EXPECT_EQ(num_started(), before);
+}
+
 TEST_F(FakeNvmlTest, FillsTheMetricsOfAGpu) {
   Metrics metrics({.gpus = {0}, .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}}});
   metrics.SetMemory({{"gpu0", "weights", int64_t{15'000} << 20}});
@@ -87,6 +121,52 @@ TEST_F(FakeNvmlTest, FillsTheMetricsOfAGpu) {
         R"(logprobd_gpu_ecc_errors_total{gpu="0",kind="uncorrected"} 0)"}) {
     EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line;
   }
+}
+
+TEST_F(FakeNvmlTest, TellsOneReasonFromAnother) {
+  Metrics metrics({.gpus = {0}, .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}}});
+
+  const std::string text = metrics.Serialize();
+
+  for (const char* line : {R"(throttled{gpu="0",reason="hw_slowdown"} 1)",
+                           R"(throttled{gpu="0",reason="power_brake"} 0)"}) {
+    EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line;
+  }
+}
+
+TEST_F(FakeNvmlTest, OtherMemoryIsWhatTheServerHasNotReserved) {
+  constexpr int64_t kMib = 1 << 20;
+  Metrics metrics({.gpus = {0}, .gpu_pci_bus_ids = {{0, "0000:1a:00.0"}}});
+  const auto other = [&](const MemoryPlan& plan) {
+    metrics.SetMemory(plan);
+    metrics.ReadGpus();
+    return metrics.Snapshot().Sum("logprobd_gpu_memory_bytes", {{"kind", "other"}}) / kMib;
+  };
+  metrics.ReadGpus();
+  EXPECT_EQ(metrics.Snapshot().Sum("logprobd_gpu_memory_bytes", {{"kind", "other"}}),
+            20'000.0 * kMib);
+
+  EXPECT_EQ(other({{"gpu0", "weights", 1'000 * kMib},
+                   {"gpu0", "workspace", 200 * kMib},
+                   {"gpu0", "staging", 30 * kMib}}),
+            18'770);
+  EXPECT_EQ(other({{"gpu0", "weights", 20'001 * kMib}}), 0);  // the driver counts less
+}
+
+TEST_F(FakeNvmlTest, CountsTheErrorsThatHaveBeenAddedAlsoAfterTheDriverRestarted) {
+  const auto set_corrected = FunctionOf<void(long long)>("FakeNvmlSetCorrected");
+  Metrics metrics({.gpus = {1}, .gpu_pci_bus_ids = {{1, "0000:3b:00.0"}}});
+  const auto corrected = [&](long long count) {
+    set_corrected(count);
+    metrics.ReadGpus();
+    return metrics.Snapshot().Sum("logprobd_gpu_ecc_errors_total", {{"kind", "corrected"}});
+  };
+
+  EXPECT_EQ(corrected(5), 5);
+  EXPECT_EQ(corrected(12), 12);
+  EXPECT_EQ(corrected(3), 15);  // the driver counts from 0 again
+  EXPECT_EQ(corrected(4), 16);
+  set_corrected(-1);
 }
 
 TEST_F(FakeNvmlTest, CountsAnErrorOnceHoweverOftenItIsRead) {

@@ -26,6 +26,7 @@
 #include "absl/strings/str_split.h"
 #include "server/base/log.h"
 #include "server/metrics/nvml.h"
+#include "tests/support/few_files.h"
 #include "tests/support/full_stderr.h"
 #include "tests/support/temp_folder.h"
 
@@ -221,6 +222,7 @@ TEST(MetricsTest, UsesTheDocumentedBuckets) {
               HasSubstr(R"(stage_duration_seconds_bucket{stage="queue",le="32.3579912455"} 0)"));
   EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1"} 0)"));
   EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="1048576"} 0)"));
+  EXPECT_THAT(text, HasSubstr(R"(batch_rows_bucket{head="default",le="+Inf"} 0)"));
 }
 
 TEST(MetricsTest, PrintsEveryBoundWithAtMost12Digits) {
@@ -315,6 +317,135 @@ TEST(MetricsTest, CountsWhatIsRecorded) {
   }
 }
 
+TEST(MetricsTest, CountsEachMethodAndEachTransportUnderItsName) {
+  Metrics metrics({.heads = {"default", "other"}});
+
+  metrics.RecordRequest(Metrics::Method::kScoreStream, "default", absl::StatusCode::kOk, 0.5,
+                        Metrics::Transport::kTcp);
+  metrics.RecordRequest(Metrics::Method::kVerify, "other", absl::StatusCode::kOk, 2,
+                        Metrics::Transport::kCudaIpc);
+  metrics.RecordRequest(Metrics::Method::kListHeads, "", absl::StatusCode::kOk, 4,
+                        Metrics::Transport::kShm);
+
+  const std::string text = metrics.Serialize();
+  for (const char* series :
+       {R"(requests_total{code="OK",head="default",method="ScoreStream"} 1)",
+        R"(requests_total{code="OK",head="default",method="Score"} 0)",
+        R"(requests_total{code="OK",head="other",method="Verify"} 1)",
+        R"(requests_total{code="OK",head="unknown",method="ListHeads"} 1)",
+        R"(duration_seconds_sum{head="default",method="ScoreStream",transport="tcp"} 0.5)",
+        R"(duration_seconds_count{head="default",method="Score",transport="tcp"} 0)",
+        R"(duration_seconds_sum{head="other",method="Verify",transport="cuda_ipc"} 2)",
+        R"(duration_seconds_sum{head="unknown",method="ListHeads",transport="shm"} 4)"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
+  }
+}
+
+TEST(MetricsTest, CountsEachReasonStageAndTransportUnderItsName) {
+  Metrics metrics(OneHead());
+  // The value of number i is counted i + 1 times.
+  const auto count = [](int num_values, const auto& record) {
+    for (int value = 0; value < num_values; ++value) {
+      for (int times = 0; times <= value; ++times) record(value);
+    }
+  };
+  count(11, [&](int i) { metrics.RecordRejection(static_cast<Rejection>(i)); });
+  count(3, [&](int i) { metrics.RecordCancelled(static_cast<Metrics::LeftAt>(i)); });
+  count(3, [&](int i) { metrics.RecordDeadlineExceeded(static_cast<Metrics::LeftAt>(i)); });
+  count(3, [&](int i) { metrics.RecordReceived(static_cast<Metrics::Transport>(i), 1); });
+  count(3, [&](int i) { metrics.RecordSent(static_cast<Metrics::Transport>(i), 10); });
+  count(8, [&](int i) { metrics.RecordStage(static_cast<Metrics::Stage>(i), 1); });
+  count(5,
+        [&](int i) { metrics.RecordWeightsSwap("default", static_cast<Metrics::WeightsSwap>(i)); });
+
+  const MetricsSnapshot counts = metrics.Snapshot();
+  const auto expect = [&](const std::string& family, const std::string& label,
+                          const std::vector<std::string>& names, double step = 1) {
+    for (size_t i = 0; i < names.size(); ++i) {
+      EXPECT_EQ(counts.Sum(family, {{label, names[i]}}), step * static_cast<double>(i + 1))
+          << family << " " << names[i];
+    }
+  };
+  expect("logprobd_rejected_total", "reason",
+         {"queue_rows", "queue_bytes", "queue_requests", "client_share", "deadline", "draining",
+          "not_ready", "invalid", "answer_bytes", "unauthenticated", "permission_denied"});
+  expect("logprobd_cancelled_total", "stage", {"arrival", "queue", "engine"});
+  expect("logprobd_deadline_exceeded_total", "stage", {"arrival", "queue", "engine"});
+  expect("logprobd_received_bytes_total", "transport", {"tcp", "shm", "cuda_ipc"});
+  expect("logprobd_sent_bytes_total", "transport", {"tcp", "shm", "cuda_ipc"}, 10);
+  expect("logprobd_weights_swaps_total", "result",
+         {"committed", "rolled_back", "failed", "cancelled", "discarded"});
+  int num_stages = 0;
+  for (const char* const stage :
+       {"receive", "copy", "queue", "h2d", "kernel", "combine", "d2h", "reply"}) {
+    EXPECT_EQ(counts.Histogram("logprobd_stage_duration_seconds", {{"stage", stage}}).count(),
+              ++num_stages)
+        << stage;
+  }
+}
+
+TEST(MetricsTest, CountsACodeThatGrpcDoesNotHaveAsUnknown) {
+  Metrics metrics(OneHead());
+
+  for (const int code : {0, 16, 17, 99}) {
+    metrics.RecordRequest(Metrics::Method::kScore, "default", static_cast<absl::StatusCode>(code),
+                          0.001, Metrics::Transport::kTcp);
+  }
+
+  const std::string text = metrics.Serialize();
+  for (const char* series : {R"({code="OK",head="default",method="Score"} 1)",
+                             R"({code="UNAUTHENTICATED",head="default",method="Score"} 1)",
+                             R"({code="UNKNOWN",head="default",method="Score"} 2)"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("logprobd_requests_total", series, "\n")));
+  }
+}
+
+TEST(MetricsTest, PrintsTheSeriesOfAFamilyInTheOrderOfTheirLabels) {
+  const std::string text = Metrics({.heads = {"c", "a", "d", "b"}}).Serialize();
+  std::vector<std::string> series;
+
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (absl::StartsWith(line, "logprobd_queue_rows{")) series.emplace_back(line);
+  }
+
+  EXPECT_EQ(series.size(), 12U);
+  EXPECT_TRUE(std::is_sorted(series.begin(), series.end()));
+}
+
+TEST(MetricsTest, AHeadIsNotReadyAnyMore) {
+  Metrics metrics(OneHead());
+  metrics.SetReady("default", true);
+
+  metrics.SetReady("default", false);
+
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("logprobd_ready{head=\"default\"} 0\n"));
+}
+
+TEST(MetricsTest, AddsTheMemoryOfAKindInAPlace) {
+  Metrics metrics(WithGpus({0}));
+
+  metrics.SetMemory({{"host", "receive", 1},
+                     {"host", "receive", 2},
+                     {"host", "staging", 30},
+                     {"host", "staging", 40},
+                     {"gpu0", "receive", 5'000},
+                     {"gpu0", "weights", 100},
+                     {"gpu0", "weights", 200},
+                     {"gpu0", "staging", 60},
+                     {"gpu0", "shared", 7}});
+
+  const std::string text = metrics.Serialize();
+  for (const char* series : {R"(logprobd_host_memory_bytes{kind="receive"} 3)",
+                             R"(logprobd_host_memory_bytes{kind="staging"} 70)",
+                             R"(logprobd_host_memory_bytes{kind="weights"} 0)",
+                             R"(logprobd_host_pinned_bytes{state="used"} 70)",
+                             R"(logprobd_gpu_memory_bytes{gpu="0",kind="weights"} 300)",
+                             R"(logprobd_gpu_memory_bytes{gpu="0",kind="staging"} 60)",
+                             R"(logprobd_gpu_memory_bytes{gpu="0",kind="workspace"} 0)"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
+  }
+}
+
 TEST(MetricsTest, CountsOnlyForTheGpusItKnows) {
   Metrics metrics(WithGpus({0}));
 
@@ -339,7 +470,8 @@ TEST(MetricsTest, CountsOnlyForTheGpusItKnows) {
                              R"(logprobd_gpu_memory_bytes{gpu="0",kind="weights"} 200)",
                              R"(logprobd_gpu_memory_peak_bytes{gpu="0",kind="weights"} 300)",
                              R"(logprobd_gpu_memory_bytes{gpu="0",kind="workspace"} 40)",
-                             R"(logprobd_host_pinned_bytes{state="used"} 75)"}) {
+                             R"(logprobd_host_pinned_bytes{state="used"} 75)",
+                             R"(logprobd_host_pinned_bytes{state="free"} 0)"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat(series, "\n")));
   }
 }
@@ -406,6 +538,23 @@ TEST(MetricsTest, CountsUnknownHeadsUnderOneLabel) {
       HasSubstr(R"(logprobd_requests_total{code="NOT_FOUND",head="unknown",method="Score"} 1000)"));
 }
 
+// The unknown head queues nothing and is never ready, which an alert would report.
+TEST(MetricsTest, TheUnknownHeadHasRequestsOnly) {
+  std::set<std::string> families;
+  const std::string text = Metrics(OneHead()).Serialize();
+
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (absl::StrContains(line, "head=\"unknown\"")) {
+      families.emplace(line.substr(0, line.find('{')));
+    }
+  }
+
+  EXPECT_THAT(families,
+              ElementsAre("logprobd_request_duration_seconds_bucket",
+                          "logprobd_request_duration_seconds_count",
+                          "logprobd_request_duration_seconds_sum", "logprobd_requests_total"));
+}
+
 TEST(MetricsTest, KeepsOneLinePerSeriesWhateverTheHeadsName) {
   const std::string name = "a\"} 1\nlogprobd_ready 5\xFF";
   Metrics metrics({.heads = {name}});
@@ -431,6 +580,93 @@ TEST(MetricsTest, ReplacesTheInfoOfAHead) {
   EXPECT_THAT(text, HasSubstr("replicas=\"1\""));
   EXPECT_THAT(text, HasSubstr("shards=\"2\""));
   EXPECT_THAT(text, HasSubstr("logprobd_weights_version{head=\"default\"} 2\n"));
+}
+
+TEST(MetricsTest, DescribesAHeadByItsLabels) {
+  HeadInfo info;
+  info.name = "default";
+  info.model_type = "qwen3";
+  info.tensor = "lm_head.weight";
+  info.hidden_size = 8;
+  info.vocab_size = 100;
+  info.vocab_rows = 104;
+  info.dtype = Dtype::kF16;
+  info.tied = true;
+  info.scale = 0.5F;
+  info.softcap = 30.0F;
+  info.engine = "cpu/fp32";
+  Metrics metrics(OneHead());
+  metrics.SetHead(info);
+  metrics.SetHead(info);  // again, as a head does that becomes ready
+
+  EXPECT_THAT(metrics.Serialize(),
+              HasSubstr("logprobd_head_info{bias=\"false\",dtype=\"f16\",engine=\"cpu/fp32\","
+                        "head=\"default\",hidden=\"8\",model_type=\"qwen3\",replicas=\"1\","
+                        "scale=\"0.5\",shards=\"1\",softcap=\"30\",tensor=\"lm_head.weight\","
+                        "tied=\"true\",vocab=\"100\",vocab_rows=\"104\"} 1\n"));
+  info.tied = false;
+  info.has_bias = true;
+  metrics.SetHead(info);
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("tied=\"false\""));
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("bias=\"true\""));
+}
+
+TEST(MetricsTest, CountsReloadsAndRefusalsOfTlsByTheirOutcome) {
+  Metrics metrics(OneHead());
+
+  metrics.RecordTlsReload(true);
+  metrics.RecordTlsReload(true);
+  metrics.RecordTlsReload(false);
+  metrics.RecordTlsRefusal(Metrics::TlsRefusal::kRevoked);
+  metrics.RecordTlsRefusal(Metrics::TlsRefusal::kListExpired);
+  metrics.RecordTlsRefusal(Metrics::TlsRefusal::kListExpired);
+
+  const std::string text = metrics.Serialize();
+  for (const char* series :
+       {R"(reloads_total{result="ok"} 2)", R"(reloads_total{result="failed"} 1)",
+        R"(refused_certificates_total{reason="revoked"} 1)",
+        R"(refused_certificates_total{reason="list_expired"} 2)",
+        R"(refused_certificates_total{reason="other"} 0)"}) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("logprobd_tls_", series, "\n")));
+  }
+}
+
+TEST(MetricsTest, TellsWhenTheCertificateExpires) {
+  Metrics metrics(OneHead());
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("certificate_expiry")));
+
+  metrics.SetTlsCertificateExpiry(absl::FromUnixSeconds(1'800'000'000));
+  metrics.SetTlsCertificateExpiry(absl::FromUnixSeconds(1'900'000'000));
+
+  EXPECT_THAT(metrics.Serialize(),
+              HasSubstr("logprobd_tls_certificate_expiry_timestamp_seconds 1900000000\n"));
+}
+
+TEST(MetricsTest, TheExpiryOfRevocationListsExistsFromTheFirstListThatExpiresOn) {
+  constexpr char kExpiry[] = "logprobd_tls_revocation_expiry_timestamp_seconds ";
+  Metrics metrics(OneHead());
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("logprobd_tls_revocation")));
+
+  metrics.SetTlsRevocation(absl::InfiniteFuture(), 0);
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr(kExpiry)));
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("logprobd_tls_revocation_problems 0\n"));
+
+  metrics.SetTlsRevocation(absl::FromUnixSeconds(1'800'000'000), 2);
+  EXPECT_THAT(metrics.Serialize(), HasSubstr(absl::StrCat(kExpiry, "1800000000\n")));
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("logprobd_tls_revocation_problems 2\n"));
+
+  metrics.SetTlsRevocation(absl::InfiniteFuture(), 1);  // no list expires any more
+  EXPECT_THAT(metrics.Serialize(), HasSubstr(absl::StrCat(kExpiry, "+Inf\n")));
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("logprobd_tls_revocation_problems 1\n"));
+}
+
+TEST(MetricsTest, MarksTheListenersThatAreOpen) {
+  Metrics metrics(OneHead());
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("logprobd_insecure_listener")));
+
+  metrics.SetInsecureListener("--http");
+
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("logprobd_insecure_listener{flag=\"--http\"} 1\n"));
 }
 
 TEST(MetricsTest, CountsFromManyThreadsWhileScraped) {
@@ -521,6 +757,12 @@ TEST(ProcessMetricsTest, CpuTimeIsThatOfUserAndKernel) {
 
   EXPECT_GE(reported, seconds(before.ru_utime) + seconds(before.ru_stime) - kTicks);
   EXPECT_LE(reported, seconds(after.ru_utime) + seconds(after.ru_stime) + kTicks);
+}
+
+TEST(ProcessMetricsTest, CountTheOpenFiles) {
+  const Metrics metrics({});
+
+  EXPECT_EQ(metrics.Snapshot().Sum("process_open_fds"), testing::CountOpenFiles());
 }
 
 TEST(ProcessMetricsTest, CountOneMoreOpenFile) {

@@ -25,6 +25,17 @@ TEST(HistogramCountsTest, InterpolatesAQuantileInItsBucket) {
   EXPECT_DOUBLE_EQ(counts.Quantile(1), 4);
 }
 
+TEST(HistogramCountsTest, AQuantileAtTheEndOfABucketIsItsBound) {
+  const HistogramCounts counts{{1, 2, 4, kInf}, {10, 10, 20, 20}, 50};  // none in (1, 2]
+
+  EXPECT_DOUBLE_EQ(counts.Quantile(0.5), 1);
+  EXPECT_DOUBLE_EQ(counts.Quantile(0.55), 2.2);
+}
+
+TEST(HistogramCountsTest, TheSmallestQuantileIsZeroIfTheFirstBucketIsEmpty) {
+  EXPECT_EQ(HistogramCounts({{1, 2, kInf}, {0, 5, 5}, 8}).Quantile(0), 0);
+}
+
 TEST(HistogramCountsTest, TheFirstBucketBeginsAtZero) {
   const HistogramCounts counts{{8, kInf}, {4, 4}, 16};
 
@@ -35,6 +46,8 @@ TEST(HistogramCountsTest, GivesTheLastBoundForValuesBeyondIt) {
   const HistogramCounts counts{{1, 2, kInf}, {0, 0, 3}, 300};
 
   EXPECT_DOUBLE_EQ(counts.Quantile(0.5), 2);
+  EXPECT_DOUBLE_EQ(HistogramCounts({{8, kInf}, {0, 3}, 300}).Quantile(0.5), 8);
+  EXPECT_DOUBLE_EQ(HistogramCounts({{kInf}, {3}, 300}).Quantile(0.5), 0);  // there is no bound
 }
 
 TEST(HistogramCountsTest, GivesZerosWithoutObservations) {
@@ -56,6 +69,19 @@ TEST(HistogramCountsTest, AddsAndSubtractsBucketByBucket) {
   EXPECT_THAT(between.cumulative, ElementsAre(0, 4, 4));
   EXPECT_DOUBLE_EQ(between.sum, 6);
   EXPECT_THAT(later.Since({}).cumulative, ElementsAre(1, 6, 7));
+  const HistogramCounts nothing = earlier.Since(later);
+  EXPECT_THAT(nothing.cumulative, ElementsAre(0, 0, 0));
+  EXPECT_EQ(nothing.sum, 0);
+}
+
+TEST(HistogramCountsTest, AddsToAnEmptyHistogram) {
+  HistogramCounts sum;
+  sum.Add({{1, kInf}, {2, 3}, 5});
+  sum.Add({{1, kInf}, {1, 4}, 6});
+
+  EXPECT_THAT(sum.upper_bounds, ElementsAre(1, kInf));
+  EXPECT_THAT(sum.cumulative, ElementsAre(3, 7));
+  EXPECT_DOUBLE_EQ(sum.sum, 11);
 }
 
 TEST(MetricsSnapshotTest, SumsTheSeriesThatHaveTheLabels) {

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <ctime>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +29,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/log.h"
+#include "tests/support/cpu_seconds.h"
 #include "tests/support/few_files.h"
 #include "tests/support/temp_folder.h"
 
@@ -122,19 +122,6 @@ class TestClient {
   const int fd_;
   bool is_connected_ = false;
 };
-
-/// Returns the CPU time, in seconds, that the process uses within `period`. Nothing but the
-/// acceptor runs meanwhile, so that a loop without a pause would use most of the period.
-double CpuSecondsWithin(absl::Duration period) {
-  const auto cpu_seconds = [] {
-    timespec used = {};
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    return absl::ToDoubleSeconds(absl::DurationFromTimespec(used));
-  };
-  const double before = cpu_seconds();
-  poll(nullptr, 0, static_cast<int>(absl::ToInt64Milliseconds(period)));
-  return cpu_seconds() - before;
-}
 
 /// Keeps the sockets that the acceptor passes on.
 class Taken {
@@ -546,11 +533,6 @@ TEST_F(ConnectionAcceptorUnixTest, LeavesItsPathToOthersAfterStop) {
   EXPECT_TRUE(next.ok()) << next.status();
 }
 
-constexpr absl::Duration kPeriod = absl::Milliseconds(500);
-// Ten pauses take less than a millisecond. A loop without pauses gets more than this also on a
-// machine that is ten times overloaded.
-constexpr double kIdleCpuSecondsMax = 0.02;
-
 TEST(ConnectionAcceptorTest, SpendsNoTimeWhileAConnectionWaitsForAFile) {
   Taken taken;
   auto acceptor = ConnectionAcceptor::Listen(On(kTwoAddresses));
@@ -563,7 +545,7 @@ TEST(ConnectionAcceptorTest, SpendsNoTimeWhileAConnectionWaitsForAFile) {
       client = std::make_unique<TestClient>(AF_INET, (*acceptor)->port(), address);
       ASSERT_TRUE(client->is_connected());
 
-      EXPECT_LT(CpuSecondsWithin(kPeriod), kIdleCpuSecondsMax);
+      EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
       EXPECT_EQ(taken.sockets().size(), 0U);
     }
     taken.WaitFor(1);
@@ -581,7 +563,7 @@ TEST(ConnectionAcceptorTest, TakesConnectionsOfAllListenersAndThenSleeps) {
   const TestClient second(AF_INET, (*acceptor)->port(), kSecondAddress);
   taken.WaitFor(2);
 
-  EXPECT_LT(CpuSecondsWithin(kPeriod), kIdleCpuSecondsMax);
+  EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
 }
 
 }  // namespace

@@ -109,6 +109,22 @@ INSTANTIATE_TEST_SUITE_P(
                r.targets.assign(8, 1);
              },
              ""},
+        Case{"OneTemperature", [](ScoreRequest& r) { r.temperature = 0.5F; }, ""},
+        Case{"MostCandidates",
+             [](ScoreRequest& r) {
+               r.candidate_ids = {1, 2, 3, 4, 5, 6};
+               r.candidate_offsets = {0, 2, 4, 6};
+             },
+             ""},
+        Case{"CandidateOffsetsWithoutCandidates",
+             [](ScoreRequest& r) { r.candidate_offsets = {0, 0, 0, 0}; }, ""},
+        Case{"MostSegments", [](ScoreRequest& r) { r.segment_offsets = {0, 1, 2, 3}; }, ""},
+        Case{"IgnoreIndexAboveTheVocabulary",
+             [](ScoreRequest& r) {
+               r.ignore_index = 100;
+               r.targets = {0, 100, 99};
+             },
+             ""},
         Case{"RowsInSharedMemory",
              [](ScoreRequest& r) {
                r.hidden.bytes = 0;
@@ -136,6 +152,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"NoDtype", [](ScoreRequest& r) { r.dtype_number = 0; }, "dtype: 0, must be"},
         Case{"UnknownDtype", [](ScoreRequest& r) { r.dtype_number = 77; }, "dtype: 77"},
         Case{"NegativeDtype", [](ScoreRequest& r) { r.dtype_number = -1; }, "dtype: -1"},
+        Case{"FirstUnknownDtype", [](ScoreRequest& r) { r.dtype_number = 4; }, "dtype: 4, must be"},
+        Case{"NegativePriority", [](ScoreRequest& r) { r.priority_number = -1; },
+             "priority: -1, must be in [0, 3]"},
+        Case{"NegativeRows", [](ScoreRequest& r) { r.rows = -1; }, "rows: -1, must be in [0, 8]"},
         Case{"UnknownPriority", [](ScoreRequest& r) { r.priority_number = 4; }, "priority: 4"},
         Case{"UnknownOutput", [](ScoreRequest& r) { r.output_bits = 512; }, "outputs: 512"},
         Case{"OtherHiddenSize", [](ScoreRequest& r) { r.hidden_size = 8; },
@@ -154,6 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"NegativeTarget", [](ScoreRequest& r) { r.targets[0] = -1; }, "targets[0]: -1"},
         Case{"IgnoreIndexOfAnId", [](ScoreRequest& r) { r.ignore_index = 0; },
              "ignore_index: 0, must lie outside [0, 100)"},
+        Case{"IgnoreIndexOfTheLastId", [](ScoreRequest& r) { r.ignore_index = 99; },
+             "ignore_index: 99, must lie outside [0, 100)"},
         Case{"IgnoreIndexMoved", [](ScoreRequest& r) { r.ignore_index = -1; }, "targets[2]: -100"},
         Case{"ZeroTemperature", [](ScoreRequest& r) { r.temperature = 0.0F; }, "temperature: 0"},
         Case{"NanTemperature", [](ScoreRequest& r) { r.temperature = kNan; }, "temperature: nan"},
@@ -171,10 +193,13 @@ INSTANTIATE_TEST_SUITE_P(
              "row_temperatures: 3 values together with temperature 1"},
         Case{"TopKAboveTheLimit", [](ScoreRequest& r) { r.top_k = 17; },
              "top_k: 17, must be in [0, 16]"},
+        Case{"NegativeTopK", [](ScoreRequest& r) { r.top_k = -1; }, "top_k: -1, must be in [0, 16]"},
         Case{"TooManyCandidates", [](ScoreRequest& r) { r.candidate_ids.assign(7, 1); },
              "candidate_ids: 7 ids, must be at most 6"},
         Case{"CandidatesWithoutOffsets", [](ScoreRequest& r) { r.candidate_ids = {1}; },
              "candidate_offsets: 0 offsets, must be 4, rows + 1"},
+        Case{"TooFewCandidateOffsets", [](ScoreRequest& r) { r.candidate_offsets = {0, 0, 0}; },
+             "candidate_offsets: 3 offsets, must be 4, rows + 1"},
         Case{"CandidateOffsetsFall",
              [](ScoreRequest& r) {
                r.candidate_ids = {1, 2};
@@ -217,6 +242,8 @@ TEST(ValidateRequestLimitsTest, TopKIsAlsoBoundedByTheVocabulary) {
   request.top_k = 6;
   EXPECT_THAT(std::string(ValidateRequest(request, head).message()),
               HasSubstr("top_k: 6, must be in [0, 5]"));
+  request.top_k = 5;
+  EXPECT_TRUE(ValidateRequest(request, head).ok()) << ValidateRequest(request, head);
 }
 
 // Each of the three rows takes 8 bytes for logprob and entropy, and 16 for two of the most likely
@@ -242,6 +269,13 @@ TEST(ValidateRequestLimitsTest, SizesThatOverflowAreRefused) {
   ScoreRequest request = Request();
   request.rows = 4'294'967'295;
   request.hidden_size = 4'294'967'295;
+  EXPECT_THAT(std::string(ValidateRequest(request, head).message()),
+              HasSubstr("more than 2^63 bytes"));
+
+  // The elements fit, and their bytes do not.
+  head.hidden_size = request.hidden_size = int64_t{1} << 31;
+  head.limits.request_rows_max = request.rows = int64_t{1} << 31;
+  request.dtype_number = 3;
   EXPECT_THAT(std::string(ValidateRequest(request, head).message()),
               HasSubstr("more than 2^63 bytes"));
 }
@@ -275,6 +309,8 @@ TEST(ValidateListsTest, NamesTheFirstBadId) {
   EXPECT_TRUE(CheckIds("candidate_ids", {0, 99}, 100).ok());
   EXPECT_EQ(CheckIds("candidate_ids", {5, -100, 100}, 100).message(),
             "candidate_ids[1]: -100, must be in [0, 100)");
+  EXPECT_EQ(CheckIds("candidate_ids", {5, 99, 100, 5}, 100).message(),
+            "candidate_ids[2]: 100, must be in [0, 100)");
 }
 
 TEST(ValidateListsTest, NamesTheFirstBadOffset) {
@@ -284,6 +320,8 @@ TEST(ValidateListsTest, NamesTheFirstBadOffset) {
   EXPECT_EQ(CheckOffsets("o", {}, 0, "rows").message(), "o[0]: missing, must be 0");
   EXPECT_EQ(CheckOffsets("o", {0, 3, 2, 5}, 5, "rows").message(),
             "o[2]: 2, must not be below the previous offset, 3");
+  EXPECT_EQ(CheckOffsets("o", {0, 0, 1, 3, 2, 5}, 5, "rows").message(),
+            "o[4]: 2, must not be below the previous offset, 3");
   EXPECT_EQ(CheckOffsets("o", {0, 4}, 5, "rows").message(), "o[1]: 4, must end at rows, 5");
   EXPECT_FALSE(CheckOffsets("o", {0, 4'294'967'295U}, -1, "rows").ok());
 }
