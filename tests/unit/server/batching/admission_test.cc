@@ -177,8 +177,9 @@ TEST(AdmissionTest, ARefusalNamesWhatIsHeldWhatIsAskedForAndTheLimit) {
             "queue requests: 7 are waiting, and 14 more would exceed the limit of 20");
   EXPECT_EQ(refusal({.rows = 9}),
             "this client's queue rows: 12 are waiting, and 9 more would exceed the limit of 20");
-  EXPECT_EQ(refusal({.bytes = 90}),
-            "this client's queue bytes: 130 are waiting, and 90 more would exceed the limit of 200");
+  EXPECT_EQ(
+      refusal({.bytes = 90}),
+      "this client's queue bytes: 130 are waiting, and 90 more would exceed the limit of 200");
   EXPECT_EQ(refusal({.requests = 4}),
             "this client's queue requests: 7 are waiting, and 4 more would exceed the limit of 10");
 }
