@@ -193,21 +193,20 @@ def remove_guard(node: Node) -> Iterator[Change]:
 def return_early(node: Node) -> Iterator[Change]:
     """Lets a function without a result return at once."""
     body = node.child_by_field_name("body")
-    if node.type != "function_definition" or body is None or not body.named_children:
+    if node.type != "function_definition" or body is None:
         return
-    first = body.named_children[0]
+    statements = [child for child in body.named_children if child.type != "comment"]
     if is_python(node):
         if re.search(r"\breturn [^\n]|\byield\b", text_of(body)):
             return
-        if first.type == "expression_statement" and first.named_children[0].type == "string":
-            if len(body.named_children) == 1:
-                return
-            first = body.named_children[1]
-        yield first, "return"
-    else:
+        if statements[0].named_children and statements[0].named_children[0].type == "string":
+            statements = statements[1:]
+        if statements:
+            yield statements[0], "return"
+    elif statements:
         result = node.child_by_field_name("type")
         if result is not None and text_of(result) == "void":
-            yield first, f"if (true) return; {text_of(first)}"
+            yield statements[0], f"if (true) return; {text_of(statements[0])}"
 
 
 def swap_arguments(node: Node) -> Iterator[Change]:

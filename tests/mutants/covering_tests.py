@@ -46,6 +46,8 @@ TEST_SECONDS = 60.0
 """A Python test that takes longer does not end."""
 COMPILED_MAX = 12
 """A header that more files include is not drawn from: each bug would compile for minutes."""
+INSTRUCTIONS = {"avx512_bf16": "avx512_bf16", "avx512": "avx512f", "amx": "amx_bf16"}
+"""By a part of a file's name, the flag of the processors that can run it."""
 
 
 class PythonTests:
@@ -200,6 +202,7 @@ class CppTests:
         """By program, the folder of its own objects."""
         self._users: dict[str, set[str]] = collections.defaultdict(set)
         """By source file or header, the objects that are compiled from it."""
+        self._processor = set(pathlib.Path("/proc/cpuinfo").read_text().split())
         self._baseline: dict[tuple[pathlib.Path, str], float] = {}
         self._lock = threading.Lock()
 
@@ -228,6 +231,9 @@ class CppTests:
                 self._users[os.path.relpath(name, tree.path)].add(current)
 
     def can_see(self, bug: Bug) -> bool:
+        needed = next((flag for part, flag in INSTRUCTIONS.items() if part in bug.file), None)
+        if needed and needed not in self._processor:
+            return False
         programs = self.programs(bug.file)
         built = set().union(*(self._objects[program] for program in programs))
         return bool(programs) and len(self._users[bug.file] & built) <= COMPILED_MAX
