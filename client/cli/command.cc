@@ -170,9 +170,9 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
   return Client::Create(client_options);
 }
 
-std::string WaitingText(const CommonOptions& options) {
+std::string WaitingText(const CommonOptions& options, absl::string_view option) {
   return absl::StrCat("logprobctl: waiting for the server at ", options.address, ", for up to ",
-                      absl::FormatDuration(options.timeout), " (--timeout)");
+                      absl::FormatDuration(options.timeout), " (", option, ")");
 }
 
 absl::StatusOr<ServerInfo> ListHeads(Client& client, const CommonOptions& options,

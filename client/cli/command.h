@@ -82,8 +82,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonOptions& options,
                                                 Client::Options client_options = {});
 
 /// Returns the text of the notice that a command prints when its server has not answered for a
-/// second.
-std::string WaitingText(const CommonOptions& options);
+/// second. `option` is the one that sets how long the command waits.
+std::string WaitingText(const CommonOptions& options, absl::string_view option = "--timeout");
 
 /// Lists the heads and prints a notice when the server does not answer within a second.
 absl::StatusOr<ServerInfo> ListHeads(Client& client, const CommonOptions& options,

@@ -28,7 +28,7 @@ struct PingOptions {
 absl::Status AwaitReady(Client& client, const PingOptions& options, const CommandStreams& streams) {
   CommonOptions waiting = options.common;
   waiting.timeout = options.wait;
-  const DelayedNotice notice(streams.err, WaitingText(waiting));
+  const DelayedNotice notice(streams.err, WaitingText(waiting, "--wait"));
   return client.WaitReady(options.wait);
 }
 

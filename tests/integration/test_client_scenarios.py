@@ -7,137 +7,18 @@ client/README.md describes the policy that the clients share, and lists the scen
     unready NAME for N probes                   makes a server say NOT_SERVING to so many health checks
 """
 
-import asyncio
 import contextlib
-import json
-import pathlib
 import re
-import subprocess
 import time
 
 import numpy as np
 import pytest
+from client_drivers import CALL_SECONDS, CLIENTS, HIDDEN_SIZE, ClientOptions, hidden_rows
 from client_scenarios import SCENARIOS, Scenario
-from logprobd import AsyncClient, Client, HeadMismatch, LogprobdError, RetryPolicy
 from scripted_server import ScriptedServer, Stage
 
-HIDDEN_SIZE = 16
-CALL_SECONDS = 60
 # A scenario that lasts longer has waited for something that the policy does not wait for.
 SCENARIO_SECONDS = 30
-
-Waits = tuple[float, float]
-
-
-class PythonClient:
-    """Client. `call` waits for the result of its methods."""
-
-    library = Client
-
-    def __init__(self, binaries: pathlib.Path, addresses: list[str], waits: Waits) -> None:
-        retry = RetryPolicy(base_seconds=waits[0], cap_seconds=waits[1])
-        self.message = ""
-        self.client = self.library(addresses, max_inflight=1, retry=retry, channels=1)
-
-    def call(self, result):
-        return result
-
-    def close(self) -> None:
-        self.call(self.client.close())
-
-    def meet(self) -> None:
-        with contextlib.suppress(LogprobdError):
-            self.call(self.client.list_heads())
-        if any(server.state == "unknown" for server in self.client.servers()):
-            self.meet()
-
-    def score(self, rows: int, version: int, seconds: float) -> tuple[str, list[float]]:
-        hidden = np.ones((rows, HIDDEN_SIZE), np.float32)
-        try:
-            result = self.call(
-                self.client.score(hidden, np.arange(rows), weights_version=version, timeout=seconds)
-            )
-        except LogprobdError as error:
-            self.message = str(error)
-            return self._code(error), []
-        (scored_by,) = result.weights_versions
-        return f"version {scored_by}", list(result.logprob)
-
-    def ready(self) -> str:
-        try:
-            self.call(self.client.wait_ready(CALL_SECONDS))
-        except LogprobdError as error:
-            return self._code(error)
-        return "OK"
-
-    @staticmethod
-    def _code(error: LogprobdError) -> str:
-        return "FAILED_PRECONDITION" if isinstance(error, HeadMismatch) else error.code
-
-
-class AsyncPythonClient(PythonClient):
-    """AsyncClient on an event loop that runs only during its calls."""
-
-    library = AsyncClient
-
-    def __init__(self, binaries: pathlib.Path, addresses: list[str], waits: Waits) -> None:
-        self.loop = asyncio.new_event_loop()
-        super().__init__(binaries, addresses, waits)
-
-    def call(self, result):
-        return self.loop.run_until_complete(result)
-
-    def close(self) -> None:
-        super().close()
-        self.loop.close()
-
-
-class CppClient:
-    """The C++ client, in the program scenario_client.cc."""
-
-    def __init__(self, binaries: pathlib.Path, addresses: list[str], waits: Waits) -> None:
-        self.message = ""
-        program = binaries.parent / "tests" / "scenario_client"
-        assert program.exists(), f"{program} is missing; build it"
-        self.process = subprocess.Popen(
-            [
-                program,
-                ",".join(addresses),
-                str(HIDDEN_SIZE),
-                *(f"{1000 * wait:g}" for wait in waits),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def _ask(self, *words: object) -> dict:
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        self.message = answer["message"]
-        return answer
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        assert self.process.wait(CALL_SECONDS) == 0
-        self.process.stdout.close()
-
-    def meet(self) -> None:
-        self._ask("meet")
-
-    def score(self, rows: int, version: int, seconds: float) -> tuple[str, list[float]]:
-        answer = self._ask("score", rows, version, round(1000 * seconds))
-        if answer["code"] != "OK":
-            return answer["code"], []
-        (scored_by,) = answer["versions"]
-        return f"version {scored_by}", answer["logprob"]
-
-    def ready(self) -> str:
-        return self._ask("ready", 1000 * CALL_SECONDS)["code"]
-
-
-CLIENTS = {"python": PythonClient, "python-async": AsyncPythonClient, "cpp": CppClient}
 
 
 @pytest.fixture
@@ -148,9 +29,9 @@ def stage():
 
 
 def log_probabilities(server: ScriptedServer, rows: int) -> np.ndarray:
-    """The scores of the rows of PythonClient.score, by the server's weights."""
-    logits = server.logits(np.ones(HIDDEN_SIZE))
-    return (logits - np.log(np.exp(logits).sum()))[:rows]
+    """The scores of the rows of a client's `score`, by the server's weights."""
+    logits = [server.logits(row) for row in hidden_rows(1, rows)]
+    return np.array([x[target] - np.log(np.exp(x).sum()) for target, x in enumerate(logits)])
 
 
 def take(step: str, client, stage: Stage) -> str | None:
@@ -185,7 +66,7 @@ def test_clients_make_the_calls_of_the_scenario(kind, scenario: Scenario, binari
         stage.servers[name].start()
     addresses = {name: server.address for name, server in stage.servers.items()}
 
-    client = CLIENTS[kind](binaries, list(addresses.values()), scenario.waits)
+    client = CLIENTS[kind](binaries, list(addresses.values()), ClientOptions(scenario.waits))
     with contextlib.closing(client):
         if len(addresses) > 1:
             client.meet()

@@ -44,6 +44,7 @@ class FakeHead:
     request_rows_max: int
     top_k_max: int
     candidates_max: int
+    segments_max: int
     logits: Callable[[Floats], Floats]
     """Returns the logits [vocab_size] of a hidden row [hidden_size]."""
 
@@ -213,17 +214,22 @@ def score(head: FakeHead, request: _wire.ScoreRequest) -> _wire.ScoreResponse:
         response.top_k_ids, response.top_k_logprobs = top_ids.tobytes(), top_logprobs.tobytes()
     response.candidate_logprobs = candidates.tobytes()
     if len(request.segment_offsets):
-        _sum(request, checked, out, response)
+        _sum(head, request, checked, out, response)
     return response
 
 
 def _sum(
+    head: FakeHead,
     request: _wire.ScoreRequest,
     checked: _CheckedRequest,
     out: dict[str, Any],
     response: _wire.ScoreResponse,
 ) -> None:
     offsets = _offsets(request.segment_offsets, "segment_offsets", request.rows)
+    if len(offsets) - 1 > head.segments_max:
+        raise _refuse(
+            f"segment_offsets: {len(offsets) - 1} segments, must be at most {head.segments_max}"
+        )
     scored = np.flatnonzero(~checked.ignored)
     sums, counts, greedy = sum_segments(
         np.searchsorted(scored, offsets), out["logprob"][scored], out["greedy"][scored]

@@ -248,6 +248,7 @@ class ChunkQueue:
         self._routing.succeeded(server)
         self._notice.answered()
         batch = job.batch
+        batch.assembly.check_rows(job.chunk, response)  # its version may be as wrong
         if not batch.versions.keeps(server, response.weights_version, job.epoch):
             self._waiting.appendleft(Job(batch, job.chunk))
             return False

@@ -31,18 +31,23 @@ class Assembly:
     def add(self, chunk: Chunk, response: _wire.ScoreResponse, placement: Placement = TCP) -> None:
         """Stores the answer to a chunk; `placement` says how its rows were passed to the server.
 
-        Raises ServerBug if the answer does not have the chunk's number of rows.
+        Raises the error of `check_rows`.
         """
-        if response.rows != chunk.end - chunk.begin:
-            raise ServerBug(
-                f"the server answered {response.rows} rows to a request of "
-                f"{chunk.end - chunk.begin} rows"
-            )
+        self.check_rows(chunk, response)
         if chunk.index not in self._responses:
             self.rows_done += response.rows
         self._responses[chunk.index] = response
         self._last_version = response.weights_version
         self._placements[chunk.index] = placement
+
+    @staticmethod
+    def check_rows(chunk: Chunk, response: _wire.ScoreResponse) -> None:
+        """Raises ServerBug if the answer does not have the chunk's number of rows."""
+        if response.rows != chunk.end - chunk.begin:
+            raise ServerBug(
+                f"the server answered {response.rows} rows to a request of "
+                f"{chunk.end - chunk.begin} rows"
+            )
 
     @property
     def placement(self) -> Placement:

@@ -244,6 +244,7 @@ class FakeServer:
                 request_rows_max=self.request_rows_max,
                 top_k_max=self.top_k_max,
                 candidates_max=self.candidates_max,
+                segments_max=self.segments_max,
                 logits=self.logits,
             ),
             request,

@@ -54,6 +54,12 @@ def test_a_row_with_too_many_candidates_is_named():
     assert caught.value.row == 1
 
 
+def test_a_row_may_have_as_many_candidates_as_the_limit():
+    limits = ChunkLimits(9, 0, candidates_max=5)
+
+    assert cut_rows(3, 8, limits, np.array([0, 5, 10, 12])) == [(0, 1), (1, 2), (2, 3)]
+
+
 def test_the_first_row_with_too_many_candidates_is_named():
     with pytest.raises(InvalidArgument, match="row 1 has 6 candidates") as caught:
         cut_rows(3, 8, ChunkLimits(9, 0, candidates_max=5), np.array([0, 1, 7, 15]))

@@ -72,6 +72,7 @@ def test_a_tensor_is_named_by_its_gpu_its_allocation_and_its_place_in_it(cuda):
     assert memory.handle == BASE.to_bytes(64, "big")
     assert memory.offset == 4096
     assert cuda.calls.count("cuDevicePrimaryCtxRetain") == 1
+    assert cuda.calls.count("cuDeviceGetUuid_v2") == 1
     assert cuda.calls.count("cuCtxPushCurrent_v2") == cuda.calls.count("cuCtxPopCurrent_v2") == 2
 
 

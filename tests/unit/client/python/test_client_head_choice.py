@@ -12,11 +12,11 @@ HEAD, OTHER, EMBEDDING = "lm_head.weight", "embed_out.weight", "model.embed_toke
 
 def choose(tensors, config=None, *, head_tensor="", ignored=()):
     """Returns the chosen name and whether it is an embedding. `tensors` are names, or a value of each:
-    tensors of equal values are equal, and None cannot be one tensor with another."""
+    tensors of equal values are equal, and one of None cannot be the head."""
     values = tensors if isinstance(tensors, dict) else dict.fromkeys(tensors, 1)
 
     def have_equal_rows(a, b):
-        return None if None in (values[a], values[b]) else values[a] == values[b]
+        return None if values[b] is None else values[a] == values[b]
 
     settings = HeadConfig(json.dumps(config or {"model_type": "llama"}), ignored_keys=ignored)
     return choose_head(list(values), settings, have_equal_rows, head_tensor)
@@ -224,7 +224,7 @@ def test_the_refusal_of_two_tensors_names_both_and_says_how_to_choose(config, sa
 
 @pytest.mark.parametrize(("sizes", "ids"), [({}, "all ids"), ({"vocab_size": 6}, "6 ids")])
 def test_tensors_that_cannot_be_one_are_refused_with_the_number_of_ids(sizes, ids):
-    message = refusal({HEAD: None, EMBEDDING: 1}, flags("llama", True) | sizes)
+    message = refusal({HEAD: 1, EMBEDDING: None}, flags("llama", True) | sizes)
 
     assert f"{HEAD} and {EMBEDDING} cannot be the same tensor of {ids} in F32" in message
 
@@ -256,12 +256,40 @@ def test_an_ignored_type_has_no_default_of_the_tie():
         ({}, ["model0.module.head.weight"], "model0.module.head.weight"),
         ({}, ["module.output.weight", "optimizer.output.weight"], "module.output.weight"),
         ({}, ["lm_head.weight", "module.lm_head.weight"], "lm_head.weight"),
+        (flags("llama", True), ["state.module." + EMBEDDING], "state.module." + EMBEDDING),
     ],
 )
 def test_known_names_are_found_behind_the_words_of_trainers(config, names, chosen):
     values = {name: number for number, name in enumerate(names)}
 
     assert choose(values, config)[0] == chosen
+
+
+def test_a_longer_name_that_is_known_is_another_name():
+    names = ["language_model.lm_head.weight", "module.lm_head.weight"]
+
+    assert choose(names) == (names[1], False)
+    assert "(module.lm_head.weight, language_model.lm_head.weight) and have different" in refusal(
+        {names[0]: 1, names[1]: 2}
+    )
+
+
+def test_the_order_of_known_names_counts_and_not_that_of_the_file():
+    assert choose(["output.weight", HEAD]) == (HEAD, False)
+    assert choose(["wte.weight", EMBEDDING], flags("llama", True)) == (EMBEDDING, True)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.module.", "other."])
+def test_what_belongs_to_a_head_behind_the_words_of_a_trainer_is_no_unknown_head(prefix):
+    names = ["lm_head._extra_state", "lm_head.bias", "lm_head.W_q"]
+    found = [EMBEDDING, *(prefix + name for name in names)]
+
+    if prefix == "other.":
+        message = refusal(found[:-1], flags("llama", True))
+        assert f"(tensors {found[1]}, {found[2]})" in message
+    else:
+        assert choose(found[:-1], flags("llama", True)) == (EMBEDDING, True)
+        assert f"(tensors {found[3]})" in refusal(found, flags("llama", True))
 
 
 def test_one_name_behind_several_words_is_ambiguous():
@@ -347,6 +375,12 @@ def test_several_heads_or_embeddings_must_be_equal_unless_the_type_names_one():
         # Of other sizes, the second cannot be the head.
         assert choose({first: 1, second: None}, config)[0] == first
         assert choose({first: 1, second: 2}, config, head_tensor=second)[0] == second
+    assert "(module.lm_head.weight, module.output.weight)" in refusal(
+        {"module.lm_head.weight": 1, "module.output.weight": 2}
+    )
+    assert "(module.wte.weight, module.shared.weight)" in refusal(
+        {"module.wte.weight": 1, "module.shared.weight": 2}, tied
+    )
     assert choose({HEAD: 1, "head.weight": 1, "embed_out.weight": 1})[0] == HEAD
     assert "(lm_head.weight, embed_out.weight)" in refusal(
         {HEAD: 1, "head.weight": 1, "embed_out.weight": 2}
@@ -438,6 +472,7 @@ def test_a_named_embedding_beside_the_bias_of_an_unknown_head_is_refused():
 
     assert "understood (proj_out.bias); if" in refusal(names, **options)
     assert choose(names, ignored=["proj_out.bias"], **options) == (EMBEDDING, True)
+    assert "(logit_scale, proj_out.bias); if" in refusal([*names, "logit_scale"], **options)
     # The bias belongs to another tensor than the one that is named.
     assert choose([HEAD, "proj_out.bias"], head_tensor=HEAD) == (HEAD, False)
     assert choose([EMBEDDING, "lm_head.bias"], **options) == (EMBEDDING, True)

@@ -350,7 +350,9 @@ def test_an_error_at_a_rows_first_candidate_names_that_row(small_chunks, rows):
         ({"candidates": np.zeros((3, 2), int)}, "candidates has shape"),
         ({"candidates": ([1, 2], [0, 2])}, "offsets"),
         ({"candidates": [[101]] * 10}, r"candidate_ids\[0\]"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -1}, "top_k is -1: pass an integer, 0 or more"),
+        ({"top_k": "many"}, "top_k is 'many': pass an integer"),
+        ({"weights_version": None}, "weights_version is None: pass an integer"),
         ({"top_k": 10_000}, "top_k"),
         ({"hidden": np.zeros((10, 15), np.float32)}, "takes 16"),
         ({"hidden": np.float32(1)}, "scalar"),
@@ -388,6 +390,34 @@ def test_a_missing_output_says_how_to_ask(client, rows):
 def test_repr_is_short(client, rows):
     assert len(repr(client.score(*rows))) < 200
     assert "10" in repr(client.score(*rows))
+
+
+def test_outputs_may_be_one_name_the_names_of_results_or_none(client, rows):
+    assert client.score(*rows, outputs="lse").outputs == ("lse",)
+    for name in ("argmax", "argmax_id", "argmax_logprob"):
+        assert client.score(*rows, outputs=[name]).outputs == ("argmax_id", "argmax_logprob")
+    alone = client.score(*rows, outputs=(), top_k=2)
+    assert alone.outputs == ("top_k_ids", "top_k_logprobs")
+
+
+def test_candidates_of_an_array_are_listed_by_row(client, rows):
+    hidden, targets = rows[0].reshape(2, 5, -1), rows[1].reshape(2, 5)
+    result = client.score(hidden, targets, candidates=np.arange(30).reshape(2, 5, 3))
+
+    lists = result.candidate_lists()
+
+    assert len(lists) == 10
+    assert np.array_equal(np.stack(lists), result.candidate_logprobs.reshape(10, 3))
+
+
+def test_sums_by_segment_have_the_kind_of_the_rows(client, rows):
+    result = client.score(torch.from_numpy(rows[0]), rows[1])
+
+    sums = result.sum_by_segment([0, 3, 10])
+
+    assert isinstance(sums, torch.Tensor)
+    expected = result.logprob.double().numpy()
+    assert sums.tolist() == [np.cumsum(expected[:3])[-1], np.cumsum(expected[3:])[-1]]
 
 
 def test_progress_counts_rows(small_chunks, rows):

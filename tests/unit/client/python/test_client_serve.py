@@ -118,6 +118,53 @@ def test_a_server_that_is_not_ready_in_time_is_stopped(program):
     assert (folder / "arguments").exists() <= (folder / "stopped").exists()
 
 
+def test_a_server_that_does_not_stop_is_killed(program, monkeypatch):
+    monkeypatch.setattr(serve_module, "_STOP_SECONDS", 0.2)
+    note = 'pathlib.Path({!r}, "pid").write_text(str(os.getpid()))\n'
+    with FakeServer() as fake:
+        folder = program("")
+        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        ready = READY.format(address=fake.address) + "\nwhile True: time.sleep(60)"
+        program(note.format(str(folder)) + ignore + ready)
+        with logprobd.serve("model"):
+            pass
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((folder / "pid").read_text()), 0)
+
+
+def test_the_address_is_that_of_the_first_line_that_says_ready(program):
+    lines = READY.format(address="127.0.0.1:1") + READY.format(address="127.0.0.1:2")
+    folder = program(lines + "sys.exit(4)")
+
+    with serve_module.ServerProcess([str(folder / "logprobd")]) as server:
+        ended = server.wait()
+        assert server.await_ready(20) == "127.0.0.1:1"
+
+    assert str(ended).startswith("the server exited with status 4:\n")
+
+
+def test_an_error_has_the_last_20_lines_of_the_log(program):
+    folder = program("[print('line', number) for number in range(21)]\nsys.exit(1)")
+
+    with serve_module.ServerProcess([str(folder / "logprobd")]) as server:
+        with pytest.raises(RuntimeError) as ended:
+            server.await_ready(20)
+
+    assert str(ended.value).splitlines()[1:] == [f"line {number}" for number in range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    "line", ["info already head=x grpc=127.0.0.1:1", "info ready head=x", "error not ready grpc="]
+)
+def test_other_lines_do_not_say_ready(program, line):
+    folder = program(f"print({line!r})\nsys.exit(1)")
+
+    with serve_module.ServerProcess([str(folder / "logprobd")]) as server:
+        with pytest.raises(RuntimeError, match="status 1"):
+            server.await_ready(20)
+
+
 def test_a_missing_server_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "logprobd_server", None)
     monkeypatch.setenv("PATH", str(tmp_path))

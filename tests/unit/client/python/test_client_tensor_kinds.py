@@ -106,6 +106,20 @@ def test_nested_tensors_of_other_sequences_are_refused(client, tensors, name):
     assert error.value.field == name
 
 
+@pytest.mark.parametrize(("count", "shown"), [(8, "1]"), (9, "1, ...]")])
+def test_a_refusal_shows_the_lengths_of_at_most_eight_sequences(count, shown):
+    values = torch.zeros(count + 1, 4)
+    hidden = jagged(values, (1,) * (count - 1) + (2,))
+    targets = jagged(values[:, 0].long(), (2,) + (1,) * (count - 1))
+
+    with pytest.raises(InvalidArgument) as error:
+        from_packed(hidden, targets)
+
+    assert f"input_ids have the lengths [2, 1, 1, 1, 1, 1, 1, {shown}, but those" in str(
+        error.value
+    )
+
+
 def test_nested_sequences_with_gaps_are_refused_until_they_are_contiguous(client, tensors):
     hidden, targets = tensors
     begin, length = torch.tensor([1, 0]), torch.tensor([2, 3])

@@ -121,6 +121,13 @@ TEST_F(AllowedRootsTest, NamesNoFileOfAFolderThatALinkLeadsTo) {
   EXPECT_THAT(paths.status().message(), Not(HasSubstr("secret")));
 }
 
+TEST_F(AllowedRootsTest, NamesTheFolderThatHasNoWeights) {
+  const absl::Status status = Open(Path("inside"));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(status.message(), HasSubstr("'" + Path("inside") + "' has neither"));
+}
+
 TEST_F(AllowedRootsTest, LooksForNoAdapterOutsideTheRoots) {
   folder_.WriteFile("outside/adapter_config.json", "{}");
   fs::create_symlink(Path("outside/adapter_config.json"), Path("inside/model/adapter_config.json"));

@@ -363,6 +363,23 @@ TEST(HeadChoiceTest, TakesTheHeadOfTheModelType) {
   EXPECT_EQ(head->weights->info().softcap, 5.0F);
 }
 
+TEST(HeadChoiceTest, AModelTypeMayHaveNamesOfItsOwn) {
+  const std::vector<FileTensor> tensors = {
+      MakeRandomTensor("pred_layer.proj.weight", Dtype::kBf16, {6, 8}, 1.0F, 1),
+      MakeRandomTensor("transformer.embeddings.weight", Dtype::kBf16, {6, 8}, 1.0F, 1), Head(3)};
+
+  const auto tied = Open(Config("xlm"), tensors);
+  const auto untied = Open(Config("xlm", R"("tie_word_embeddings":false)"), tensors);
+  const auto alone = Open(Config("xlm"), {tensors[1]});
+
+  ASSERT_THAT(tied, Succeeds());
+  EXPECT_EQ(tied->weights->info().tensor, "transformer.embeddings.weight");
+  ASSERT_THAT(untied, Succeeds());
+  EXPECT_EQ(untied->weights->info().tensor, "pred_layer.proj.weight");
+  ASSERT_THAT(alone, Succeeds());
+  EXPECT_TRUE(alone->weights->info().tied);
+}
+
 // Regression: the width of the head was compared with that of the layers.
 TEST(HeadChoiceTest, TheWidthOfAHeadMayDifferFromThatOfTheLayers) {
   const auto head = Open(R"({"model_type":"opt","hidden_size":16,"word_embed_proj_dim":8,
@@ -416,6 +433,34 @@ TEST(HeadChoiceTest, WithoutAKnownNameIsNotFoundAndListsSimilarNames) {
   EXPECT_THAT(head, Fails(kInvalid, "--head-tensor"));
   EXPECT_THAT(head, Fails(kInvalid, "look like one: 'decoder.my_output"));
   EXPECT_THAT(head.status().message(), ::testing::Not(HasSubstr("mtp")));
+}
+
+TEST(HeadChoiceTest, ListsUpToEightSimilarNames) {
+  std::vector<FileTensor> tensors;
+  for (int i = 1; i <= 9; ++i) {
+    tensors.push_back(MakeZeroTensor("part" + std::to_string(i) + ".embed.weight", "F32", {1}));
+  }
+
+  const auto head = Open(kTied, tensors);
+
+  EXPECT_THAT(head, Fails(kInvalid, "'part8.embed.weight'"));
+  EXPECT_THAT(head.status().message(), ::testing::Not(HasSubstr("part9")));
+}
+
+TEST(HeadChoiceTest, NamesAreSimilarIfTheyAreThoseOfWeightsOutsideOfLayers) {
+  const auto is_listed = [](const std::string& name) {
+    const auto head = Open(kTied, {MakeZeroTensor(name, "F32", {1})});
+    EXPECT_THAT(head, Fails(kInvalid, "no head under a known name")) << name;
+    return std::string(head.status().message()).find("'" + name + "'") != std::string::npos;
+  };
+  for (const std::string name :
+       {"a.subheader.weight", "a.embedded.weight", "a.wte.weight", "a.my_output.weight"}) {
+    EXPECT_TRUE(is_listed(name)) << name;
+  }
+  for (const std::string name :
+       {"a.wte.bias", "a.layers.0.wte.weight", "mtp.wte.weight", "a.norm.weight"}) {
+    EXPECT_FALSE(is_listed(name)) << name;
+  }
 }
 
 TEST(HeadChoiceTest, NeverTakesACopyOfMultiTokenPrediction) {
@@ -494,6 +539,15 @@ TEST(HeadChoiceTest, TheRankMustBeTwo) {
               Fails(kInvalid, "has the shape []"));
 }
 
+TEST(HeadChoiceTest, AHeadMayHaveOneRowOrOneColumn) {
+  EXPECT_THAT(Open(R"({"model_type":"llama","hidden_size":8,"vocab_size":1})",
+                   {MakeZeroTensor("lm_head.weight", "BF16", {1, 8})}),
+              Succeeds());
+  EXPECT_THAT(Open(R"({"model_type":"llama","hidden_size":1,"vocab_size":6})",
+                   {MakeZeroTensor("lm_head.weight", "BF16", {6, 1})}),
+              Succeeds());
+}
+
 TEST(HeadChoiceTest, AnEmptyTensorIsRefused) {
   EXPECT_THAT(Open(kUntied, {MakeZeroTensor("lm_head.weight", "BF16", {0, 8})}),
               Fails(kInvalid, "[0, 8]"));
@@ -553,6 +607,17 @@ TEST(HeadBiasTest, WidensSpecialHalfFloats) {
   EXPECT_TRUE(std::isnan(head->weights->bias()[2]));
 }
 
+TEST(HeadBiasTest, WidensNegativeHalfFloats) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float smallest = std::ldexp(-1.0F, -24);
+
+  const auto head = OpenWithFlag("", {SmallHead(), MakeTensor("lm_head.bias", Dtype::kF16, {3},
+                                                              {-kInfinity, smallest, -65'504})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->weights->bias(), ElementsAre(-kInfinity, smallest, -65'504));
+}
+
 TEST(HeadBiasTest, IsEmptyWhenThereIsNoTensor) {
   const auto head = OpenWithFlag("", {SmallHead()});
 
@@ -601,6 +666,19 @@ TEST(HeadBiasTest, IsTheBiasOfTheLogitsUnlessThatIsZero) {
 TEST(HeadBiasTest, TheBiasOfTheLogitsMayBePartOfAModelInside) {
   const auto head = OpenWithFlag("", {SmallHead(), MakeTensor("language_model.final_logits_bias",
                                                               Dtype::kF32, {1, 3}, {1, 2, 3})});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->weights->bias(), ElementsAre(1, 2, 3));
+}
+
+// The index and the file both have the name.
+TEST(HeadBiasTest, TheBiasOfTheLogitsMayLieInAFileOfAnIndex) {
+  const ModelFolder folder;
+  folder.WriteConfig(R"({"model_type":"bart","d_model":2,"vocab_size":3})");
+  folder.WriteShards({{MakeZeroTensor("model.shared.weight", "BF16", {3, 2}),
+                       MakeTensor("final_logits_bias", Dtype::kF32, {1, 3}, {1, 2, 3})}});
+
+  const auto head = OpenModelFolder(folder.path(), {});
 
   ASSERT_THAT(head, Succeeds());
   EXPECT_THAT(head->weights->bias(), ElementsAre(1, 2, 3));

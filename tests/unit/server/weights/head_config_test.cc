@@ -139,16 +139,30 @@ TEST(HeadConfigTest, AcceptsTheNumbersThatPythonWritesWhereTheyDoNotMatter) {
 
   EXPECT_EQ(config.hidden_size, 3);
   EXPECT_EQ(config.scale, 2.0);
+  EXPECT_EQ(Parse(R"({"empty":"","n":NaN,"hidden_size":3})").hidden_size, 3);
+}
+
+TEST(HeadConfigTest, AcceptsUpTo64LevelsAndAnyNumberOfSiblings) {
+  const auto nested = [](size_t levels) {
+    return R"({"a":)" + std::string(levels - 1, '[') + std::string(levels - 1, ']') + "}";
+  };
+  EXPECT_THAT(ParseHeadConfig(nested(64)), Succeeds());
+  EXPECT_THAT(ParseHeadConfig(nested(65)), Fails(kInvalid, "nested deeper than 64"));
+  std::string siblings = R"({"z":0)";
+  for (int i = 0; i < 100; ++i) {
+    absl::StrAppend(&siblings, ",\"a", i, "\":[{}]");
+  }
+  EXPECT_THAT(ParseHeadConfig(siblings + "}"), Succeeds());
 }
 
 // Regression: a scale or cap that is no number was taken for one that is missing.
 TEST(HeadConfigTest, RefusesNumbersThatAreNotFiniteWhereTheyMatter) {
   for (const std::string value : {"NaN", "Infinity", "-Infinity"}) {
     EXPECT_THAT(ParseHeadConfig(R"({"model_type":"cohere","logit_scale":)" + value + "}"),
-                Fails(kInvalid, "expected a number"));
+                Fails(kInvalid, "\\\"" + value + "\\\"', expected a number"));
     EXPECT_THAT(
         ParseHeadConfig(R"({"model_type":"gemma2","final_logit_softcapping":)" + value + "}"),
-        Fails(kInvalid, "expected a number"));
+        Fails(kInvalid, "\\\"" + value + "\\\"', expected a number"));
   }
 }
 
@@ -187,6 +201,11 @@ TEST(HeadConfigTest, AnIgnoredKeyOfTheTypeIsOff) {
       ParseHeadConfig(R"({"model_type":"gemma2","final_logit_softcapping":50})", ignoring);
   ASSERT_THAT(gemma, Succeeds());
   EXPECT_EQ(gemma->softcap, 0.0);
+  const auto jais = ParseHeadConfig(
+      R"({"model_type":"jais","width_scale":8,"mup_output_alpha":2,"mup_width_scale":0.25})",
+      {.ignored_keys = {"width_scale"}});
+  ASSERT_THAT(jais, Succeeds());
+  EXPECT_EQ(jais->scale, 0.5);
   // A key that the type needs need not be there if it is ignored.
   const auto minicpm = ParseHeadConfig(R"({"model_type":"minicpm","hidden_size":8})", ignoring);
   ASSERT_THAT(minicpm, Succeeds());
@@ -203,7 +222,9 @@ TEST(HeadConfigTest, RefusesKeysThatMayChangeTheLogitsAtEveryLevel) {
         R"("aggregate_logit_scale":2.0)", R"("additional_config":{"logit_scale":2.0})",
         R"("property":{"logit_scale":2.0})", R"("text_encoder_config":{"logit_scale":2.0})",
         R"("logit_transform":{"scale":2.0})", R"("heads":[{"logit_scale":2.0}])",
-        R"("logit_caps":[30.0])"}) {
+        R"("logit_caps":[30.0])",
+        // A key that is off hides no other, and keys of other types are known to matter.
+        R"("logit_a":null,"logit_b":2.0)", R"("dim_model_base":256)", R"("width_scale":2.0)"}) {
     const auto config = ParseHeadConfig(R"({"model_type":"llama",)" + json + "}");
     EXPECT_THAT(config, Fails(kUnimplemented, "not understood for model type llama")) << json;
     EXPECT_THAT(config, Fails(kUnimplemented, "--softcap")) << json;
@@ -336,6 +357,17 @@ TEST(HeadConfigTest, RefusesATextModelOnlyForATransformThatIsOn) {
   }
   // The class of the whole model reads the key, so it transforms the logits, too.
   EXPECT_THAT(parse("paligemma", R"("gemma2")"), Succeeds());
+}
+
+TEST(HeadConfigTest, RefusesATextModelWithATransformBehindAnIgnoredOne) {
+  const std::string json =
+      R"({"model_type":"llava","text_config":{"model_type":"muse_spark_text"}})";
+
+  EXPECT_THAT(ParseHeadConfig(json, {.ignored_keys = {"output_multiplier"}}),
+              Fails(kUnimplemented, "final_logit_softcapping (20)"));
+  EXPECT_THAT(
+      ParseHeadConfig(json, {.ignored_keys = {"output_multiplier", "final_logit_softcapping"}}),
+      Succeeds());
 }
 
 TEST(HeadConfigTest, RefusesATextModelThatIsNotServed) {
@@ -765,6 +797,10 @@ TEST(ConfigOfHeadTest, KeepsKeysThatAreNotUnderstoodSoThatTheServerRefusesThemAg
   const auto without = ConfigOfHead(json, 4, 5, {"my_logit_shift"});
   ASSERT_THAT(without, Succeeds());
   EXPECT_THAT(ParseHeadConfig(*without), Succeeds());
+  const auto type =
+      ConfigOfHead(R"({"a_logit_shift":2.0,"model_type":"gemma"})", 4, 5, {"a_logit_shift"});
+  ASSERT_THAT(type, Succeeds());
+  EXPECT_EQ(Parse(*type).model_type, "gemma");
 }
 
 // Regression: the class has a default for a key that is left out.

@@ -52,9 +52,11 @@ TEST(HeadVocabTest, TheUsersValidVocabularyTakesPrecedence) {
   EXPECT_EQ(fewer->weights->info().vocab_size, 80);
   EXPECT_THAT(fewer->warnings, IsEmpty());
 
-  const auto more = Open(100, 90, {.valid_vocab = 100});
-  ASSERT_THAT(more, Succeeds());
-  EXPECT_EQ(more->weights->info().vocab_size, 100);
+  for (const int64_t valid : {1, 100}) {
+    const auto head = Open(100, 90, {.valid_vocab = valid});
+    ASSERT_THAT(head, Succeeds());
+    EXPECT_EQ(head->weights->info().vocab_size, valid);
+  }
 }
 
 TEST(HeadVocabTest, AValidVocabularyOutsideTheRowsIsRefused) {

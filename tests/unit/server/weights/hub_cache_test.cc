@@ -113,10 +113,23 @@ TEST_F(HubCacheTest, SaysHowToFetchAModelThatIsNotThere) {
   EXPECT_THAT(FindModel("Some/Model-7B", ""), Fails(kNotFound, "neither HF_HOME nor HOME is set"));
 }
 
-TEST_F(HubCacheTest, RefusesARefThatIsNotACommit) {
-  WriteRef("../../../etc");
+TEST_F(HubCacheTest, AModelsIdHasUpTo96Bytes) {
+  const std::string longest = "a/" + std::string(94, 'b');
 
-  EXPECT_THAT(FindModel("Some/Model-7B", Cache()), Fails(kInvalid, "does not contain a commit"));
+  EXPECT_THAT(FindModel(longest, Cache()), Fails(kNotFound, "hf download a/b"));
+  const auto path = FindModel(longest + "b", Cache());
+  ASSERT_THAT(path, Succeeds());
+  EXPECT_EQ(*path, longest + "b");
+}
+
+TEST_F(HubCacheTest, RefusesARefThatIsNotACommit) {
+  for (const std::string& ref : {std::string("../../../etc"), kCommit.substr(1), kCommit + "0",
+                                 std::string(40, 'g'), std::string()}) {
+    WriteRef(ref);
+
+    EXPECT_THAT(FindModel("Some/Model-7B", Cache()), Fails(kInvalid, "does not contain a commit"))
+        << ref;
+  }
 }
 
 TEST_F(HubCacheTest, NamesTheFilesThatASnapshotLacks) {
@@ -129,6 +142,8 @@ TEST_F(HubCacheTest, NamesTheFilesThatASnapshotLacks) {
   AddFile("config.json", kConfig);
   EXPECT_THAT(OpenModelFolder(Snapshot(), {}),
               Fails(kNotFound, fetch + "model-00002-of-00002.safetensors"));
+  EXPECT_THAT(OpenModelFolder(Snapshot(), {}).status().message(),
+              ::testing::Not(::testing::HasSubstr("download it again")));
 
   fs::remove(Snapshot() + "/model.safetensors.index.json");
   EXPECT_THAT(OpenModelFolder(Snapshot() + "/", {}),
@@ -154,6 +169,8 @@ TEST_F(HubCacheTest, NamesTheFoldersThatASnapshotNeeds) {
   fs::create_directory_symlink(Snapshot(), folder_.PathOf("link"));
   EXPECT_THAT(HubFoldersOf(folder_.PathOf("link")), ElementsAre(Repository(), Cache() + "/blobs"));
   EXPECT_THAT(HubFoldersOf(folder_.path()), IsEmpty());
+  EXPECT_THAT(HubFoldersOf(Repository() + "/blobs"), IsEmpty());
+  EXPECT_THAT(HubFoldersOf(folder_.PathOf("other/snapshots/1")), IsEmpty());
   EXPECT_THAT(HubFoldersOf("/absent"), IsEmpty());
 }
 

@@ -79,6 +79,26 @@ TEST(LoadMemoryTest, AFileOfAHundredGigabytesOpensByReadingItsHeaderOnly) {
   EXPECT_LT(PeakMemoryBytes() - memory_before, 8 * kMebibyte);
 }
 
+TEST(LoadMemoryTest, AHeadHasAtMost16777216Rows) {
+  for (const int64_t rows : {int64_t{1} << 24, (int64_t{1} << 24) + 1}) {
+    const ModelFolder folder;
+    folder.WriteConfig(R"({"hidden_size":1})");
+    const std::string json = absl::StrCat(R"({"lm_head.weight":{"dtype":"BF16","shape":[)", rows,
+                                          R"(,1],"data_offsets":[0,)", 2 * rows, "]}}");
+    if (!WriteSparse(folder.PathOf("model.safetensors"), json, 2 * rows)) {
+      GTEST_SKIP() << "the file system of the temporary folder has no sparse files";
+    }
+
+    const auto head = OpenModelFolder(folder.path(), {.valid_vocab = 1});
+
+    if (rows == int64_t{1} << 24) {
+      EXPECT_THAT(head, Succeeds());
+    } else {
+      EXPECT_THAT(head, Fails(absl::StatusCode::kInvalidArgument, "1 to 16777216 rows"));
+    }
+  }
+}
+
 // All valid rows are compared, a block at a time.
 TEST(LoadMemoryTest, ATiedModelThatStoresHeadAndEmbeddingIsComparedWithLittleMemory) {
   constexpr int64_t kRows = int64_t{1} << 14;

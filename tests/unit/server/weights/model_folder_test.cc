@@ -128,6 +128,24 @@ TEST(ModelFolderTest, ReadsIndexedShardsAndOpensOnlyTheOneThatIsNeeded) {
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(rows.data()), rows.size()), expected.bytes);
 }
 
+TEST(ModelFolderTest, DescribesACapBelowOne) {
+  HeadInfo info;
+  info.softcap = 0.5F;
+
+  EXPECT_THAT(DescribeHead(info), ::testing::HasSubstr("cap 0.5"));
+}
+
+TEST(ModelFolderTest, AnIndexedModelHasNoWarningOfItsOwn) {
+  const ModelFolder folder;
+  folder.WriteConfig(R"({"model_type":"llama","hidden_size":4,"vocab_size":5})");
+  folder.WriteShards({{MakeZeroTensor("lm_head.weight", "BF16", {5, 4})}});
+
+  const auto head = OpenModelFolder(folder.path(), {});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->warnings, IsEmpty());
+}
+
 TEST(ModelFolderTest, ReadsHeadAndBiasFromDifferentShards) {
   const ModelFolder folder;
   folder.WriteConfig(kConfig);
@@ -265,7 +283,17 @@ TEST(ModelFolderTest, AMissingShardIsNotFound) {
   folder.WriteIndex({{"lm_head.weight", "model-00001-of-00001.safetensors"}});
 
   EXPECT_THAT(OpenModelFolder(folder.path(), {}),
-              Fails(absl::StatusCode::kNotFound, "in a file that is missing"));
+              Fails(absl::StatusCode::kNotFound,
+                    "in a file that is missing (download it again): cannot open"));
+}
+
+TEST(ModelFolderTest, AMalformedShardIsInvalid) {
+  const ModelFolder folder;
+  folder.WriteConfig(kConfig);
+  folder.WriteFile("1.safetensors", "short");
+  folder.WriteIndex({{"lm_head.weight", "1.safetensors"}});
+
+  EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kInvalid, "not a safetensors file"));
 }
 
 TEST(ModelFolderTest, AShardWithoutTheTensorIsInvalid) {
@@ -288,6 +316,17 @@ TEST(ModelFolderTest, AFileWithATensorThatTheIndexDoesNotListIsInvalid) {
 
   EXPECT_THAT(OpenModelFolder(folder.path(), {}),
               Fails(kInvalid, "'lm_head.bias', which the index does not list"));
+}
+
+TEST(ModelFolderTest, AFileMayContainATensorThatDoesNotMatterAndIsNotListed) {
+  const ModelFolder folder;
+  folder.WriteConfig(kConfig);
+  folder.WriteFile("1.safetensors",
+                   testing::SafetensorsBytes({MakeZeroTensor("lm_head.weight", "BF16", {5, 4}),
+                                              MakeZeroTensor("model.norm.weight", "F32", {4})}));
+  folder.WriteIndex({{"lm_head.weight", "1.safetensors"}});
+
+  EXPECT_THAT(OpenModelFolder(folder.path(), {}), Succeeds());
 }
 
 TEST(ModelFolderTest, WarnsOfAnAdapterThatTransformersWouldApply) {

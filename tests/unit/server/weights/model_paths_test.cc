@@ -72,6 +72,18 @@ TEST(ModelPathsTest, WarnsOfAnIndexThatPlacesTheHeadElsewhere) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {})->warnings, ::testing::IsEmpty());
 }
 
+TEST(ModelPathsTest, AnIndexThatCannotBeReadSaysNothingAboutTheSingleFile) {
+  const ModelFolder folder;
+  folder.WriteConfig(R"({"model_type":"llama","hidden_size":4,"vocab_size":5})");
+  folder.WriteFile("model.safetensors", Weights());
+  fs::create_directory(folder.PathOf("model.safetensors.index.json"));
+
+  const auto head = OpenModelFolder(folder.path(), {});
+
+  ASSERT_THAT(head, Succeeds());
+  EXPECT_THAT(head->warnings, ::testing::IsEmpty());
+}
+
 TEST(ModelPathsTest, AMissingFolderIsNotFound) {
   const ModelFolder folder;
   EXPECT_THAT(OpenModelFolder(folder.PathOf("none"), {}), Fails(kNotFound, "does not exist"));
@@ -178,6 +190,15 @@ TEST(ModelPathsTest, DanglingLinksAndLoopsAreNamed) {
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kInvalid, "model.safetensors'"));
 }
 
+TEST(ModelPathsTest, APathThatIsALoopOrTooLongIsInvalid) {
+  const ModelFolder folder;
+  fs::create_symlink("loop", folder.PathOf("loop"));
+
+  EXPECT_THAT(OpenModelFolder(folder.PathOf("loop"), {}), Fails(kInvalid, "loop'"));
+  EXPECT_THAT(OpenModelFolder(folder.PathOf(std::string(300, 'x')), {}),
+              Fails(kInvalid, "too long"));
+}
+
 // Runs the process as user nobody during its lifetime, because root may read everything.
 class WithoutPrivileges {
  public:
@@ -218,9 +239,30 @@ TEST(ModelPathsTest, UnreadableFoldersAreDenied) {
   chmod(folder.path().c_str(), 0700);
 }
 
+// Without one of the permissions, the names in the folder are known or its files can be opened.
+TEST(ModelPathsTest, FoldersWithPartOfThePermissionsAreDenied) {
+  const ModelFolder listed;
+  listed.WriteConfig(kConfig);
+  listed.WriteFile("model.safetensors", Weights());
+  chmod(listed.path().c_str(), 0444);
+  const ModelFolder entered;
+  entered.WriteConfig(kConfig);
+  chmod(entered.path().c_str(), 0311);
+
+  {
+    const WithoutPrivileges nobody;
+    EXPECT_THAT(OpenModelFolder(listed.path(), {}), Fails(kDenied, "read permission"));
+    EXPECT_THAT(OpenModelFolder(entered.path(), {}), Fails(kDenied, "read permission"));
+  }
+  chmod(listed.path().c_str(), 0700);
+  chmod(entered.path().c_str(), 0700);
+}
+
 TEST(ModelPathsTest, AConfigBeyondTheLimitIsRefused) {
   const ModelFolder folder;
   folder.WriteFile("model.safetensors", Weights());
+  folder.WriteConfig(kConfig + std::string((16 << 20) - kConfig.size(), ' '));
+  EXPECT_THAT(OpenModelFolder(folder.path(), {}), Succeeds());
   folder.WriteConfig("");
   fs::resize_file(folder.PathOf("config.json"), (16 << 20) + 1);
   EXPECT_THAT(OpenModelFolder(folder.path(), {}), Fails(kInvalid, "the limit is 16777216"));
