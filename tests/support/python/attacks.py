@@ -372,9 +372,13 @@ class HeldHealthCalls(Attack):
     STREAMS = 256  # the default of --streams-max
     NAME = "n" * 180  # what gRPC's own service kept for each watch
 
-    def __init__(self, connections: int, method: str, *, answers_window: int = WINDOW) -> None:
+    def __init__(
+        self, connections: int, method: str, *, answers_window: int = WINDOW, source: str = ""
+    ) -> None:
+        """Connects from the address `source`, if one is given."""
         super().__init__()
         self._connections, self._method, self._window = connections, method, answers_window
+        self._source = source
 
     def run(self, server, is_over: threading.Event) -> None:
         settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, self._window)
@@ -388,7 +392,7 @@ class HeldHealthCalls(Attack):
         )
         with contextlib.ExitStack() as stack:
             for _ in range(self._connections):
-                held = stack.enter_context(connect(server.grpc))
+                held = stack.enter_context(connect(server.grpc, self._source))
                 held.sendall(MAGIC + frame(SETTINGS, 0, 0, settings) + calls)
                 self.amount += self.STREAMS
                 if is_over.is_set():

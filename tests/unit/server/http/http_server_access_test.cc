@@ -117,6 +117,27 @@ TEST_F(HttpServerAccessTest, TheCheckGetsTheAddressOfTheCaller) {
   EXPECT_EQ(peer(), absl::StrCat("ipv4:127.0.0.1:", ntohs(own.sin_port)));
 }
 
+TEST_F(HttpServerAccessTest, TheCheckGetsAnIpv6AddressInBrackets) {
+  options_.listen = "[::1]:0";
+  auto server = HttpServer::Create(options_, metrics_);
+  if (!server.ok()) {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_port = htons(static_cast<uint16_t>((*server)->port()));
+  address.sin6_addr = in6addr_loopback;
+  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  sockaddr_in6 own{};
+  socklen_t length = sizeof(own);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length), 0);
+
+  GetFrom(fd, "/metrics");
+
+  EXPECT_EQ(peer(), absl::StrCat("ipv6:[::1]:", ntohs(own.sin6_port)));
+}
+
 TEST_F(HttpServerAccessTest, ACallerWithoutTheScopeIsForbidden) {
   access_ = absl::PermissionDeniedError("lacks the scope metrics");
   Create();

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "tests/support/cpu_seconds.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/few_files.h"
 #include "tests/unit/server/http/http_client.h"
@@ -27,8 +28,13 @@ namespace logprobd {
 namespace {
 
 using ::logprobd::testing::Connect;
+using ::logprobd::testing::CountOpenFiles;
+using ::logprobd::testing::CpuSecondsWithin;
 using ::logprobd::testing::FakeClock;
 using ::logprobd::testing::FewFiles;
+using ::logprobd::testing::IsCut;
+using ::logprobd::testing::kIdleCpuSecondsMax;
+using ::logprobd::testing::kIdlePeriod;
 using ::logprobd::testing::ReadToEnd;
 using ::logprobd::testing::Send;
 using ::testing::EndsWith;
@@ -192,6 +198,7 @@ TEST_F(HttpServerTest, GivesBrowsersAnHtmlStatusPage) {
   EXPECT_THAT(answer, HasSubstr("Content-Security-Policy: default-src 'none';"));
   EXPECT_THAT(answer, HasSubstr("Cache-Control: no-store"));
   EXPECT_THAT(answer, HasSubstr("Vary: Accept"));
+  EXPECT_THAT(answer, HasSubstr("X-Content-Type-Options: nosniff"));
   EXPECT_THAT(answer, HasSubstr("an HTML page, for a test"));
 }
 
@@ -207,6 +214,8 @@ TEST_F(HttpServerTest, ReloadsTheStatusPageAtTheRequestedInterval) {
   EXPECT_THAT(Get(port(), "/?format=html&refresh=0"), Not(HasSubstr("http-equiv")));
   EXPECT_THAT(Get(port(), "/?format=html&refresh=-1"), HasSubstr("\"refresh\" content=\"5\""));
   EXPECT_THAT(Get(port(), "/?format=html&refresh=0x"), HasSubstr("\"refresh\" content=\"5\""));
+  EXPECT_THAT(Get(port(), "/?format=html&refresh=3600"), HasSubstr("\"refresh\" content=\"3600\""));
+  EXPECT_THAT(Get(port(), "/?format=html&refresh=3601"), HasSubstr("\"refresh\" content=\"5\""));
 }
 
 TEST_F(HttpServerTest, GivesEverybodyTextWithoutAnHtmlPage) {
@@ -375,6 +384,32 @@ TEST_F(HttpServerTest, DropsAClientThatHasNotFinishedInTime) {
   EXPECT_FALSE(CanEnd(begun[0]));
 }
 
+TEST_F(HttpServerTest, DropsAClientAtItsTimeAlsoIfNothingElseHappens) {
+  const int begun = Begin(port(), "127.0.0.1", 1).front();
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  clock_.Advance(HttpServer::kExchangeTimeout - absl::Milliseconds(1));
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));  // now it waits for 1 ms
+
+  clock_.Advance(absl::Milliseconds(1));
+
+  EXPECT_TRUE(IsCut(begun));
+}
+
+TEST_F(HttpServerTest, SpendsNoTimeWhileItsClientsDoNothing) {
+  EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
+
+  blocks_pages_ = true;
+  const std::vector<int> waiting = RequestPages(1);
+  const std::vector<int> begun = Begin(port(), "127.0.0.1", 1);
+  EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+
+  EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
+
+  release_pages_.Notify();
+  EXPECT_THAT(ReadToEnd(waiting[0]), HasSubstr("logprobd, a test"));
+  EXPECT_EQ(CountOpen(begun), 1U);
+}
+
 TEST_F(HttpServerTest, DropsAClientWhosePageIsNotReadyInTime) {
   blocks_pages_ = true;
   const int fd = Connect(port());
@@ -418,6 +453,23 @@ TEST_F(HttpServerTest, AnswersHealthWhileNoPageCanBeComputed) {
   for (const int fd : waiting) {
     EXPECT_THAT(ReadToEnd(fd), HasSubstr("logprobd, a test"));
   }
+}
+
+TEST_F(HttpServerTest, ComputesFourPagesAtOnce) {
+  blocks_pages_ = true;
+  const std::vector<int> waiting = RequestPages(6);
+
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (num_pages_ < 4 && absl::Now() < end) {
+    EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  }
+
+  EXPECT_EQ(num_pages_, 4);
+  release_pages_.Notify();
+  for (const int fd : waiting) {
+    EXPECT_THAT(ReadToEnd(fd), HasSubstr("logprobd, a test"));
+  }
+  EXPECT_EQ(num_pages_, 6);
 }
 
 TEST_F(HttpServerTest, KeepsAsManyConnectionsOfAnAddressAsAreAllowed) {
@@ -496,16 +548,47 @@ TEST_F(HttpServerTest, EndsWhileClientsWaitForPages) {
 
 TEST_F(HttpServerTest, AnswersWhenFilesAreFreeAgain) {
   const int server_port = port();  // UBSan opens files to check the call of a member
+  const std::vector<int> others = Begin(server_port, "127.0.0.1", 1);  // has more time than a pause
+  EXPECT_THAT(Get(server_port, "/healthz"), StartsWith("HTTP/1.1 200"));
   int fd = -1;
   {
     const FewFiles few(1);
     fd = Connect(server_port);  // takes the last file
     Send(fd, kBegunRequest);
+    EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
+    pollfd answer{.fd = fd, .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&answer, 1, 0), 0);
+  }
+
+  const absl::Time begin = absl::Now();
+  EXPECT_TRUE(CanEnd(fd));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  EXPECT_EQ(CountOpen(others), 1U);
+}
+
+// The pause for want of files must not go on.
+TEST_F(HttpServerTest, AnswersAtOnceAlsoAfterFilesWereShort) {
+  constexpr int kRequests = 40;  // with a pause of 50 ms before each they take 2 s
+  const int server_port = port();
+  const auto expect_no_pauses = [&] {
+    const absl::Time begin = absl::Now();
+    for (int i = 0; i < kRequests; ++i) {
+      EXPECT_THAT(Get(server_port, "/healthz"), StartsWith("HTTP/1.1 200"));
+    }
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
+  };
+  expect_no_pauses();
+  int fd = -1;
+  {
+    const FewFiles few(1);
+    fd = Connect(server_port);
+    Send(fd, kBegunRequest);
     pollfd answer{.fd = fd, .events = POLLIN, .revents = 0};
     EXPECT_EQ(poll(&answer, 1, 100), 0);
   }
-
   EXPECT_TRUE(CanEnd(fd));
+
+  expect_no_pauses();
 }
 
 TEST(HttpServerIpv6Test, CountsTheConnectionsOfANetwork) {

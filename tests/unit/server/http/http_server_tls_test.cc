@@ -4,6 +4,7 @@
 #include <openssl/x509.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,6 +18,7 @@
 #include "absl/time/time.h"
 #include "server/http/http_server.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/few_files.h"
 #include "tests/support/test_certificates.h"
 #include "tests/unit/server/http/http_client.h"
 
@@ -234,8 +236,9 @@ TEST_F(HttpServerTlsTest, CutsAHandshakeOfTooManyBytes) {
     return fd;
   };
 
-  EXPECT_TRUE(IsSilent(begin_handshake(HttpServer::kTlsBytesMax - kHeaderBytes - 1)));
+  EXPECT_TRUE(IsSilent(begin_handshake(HttpServer::kTlsBytesMax - 1)));
   EXPECT_TRUE(IsCut(begin_handshake(HttpServer::kTlsBytesMax)));
+  EXPECT_TRUE(IsCut(begin_handshake(HttpServer::kTlsBytesMax + kHeaderBytes + 1)));
 }
 
 TEST_F(HttpServerTlsTest, ARequestOfTheLongestHeadersFitsBesideItsHandshake) {
@@ -294,12 +297,47 @@ TEST_F(HttpServerTlsTest, KeepsItsCertificateIfAnotherOneCannotBeUsed) {
   other.key_pem = Issue("another").key_pem;
 
   for (const HttpServer::Certificate& bad : {other, HttpServer::Certificate()}) {
+    errno = EMFILE;  // of an earlier call, which says nothing of this one
     const absl::Status status = server_->SetCertificate(bad);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), StartsWith("--http: "));
   }
 
   EXPECT_EQ(TlsClient(Connect(port())).name(), "first");
+}
+
+TEST_F(HttpServerTlsTest, KeepsItsCertificateIfNoFileIsLeftForAnotherOne) {
+  const HttpServer::Certificate other = Issue("other");
+  absl::Status status;
+  {
+    const FewFiles none(0);
+    status = server_->SetCertificate(other);
+  }
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), StartsWith("--http: cannot start the server: "));
+  EXPECT_EQ(TlsClient(Connect(port())).name(), "first");
+  EXPECT_TRUE(server_->SetCertificate(other).ok());
+  EXPECT_EQ(TlsClient(Connect(port())).name(), "other");
+}
+
+TEST_F(HttpServerTlsTest, AnEarlierCertificateTakesNoFilesOnceItsConnectionsHaveEnded) {
+  const auto num_open_at_rest = [this] {  // the server closes a connection after its client has
+    EXPECT_THAT(Get("/healthz"), StartsWith("HTTP/1.1 200"));
+    EXPECT_THAT(Get("/healthz"), StartsWith("HTTP/1.1 200"));
+    return CountOpenFiles();
+  };
+  const int num_open = num_open_at_rest();
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(server_->SetCertificate(Issue("next")).ok());
+    EXPECT_THAT(Get("/healthz"), StartsWith("HTTP/1.1 200"));
+  }
+
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (num_open_at_rest() > num_open && absl::Now() < end) {
+  }
+
+  EXPECT_LE(num_open_at_rest(), num_open);
 }
 
 TEST_F(HttpServerTlsTest, DoesNotStartWithoutAUsableCertificate) {
@@ -331,7 +369,10 @@ TEST(HttpServerWithoutTlsTest, IgnoresCertificates) {
   options.listen = "127.0.0.1:0";
   const auto server = *HttpServer::Create(options, metrics);
 
-  EXPECT_TRUE(server->SetCertificate({}).ok());
+  {
+    const FewFiles none(0);  // nothing is started for it
+    EXPECT_TRUE(server->SetCertificate({}).ok());
+  }
   const int fd = Connect(server->port());
   Send(fd, absl::StrCat(kBegunRequest, "\r\n"));
   EXPECT_THAT(ReadToEnd(fd), StartsWith("HTTP/1.1 200"));

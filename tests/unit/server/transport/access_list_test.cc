@@ -180,6 +180,17 @@ TEST_F(AccessListTest, NamesACallerWhateverItMayDo) {
   EXPECT_EQ(text_of(by_token, nullptr), "none x");
   EXPECT_EQ(text_of({.authorization = "Bearer b"}, &access_), "none none");
   EXPECT_EQ(text_of({.certificate_names = {"x", "y.example"}}, &access_), "none y.example");
+  const std::string longest(255, 'n');
+  EXPECT_EQ(text_of({.certificate_names = {longest + "m"}}, &access_), "none " + longest);
+}
+
+TEST_F(AccessListTest, AnEntryHasTheDefaultShareUnlessItsFileSaysMore) {
+  EXPECT_EQ(AccessEntry().share, 0);
+  EXPECT_EQ(AccessEntry().priority_max, Priority::kHigh);
+  EXPECT_EQ(AccessEntry().not_after, absl::InfiniteFuture());
+  for (const Scope scope : {Scope::kScore, Scope::kVerify, Scope::kAdmin, Scope::kMetrics}) {
+    EXPECT_FALSE(AccessEntry().scopes[static_cast<size_t>(scope)]);
+  }
 }
 
 TEST(AccessRefusalsTest, CountsEveryRefusalAndWritesTwentyLinesAtEveryLogLevel) {

@@ -12,7 +12,10 @@
 #include "gmock/gmock.h"
 #include "grpc/grpc_security_constants.h"
 #include "grpcpp/client_context.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/transport_server.h"
 
 namespace logprobd::testing {
@@ -60,6 +63,50 @@ class AccessProcessorTest : public ::testing::Test {
   std::shared_ptr<AccessList> access_;
   TransportServer server_;
 };
+
+TEST_F(AccessProcessorTest, ACallHasTheShareAndThePriorityOfItsEntry) {
+  AccessEntry token = Token("a", "secret-a");
+  token.share = 0.25;
+  token.priority_max = Priority::kNormal;
+  access_->Set({token, Token("b", "secret-b")});
+
+  ASSERT_TRUE(Score("secret-a").ok());
+  EXPECT_EQ(server_.head->last_request().client_share, 0.25);
+  ASSERT_TRUE(Score("secret-b").ok());
+  EXPECT_EQ(server_.head->last_request().client_share, 0);
+
+  for (const auto& [secret, code] : {std::pair{"secret-a", grpc::StatusCode::PERMISSION_DENIED},
+                                     std::pair{"secret-b", grpc::StatusCode::OK}}) {
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", std::string("Bearer ") + secret);
+    v1::ScoreRequest request = ValidRequest();
+    request.set_priority(v1::PRIORITY_HIGH);
+    v1::ScoreResponse response;
+    EXPECT_EQ(server_.stub->Score(&context, request, &response).error_code(), code) << secret;
+  }
+}
+
+TEST_F(AccessProcessorTest, EveryListenerChecksItsCallers) {
+  const TempFolder folder;
+  GrpcServer::Options options = OptionsWith(access_);
+  options.unix_socket = folder.path("socket");
+  options.admin = "unix:" + folder.path("admin");
+  const TransportServer server(options);
+  for (const std::string& address :
+       {server.address(), "unix:" + options.unix_socket, options.admin}) {
+    const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+    for (const auto& [token, code] :
+         {std::pair{"secret-a", grpc::StatusCode::UNIMPLEMENTED},  // any entry will do
+          std::pair{"secret-x", grpc::StatusCode::UNAUTHENTICATED}}) {
+      grpc::ClientContext context;
+      context.AddMetadata("authorization", std::string("Bearer ") + token);
+      grpc::ByteBuffer answer;
+      EXPECT_EQ(CallRaw(channel, "/unknown/Method", BufferOf("x"), answer, context).error_code(),
+                code)
+          << address << " " << token;
+    }
+  }
+}
 
 // Regression: all calls of a connection counted for the caller of its first call.
 TEST_F(AccessProcessorTest, EachCallOfAConnectionCountsForItsOwnCaller) {

@@ -24,13 +24,59 @@ TEST(AnswerBudgetTest, RefusesAboveItsLimitsUntilAnswersAreReleased) {
 
   EXPECT_EQ(client.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(RejectionOf(client), Rejection::kAnswerBytes);
-  EXPECT_TRUE(RetryAfter(client).has_value());
+  EXPECT_EQ(RetryAfter(client), absl::Milliseconds(100));
   EXPECT_THAT(client.message(),
               HasSubstr("50 bytes are not sent yet, and 1 more would exceed the limit of 50"));
   EXPECT_THAT(all.message(),
               HasSubstr("90 bytes are not sent yet, and 11 more would exceed the limit of 100"));
   b->Release();
   EXPECT_TRUE(budget.Take("b", 50).ok());
+}
+
+TEST(AnswerBudgetTest, AllClientsMayTakeTheWholeBudget) {
+  AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
+  const auto a = budget.Take("a", 50);
+  const auto b = budget.Take("b", 40);
+
+  const auto last = budget.Take("c", 10);
+
+  EXPECT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(budget.held_bytes(), 100);
+  EXPECT_TRUE(budget.Take("d", 0).ok());  // nothing more
+}
+
+TEST(AnswerBudgetTest, ReleasesEachAnswerOfAClientByItself) {
+  AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
+  auto first = budget.Take("a", 1);
+  auto second = budget.Take("a", 40);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(budget.held_bytes(), 41);
+
+  first->Release();
+  first->Release();  // does nothing
+
+  EXPECT_EQ(budget.held_bytes(), 40);
+  EXPECT_FALSE(budget.Take("a", 11).ok());
+  EXPECT_TRUE(budget.Take("a", 10).ok());
+  second->Release();
+  EXPECT_EQ(budget.held_bytes(), 0);
+}
+
+TEST(AnswerBudgetTest, AnswersWithoutBytesAreNotCounted) {
+  AnswerBudget budget({.bytes_max = 100, .client_share_max = 0.5});
+  {
+    const auto first = budget.Take("a", 0);
+    const auto second = budget.Take("a", 0);
+    EXPECT_TRUE(first.ok() && second.ok());
+  }
+  EXPECT_EQ(budget.held_bytes(), 0);
+}
+
+TEST(AnswerBudgetTest, AClientMayHoldAByteHoweverSmallItsShareIs) {
+  AnswerBudget budget({.bytes_max = 1, .client_share_max = 0.5});
+
+  EXPECT_TRUE(budget.Take("a", 1).ok());
+  EXPECT_EQ(budget.Take("a", 2).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(AnswerBudgetTest, NewLimitsApplyToLaterAnswersOnly) {

@@ -15,6 +15,7 @@ TEST(CallInfoTest, AClientWithoutAnIdIsItsAddressWithoutThePort) {
   EXPECT_EQ(ClientId("", "ipv4:10.0.0.7:50312"), "ipv4:10.0.0.7");
   EXPECT_EQ(ClientId("", "ipv6:%5B::1%5D:50312"), "ipv6:%5B::1%5D");
   EXPECT_EQ(ClientId("", "unix:"), "unix");
+  EXPECT_EQ(ClientId("", "unix:/run/a:b.sock"), "unix");
 }
 
 TEST(CallInfoTest, AClaimedIdIsCutAndCleaned) {
@@ -35,6 +36,9 @@ TEST(CallInfoTest, TheNetworkOfAPeerIsItsIpv4AddressOrTheFirstHalfOfItsIpv6Addre
   EXPECT_NE(six, PeerNetworkOf("ipv6:%5B2001:db8:0:2::1%5D:1"));
 
   EXPECT_EQ(PeerNetworkOf("unix:"), "unix");
+  // What is not an address is a network of its own, without its port.
+  EXPECT_EQ(PeerNetworkOf("ipv4:here:1"), "ipv4:here");
+  EXPECT_EQ(PeerNetworkOf("ipv6:%5Bhere%5D:1"), "ipv6:%5Bhere%5D");
 }
 
 // Setting the wall clock an hour forward or back must not expire a request.

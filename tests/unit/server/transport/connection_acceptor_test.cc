@@ -25,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -390,6 +391,35 @@ TEST(ConnectionAcceptorTest, LeavesHalfOfTheFilesToOtherAddresses) {
   EXPECT_FALSE(TestClient(AF_INET, port, kSecondAddress).SeesTheEnd());
 }
 
+// The pause for want of files must not go on.
+TEST(ConnectionAcceptorTest, AcceptsAtOnceAlsoAfterFilesWereShort) {
+  constexpr size_t kClients = 40;  // with a pause of 50 ms before each they take 2 s
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(On("127.0.0.1"));
+  ASSERT_TRUE(acceptor.ok());
+  ASSERT_TRUE((*acceptor)->Start(taken.Handler()).ok());
+  const auto expect_no_pauses = [&] {
+    const absl::Time begin = absl::Now();
+    for (size_t i = 0; i < kClients; ++i) {
+      const TestClient client(AF_INET, (*acceptor)->port());
+      taken.WaitFor(1);
+      taken.CloseAll();
+    }
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
+  };
+  expect_no_pauses();
+  std::unique_ptr<TestClient> client;
+  {
+    const FewFiles none(1);  // only the client's socket
+    client = std::make_unique<TestClient>(AF_INET, (*acceptor)->port());
+    poll(nullptr, 0, 100);
+  }
+  taken.WaitFor(1);
+  taken.CloseAll();
+
+  expect_no_pauses();
+}
+
 /// An acceptor on a Unix socket that sends every connection a byte.
 class ConnectionAcceptorUnixTest : public ::testing::Test {
  protected:
@@ -508,6 +538,34 @@ TEST_F(ConnectionAcceptorUnixTest, ClosesTheConnectionsThatAreTooMany) {
   EXPECT_EQ(Connect(), kClosed);
 
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");  // no audit lines
+}
+
+TEST_F(ConnectionAcceptorUnixTest, LeavesThreeQuartersOfTheFilesToOthers) {
+  constexpr size_t kReserved = 8;
+  acceptor_ = nullptr;
+  ConnectionAcceptor::Options options;
+  options.address.unix_path = path_;
+  options.files_reserved = kReserved;
+  options.is_audited = false;
+  Taken taken;
+  auto acceptor = ConnectionAcceptor::Listen(options);
+  ASSERT_TRUE(acceptor.ok()) << acceptor.status();
+  auto keep_and_answer = [keep = taken.Handler()](int socket) mutable {
+    keep(socket);
+    send(socket, "x", 1, MSG_NOSIGNAL);
+  };
+  ASSERT_TRUE((*acceptor)->Start(std::move(keep_and_answer)).ok());
+  const FewFiles few(100);
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  const size_t quarter = (files.rlim_cur - kReserved) / 4;
+
+  size_t count = 0;
+  while (count <= quarter && Connect() == kServed) {
+    ++count;
+  }
+
+  EXPECT_EQ(count, quarter);
 }
 
 TEST_F(ConnectionAcceptorUnixTest, UsesAPathThatItsCallerHasLocked) {

@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "server/base/log.h"
 #include "tests/support/control_client.h"
+#include "tests/support/cpu_seconds.h"
 #include "tests/support/fake_client_memory.h"
 #include "tests/support/few_files.h"
 #include "tests/support/temp_folder.h"
@@ -95,6 +96,19 @@ TEST_F(ControlSocketTest, LetsAClientCreateAndCloseARegion) {
   EXPECT_EQ(client.CloseRegion(mapped.id()).status_code(), 0);
   EXPECT_EQ(client.CloseRegion(mapped.id()).status_code(), Code(absl::StatusCode::kNotFound));
   pinning_.WaitForPinned(0);
+}
+
+TEST_F(ControlSocketTest, WelcomesAClientWithWhatItMayUse) {
+  Make({.cuda_ipc = true});
+  EXPECT_TRUE(ControlClient(path_).Hello().welcome().cuda_ipc());
+  EXPECT_TRUE(ControlClient(path_).Hello().welcome().shared_memory());
+
+  socket_ = nullptr;
+  regions_ = *SharedRegions::Create({.bytes_max = 0}, pinning_, metrics_);
+  Make();
+
+  EXPECT_FALSE(ControlClient(path_).Hello().welcome().cuda_ipc());
+  EXPECT_FALSE(ControlClient(path_).Hello().welcome().shared_memory());
 }
 
 TEST_F(ControlSocketTest, IsOpenToItsOwnUserOnly) {
@@ -214,6 +228,60 @@ TEST_F(ControlSocketTest, AcceptsAClientThatArrivedWhenNoFileWasLeft) {
   }
 
   EXPECT_EQ(second->Hello().status_code(), 0);
+}
+
+TEST_F(ControlSocketTest, SpendsNoTimeWhileItsClientsDoNothing) {
+  EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
+
+  ControlClient silent(path_);  // has 10 s for its Hello
+  ControlClient client(path_);
+  client.Hello();
+  EXPECT_EQ(client.CreateRegion(kPage).message.status_code(), 0);
+
+  EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
+}
+
+TEST_F(ControlSocketTest, SpendsNoTimeWhileAClientWaitsForAFile) {
+  std::unique_ptr<ControlClient> client;
+  {
+    const FewFiles none(1);  // only the client's socket
+    client = std::make_unique<ControlClient>(path_);
+
+    EXPECT_LT(CpuSecondsWithin(kIdlePeriod), kIdleCpuSecondsMax);
+  }
+
+  EXPECT_EQ(client->Hello().status_code(), 0);
+}
+
+TEST_F(ControlSocketTest, SaysThatItHasNoFileForItself) {
+  socket_ = nullptr;
+  const int num_open = CountOpenFiles();
+  for (const auto& [left, code] : {std::pair{0, absl::StatusCode::kResourceExhausted},
+                                   std::pair{1, absl::StatusCode::kUnavailable}}) {
+    const FewFiles few(left);  // an eventfd and a listener
+    const absl::Status status = ControlSocket::Create({.path = path_}, *regions_).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--local: "));
+  }
+  EXPECT_EQ(CountOpenFiles(), num_open);
+}
+
+TEST_F(ControlSocketTest, ALeaseTakesNoneOfTheReservedFiles) {
+  constexpr int kLeft = 30;
+  socket_ = nullptr;
+  // Those of the first client and of its lease are the last that leases may take but one.
+  socket_ = *ControlSocket::Create({.path = path_, .files_reserved = kLeft - 3}, *regions_);
+  const FewFiles few(kLeft);
+  ControlClient first(path_);
+  ASSERT_EQ(first.Hello().status_code(), 0);
+
+  ControlClient second(path_);
+
+  const auto refusal = second.Receive();
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_EQ(refusal->message.status_code(), Code(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(refusal->message.status_message(), "few files are left: try again later");
+  EXPECT_TRUE(second.IsClosed());
 }
 
 // Regression: leases took the files that other listeners needed.

@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,6 +17,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/security/credentials.h"
 #include "gtest/gtest.h"
+#include "tests/support/fake_clock.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/test_stream.h"
 #include "tests/support/transport_server.h"
@@ -23,6 +26,8 @@ namespace logprobd::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
 constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
@@ -125,10 +130,15 @@ TEST(GrpcServerTest, ServesTheUnixSocketToo) {
   grpc::ClientContext context;
   v1::ScoreResponse response;
 
+  ::testing::internal::CaptureStderr();
   const grpc::Status status = stub->Score(&context, ValidRequest(), &response);
 
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(server.head->last_request().client_id, "unix");
+  // Only connections to --admin have lines.
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("audit")));
+  EXPECT_EQ(server.server->unix_socket_path(), options.unix_socket);
+  EXPECT_EQ(server.server->admin_address(), "");
 }
 
 // Regression: its mode was that of the umask.
@@ -264,6 +274,121 @@ TEST(GrpcServerTest, NamesABadOption) {
   EXPECT_THAT(std::string(CreateStatus(options).message()), HasSubstr("streams_max"));
 }
 
+TEST(GrpcServerTest, ChecksItsLimitsOnBothSides) {
+  struct Limit {
+    std::string name;
+    std::vector<std::function<void(GrpcServer::Options&)>> good;
+    std::vector<std::function<void(GrpcServer::Options&)>> bad;
+  };
+  using Options = GrpcServer::Options;
+  constexpr int64_t kMessageMax = std::numeric_limits<int32_t>::max();
+  const Limit limits[] = {
+      {"message_bytes_max",
+       {[](Options& o) { o.message_bytes_max = 1; },
+        [](Options& o) {
+          o.message_bytes_max = kMessageMax;
+          o.receive_bytes_max = 2 * kMessageMax;
+        }},
+       {[](Options& o) { o.message_bytes_max = 0; },
+        [](Options& o) {
+          o.message_bytes_max = kMessageMax + 1;
+          o.receive_bytes_max = 4 * kMessageMax;
+        }}},
+      {"receive_bytes_max",
+       {[](Options& o) { o.receive_bytes_max = 2 * o.message_bytes_max; }},
+       {[](Options& o) { o.receive_bytes_max = 2 * o.message_bytes_max - 1; }}},
+      {"streams_max",
+       {[](Options& o) { o.streams_max = 1; }},
+       {[](Options& o) { o.streams_max = 0; }, [](Options& o) { o.streams_max = -1; }}},
+      {"answers.bytes_max", {[](Options& o) { o.answers.bytes_max = 1; }}, {[](Options& o) {
+         o.answers.bytes_max = 0;
+       }}},
+      {"answers.client_share_max",
+       {[](Options& o) { o.answers.client_share_max = 1e-9; },
+        [](Options& o) { o.answers.client_share_max = 1; }},
+       {[](Options& o) { o.answers.client_share_max = 0; },
+        [](Options& o) { o.answers.client_share_max = 1.001; },
+        [](Options& o) {
+          o.answers.client_share_max = std::numeric_limits<double>::quiet_NaN();
+        }}}};
+  const auto status_with = [](const std::function<void(Options&)>& change) {
+    Options options = TestServerOptions();
+    change(options);
+    return CreateStatus(options);
+  };
+
+  for (const Limit& limit : limits) {
+    for (const auto& change : limit.good) {
+      EXPECT_TRUE(status_with(change).ok()) << limit.name << " " << status_with(change);
+    }
+    for (const auto& change : limit.bad) {
+      const absl::Status status = status_with(change);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()), StartsWith(limit.name + ": "));
+    }
+  }
+}
+
+TEST(GrpcServerTest, AConnectionHasOnlyItsNumberOfCallsAtOnce) {
+  GrpcServer::Options options = TestServerOptions();
+  options.streams_max = 1;
+  TransportServer server(options);
+  server.head->Hold();
+  v1::ScoreResponse first_response;
+  grpc::Status first_status;
+  std::thread first([&] {
+    grpc::ClientContext context;
+    first_status = server.stub->Score(&context, ValidRequest(), &first_response);
+  });
+  server.head->WaitForSubmitted(1);
+
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+  v1::ScoreResponse response;
+  const grpc::Status second = server.stub->Score(&context, ValidRequest(), &response);
+
+  EXPECT_EQ(second.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(server.head->num_submitted(), 1);
+  server.head->Release();
+  first.join();
+  EXPECT_TRUE(first_status.ok()) << first_status.error_message();
+}
+
+// Otherwise a client that leaves because of the age would see the end of its watch before.
+TEST(GrpcServerTest, AWatchOfTheHealthOutlivesTheAgeOfItsConnectionByAQuarter) {
+  FakeClock clock;
+  GrpcServer::Options options = TestServerOptions();
+  options.connection_age_ms_max = 40 * 60'000;
+  TransportServer server(options, FakeHeadInfo(), /*with_head=*/true, clock);
+  grpc::Status status;
+  std::thread watch([&] {
+    grpc::ClientContext context;
+    grpc::ByteBuffer answer;
+    status = CallRaw(server.channel, "/grpc.health.v1.Health/Watch", BufferOf(""), answer, context);
+  });
+
+  clock.WaitForWaiter(clock.Now() + absl::Minutes(50));
+  clock.Advance(absl::Minutes(50));
+
+  watch.join();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(GrpcServerTest, NewLimitsOfAnswersHoldAtOnce) {
+  TransportServer server;
+  const auto score = [&] {
+    grpc::ClientContext context;
+    v1::ScoreResponse response;
+    return server.stub->Score(&context, ValidRequest(), &response).error_code();
+  };
+  EXPECT_EQ(score(), grpc::StatusCode::OK);  // with 16 bytes
+
+  server.server->SetAnswerLimits(/*bytes_max=*/30, /*client_share=*/0.5);
+  EXPECT_EQ(score(), grpc::StatusCode::INVALID_ARGUMENT);
+  server.server->SetAnswerLimits(/*bytes_max=*/32, /*client_share=*/0.5);
+  EXPECT_EQ(score(), grpc::StatusCode::OK);
+}
+
 TEST(GrpcServerTest, OffersReflectionOnlyByFlag) {
   for (const bool reflection : {false, true}) {
     GrpcServer::Options options = TestServerOptions();
@@ -305,6 +430,7 @@ TEST(GrpcServerTest, ShutdownLetsWorkFinishAndRefusesNew) {
     v1::ScoreRequest bad;  // answered at once in any case
     refused = server.stub->Score(&new_context, bad, &response);
   } while (refused.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(HealthOf(server.channel, ""), 2);
   server.head->Release();
   shutdown.join();
   done.WaitForNotification();

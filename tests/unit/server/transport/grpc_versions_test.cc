@@ -19,7 +19,8 @@ TEST(GrpcVersionsTest, TheVersionIsThatOfTheLibrary) {
 }
 
 TEST(GrpcVersionsTest, OldAndUnknownVersionsHaveHolesWithNames) {
-  for (const char* const version : {"1.51.1", "1.82.9", "0.99.0", "1", "", "new"}) {
+  for (const char* const version :
+       {"1.51.1", "1.82.9", "1.82", "0.99.0", "1", "", "new", "9.new", "1.new.0"}) {
     EXPECT_THAT(GrpcVulnerabilities(version),
                 AllOf(HasSubstr("CVE-2023-33953"), HasSubstr("CVE-2023-44487")))
         << version;
@@ -27,7 +28,7 @@ TEST(GrpcVersionsTest, OldAndUnknownVersionsHaveHolesWithNames) {
 }
 
 TEST(GrpcVersionsTest, VersionsFrom183OnHaveNone) {
-  for (const char* const version : {"1.83.0", "1.84.0-dev", "2.0.0"}) {
+  for (const char* const version : {"1.83.0", "1.83", "1.84.0-dev", "2.0", "2.0.0"}) {
     EXPECT_EQ(GrpcVulnerabilities(version), "") << version;
   }
 }

@@ -68,6 +68,18 @@ class TestCall final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
     return statuses_.size() == count ? statuses_.back() : -1;
   }
 
+  /// Waits until a message that was sent has left, so that another one may be.
+  void AwaitSent() {
+    const absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&is_sent_));
+    is_sent_ = false;
+  }
+
+  size_t num_responses() {
+    const absl::MutexLock lock(&mutex_);
+    return statuses_.size();
+  }
+
   /// Waits until the server ends the call and returns its code.
   grpc::StatusCode Finish() {
     if (std::exchange(has_hold_, false)) RemoveHold();
@@ -86,6 +98,10 @@ class TestCall final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
     }
     Read();
   }
+  void OnWriteDone(bool /*ok*/) override {
+    const absl::MutexLock lock(&mutex_);
+    is_sent_ = true;
+  }
   void OnDone(const grpc::Status& status) override {
     const absl::MutexLock lock(&mutex_);
     status_ = status;
@@ -99,6 +115,7 @@ class TestCall final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   bool has_hold_ = true;  // used by the test's thread
   absl::Mutex mutex_;
   std::vector<int> statuses_ ABSL_GUARDED_BY(mutex_);
+  bool is_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_done_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
 };
@@ -205,6 +222,44 @@ TEST_F(HealthServiceTest, EndsAWatchWhoseMessageDoesNotArriveInTime) {
   EXPECT_EQ(call.Finish(), grpc::StatusCode::UNAVAILABLE);
 }
 
+TEST_F(HealthServiceTest, CallsThatHaveTheirMessageDoNotCountAsWaiting) {
+  for (int i = 0; i <= options_.waiting_calls_max; ++i) {
+    TestCall check(channel_, kCheck);
+    check.SendLast("");
+    EXPECT_EQ(check.Finish(), grpc::StatusCode::OK);
+    TestCall unknown(channel_, kCheck);
+    unknown.SendLast(RequestOf("another"));
+    EXPECT_EQ(unknown.Finish(), grpc::StatusCode::NOT_FOUND);
+  }
+  std::vector<std::unique_ptr<TestCall>> watches;
+  for (int i = 0; i <= options_.waiting_calls_max; ++i) {
+    watches.push_back(std::make_unique<TestCall>(channel_, kWatch));
+    watches.back()->SendLast("");
+    EXPECT_EQ(watches.back()->Await(1), 1);
+  }
+
+  TestCall silent(channel_, kCheck);
+  Pass(options_.message_time_max);
+
+  EXPECT_EQ(silent.Finish(), grpc::StatusCode::OK);
+}
+
+TEST_F(HealthServiceTest, AWatchCountsAsWaitingOnce) {
+  std::vector<std::unique_ptr<TestCall>> calls;
+  for (int i = 0; i < 2; ++i) {
+    calls.push_back(std::make_unique<TestCall>(channel_, kWatch));
+    calls.back()->SendLast("");
+    EXPECT_EQ(calls.back()->Await(1), 1);
+  }
+  for (int i = 0; i <= options_.waiting_calls_max; ++i) {
+    calls.push_back(std::make_unique<TestCall>(channel_, kCheck));
+  }
+
+  Pass(options_.crowded_message_time_max);
+
+  EXPECT_EQ(calls.back()->Finish(), grpc::StatusCode::OK);
+}
+
 // Otherwise each core could collect a message without end for as long.
 TEST_F(HealthServiceTest, ACallWaitsLessForItsMessageWhileManyDo) {
   std::vector<std::unique_ptr<TestCall>> calls;
@@ -224,6 +279,52 @@ TEST_F(HealthServiceTest, EndsAWatchWhoseClientDoesNotEndItsHalf) {
   silent.Send("");
   Pass(options_.message_time_max);
   EXPECT_EQ(silent.Finish(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(HealthServiceTest, AWatchHasOneMessage) {
+  TestCall call(channel_, kWatch);
+  call.Send("");
+  call.AwaitSent();
+  call.SendLast("");
+
+  EXPECT_EQ(call.Finish(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(HealthServiceTest, AWatchGetsNothingBeforeItsMessageHasArrived) {
+  TestCall call(channel_, kWatch);
+  clock_.WaitForWaiter(clock_.Now() + options_.message_time_max);
+
+  service_->SetServing(false);
+  service_->SetServing(true);
+  Pass(options_.message_time_max);
+
+  EXPECT_EQ(call.Finish(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(call.num_responses(), 0U);
+}
+
+TEST_F(HealthServiceTest, AWatchThatReadsSlowlyGetsTheLastStatusAfterTheOneBeingSent) {
+  TestCall call(NewNarrowChannel(), kWatch, /*reads=*/false);
+  call.SendLast("");
+  clock_.WaitForWaiter(clock_.Now() + options_.watch_time_max);
+
+  service_->SetServing(false);
+  service_->SetServing(true);
+  service_->SetServing(false);
+  call.Read();
+
+  EXPECT_EQ(call.Await(2), 2);
+}
+
+TEST_F(HealthServiceTest, AWatchThatIsOverEndsWhenItsResponseHasBeenTaken) {
+  TestCall call(NewNarrowChannel(), kWatch, /*reads=*/false);
+  call.SendLast("");
+  Pass(options_.watch_time_max);
+  clock_.WaitForWaiter(clock_.Now() + options_.answer_time_max);
+
+  call.Read();
+
+  EXPECT_EQ(call.Finish(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(call.num_responses(), 1U);
 }
 
 // Regression: watches never ended, and with them their connections.

@@ -4,8 +4,12 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/errors.h"
+#include "tests/support/fake_client_memory.h"
+#include "tests/support/fake_clock.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/transport_server.h"
 
@@ -65,6 +69,52 @@ TEST(ListHeadsTest, ReportsAllInfoOfAHead) {
   EXPECT_FALSE(response.local().cuda_ipc());
 }
 
+TEST(ListHeadsTest, ReportsEachHeadAsItIs) {
+  HeadInfo info = FakeHeadInfo();
+  info.dtype = Dtype::kF32;
+  info.tied = true;
+  info.has_bias = true;
+  info.warnings = {"one", "two"};
+  info.layout = {{2, 3, "gpu5", 192, 384}};
+  TransportServer server(TestServerOptions(), info);
+  HeadInfo other = FakeHeadInfo();
+  other.name = "other";
+  server.registry.Add(std::make_shared<FakeHead>(other));
+  grpc::ClientContext context;
+  v1::ListHeadsResponse response;
+
+  ASSERT_TRUE(server.stub->ListHeads(&context, {}, &response).ok());
+
+  ASSERT_EQ(response.heads_size(), 2);
+  EXPECT_EQ(response.heads(1).name(), "other");
+  EXPECT_FALSE(response.heads(1).tied() || response.heads(1).has_bias());
+  const v1::Head& head = response.heads(0);
+  EXPECT_EQ(head.dtype(), v1::DTYPE_F32);
+  EXPECT_TRUE(head.tied() && head.has_bias());
+  EXPECT_THAT(head.warnings(), ElementsAre("one", "two"));
+  ASSERT_EQ(head.layout_size(), 1);
+  EXPECT_EQ(head.layout(0).replica(), 2U);
+  EXPECT_EQ(head.layout(0).shard(), 3U);
+  EXPECT_EQ(head.layout(0).vocab_begin(), 192U);
+  EXPECT_EQ(head.layout(0).vocab_end(), 384U);
+}
+
+TEST(ListHeadsTest, ReportsThatGpuMemoryCanBeShared) {
+  GrpcServer::Options options = TestServerOptions();
+  const TempFolder folder;
+  FakeDeviceMemory devices{64};
+  options.unix_socket = folder.path("socket");
+  options.devices = &devices;
+  TransportServer server(options);
+  grpc::ClientContext context;
+  v1::ListHeadsResponse response;
+
+  ASSERT_TRUE(server.stub->ListHeads(&context, {}, &response).ok());
+
+  EXPECT_TRUE(response.local().cuda_ipc());
+  EXPECT_THAT(response.heads(0).transports(), ElementsAre("tcp", "unix", "shm", "cuda_ipc"));
+}
+
 TEST(ListHeadsTest, ReportsWhatSameHostClientsMayNotUse) {
   GrpcServer::Options options = TestServerOptions();
   const TempFolder folder;
@@ -114,10 +164,12 @@ TEST(VerifyTest, ReportsTheProbe) {
   EXPECT_EQ(response.rows(), 64U);
   EXPECT_EQ(response.logprob_difference_max(), 1e-6);
   EXPECT_EQ(response.logprob_tolerance(), 1e-4);
+  EXPECT_EQ(response.entropy_difference_max(), 2e-6);
   EXPECT_EQ(response.entropy_tolerance(), 2e-4);
   EXPECT_EQ(response.logit_stddev(), 3);
   EXPECT_EQ(response.weights_version(), 3U);
   EXPECT_EQ(response.engine(), "fake/none");
+  EXPECT_EQ(response.seconds(), 0.5);
 }
 
 TEST(VerifyTest, ZeroMeansTheDefaults) {
@@ -129,6 +181,72 @@ TEST(VerifyTest, ZeroMeansTheDefaults) {
 
   EXPECT_EQ(server.head->last_verify().rows, 8);
   EXPECT_EQ(server.head->last_verify().seed, 1U);
+}
+
+TEST(VerifyTest, NeedsAHeadThatIsReady) {
+  TransportServer server;
+  server.head->SetReady(false);
+  v1::VerifyRequest request;
+  v1::VerifyResponse response;
+  {
+    grpc::ClientContext context;
+    const grpc::Status status = server.stub->Verify(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+    EXPECT_EQ(status.error_message(), "head \"fake\" is not ready");
+  }
+  request.set_head("nobody");
+  grpc::ClientContext context;
+  EXPECT_FALSE(server.stub->Verify(&context, request, &response).ok());
+  EXPECT_EQ(server.head->last_verify().stop, nullptr);  // it was not asked
+}
+
+TEST(InfoCallsTest, AreCounted) {
+  FakeClock clock;
+  TransportServer server(TestServerOptions(), FakeHeadInfo(), /*with_head=*/true, clock);
+  const auto count = [&](const std::string& labels) {
+    const std::string text = server.metrics.Serialize();
+    const std::string series = absl::StrCat("\nlogprobd_requests_total{", labels, "} ");
+    return std::stod(text.substr(text.find(series) + series.size()));
+  };
+  v1::VerifyResponse verified;
+  v1::ListHeadsResponse listed;
+  grpc::ClientContext verify;
+  grpc::ClientContext refused;
+  grpc::ClientContext list;
+  v1::VerifyRequest too_many;
+  too_many.set_rows(65);
+
+  EXPECT_TRUE(server.stub->Verify(&verify, {}, &verified).ok());
+  EXPECT_FALSE(server.stub->Verify(&refused, too_many, &verified).ok());
+  EXPECT_TRUE(server.stub->ListHeads(&list, {}, &listed).ok());
+
+  EXPECT_EQ(count(R"(code="OK",head="fake",method="Verify")"), 1);
+  EXPECT_EQ(count(R"(code="INVALID_ARGUMENT",head="unknown",method="Verify")"), 1);
+  EXPECT_EQ(count(R"(code="OK",head="unknown",method="ListHeads")"), 1);
+  EXPECT_THAT(server.metrics.Serialize(),
+              HasSubstr("duration_seconds_sum{head=\"fake\",method=\"Verify\","
+                        "transport=\"tcp\"} 0\n"));
+}
+
+TEST(VerifyTest, SendsTheRetryHintOfTheHead) {
+  TransportServer server;
+  server.head->HoldVerify();
+  std::thread head([&] {
+    server.head->WaitForVerify();
+    server.head->FinishVerify(
+        WithRetryAfter(absl::ResourceExhaustedError("another probe runs"), absl::Seconds(2)));
+  });
+  grpc::ClientContext context;
+  v1::VerifyResponse response;
+
+  const grpc::Status status = server.stub->Verify(&context, {}, &response);
+
+  head.join();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const auto& metadata = context.GetServerTrailingMetadata();
+  const auto hint = metadata.find("grpc-retry-pushback-ms");
+  ASSERT_NE(hint, metadata.end());
+  EXPECT_EQ(std::string(hint->second.data(), hint->second.size()), "2000");
 }
 
 TEST(VerifyTest, RefusesAProbeOfTooManyRows) {

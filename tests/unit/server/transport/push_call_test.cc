@@ -1,5 +1,6 @@
 #include "server/transport/push_call.h"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
@@ -24,6 +26,7 @@ namespace logprobd::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 /// Size of the fake GPU's allocations: 9 rows of 2 MiB.
 constexpr int64_t kDeviceRowBytes = int64_t{2} << 20;
@@ -151,6 +154,123 @@ TEST_F(PushCallTest, PassesTheHeaderAndTheRowsToTheStoreAndAnswersItsResult) {
   EXPECT_EQ(response_.staged().sha256(), "abc");
 }
 
+TEST_F(PushCallTest, AnswersWithoutAStagedVersionUntilAllRowsHaveArrived) {
+  result_ = {.pushed = {.version = 7, .rows = 1, .vocab_rows = 9}, .staged = std::nullopt};
+
+  ASSERT_TRUE(Push({Header(), Rows(5, 1, "ab")}).ok());
+
+  EXPECT_EQ(response_.pushed().version(), 7U);
+  EXPECT_FALSE(response_.has_staged());
+}
+
+TEST_F(PushCallTest, TheAuditLineNamesTheVersionThatWasStaged) {
+  result_ = {.pushed = {.version = 7}, .staged = WeightsVersion{7, "abc", "pushed", 1, 18}};
+  v1::PushWeightsRequest header = Header();
+  header.mutable_header()->set_head("policy");
+  ::testing::internal::CaptureStderr();
+
+  ASSERT_TRUE(Push({header}).ok());
+  result_.staged = std::nullopt;
+  header.mutable_header()->set_sha256("00ff");
+  ASSERT_TRUE(Push({header}).ok());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_THAT(log, HasSubstr(" head=policy version=7 sha256=abc outcome=OK\n"));
+  EXPECT_THAT(log, HasSubstr(" head=policy version=7 sha256=00ff outcome=OK\n"));
+}
+
+TEST_F(PushCallTest, ChecksTheHeaderOnBothSidesOfItsLimits) {
+  const auto error_with = [this](const std::function<void(v1::PushHeader&)>& change) {
+    v1::PushWeightsRequest header = Header();
+    change(*header.mutable_header());
+    return Push({header}).error_message();
+  };
+
+  EXPECT_EQ(Push({Rows(0, 1, "a")}).error_message(), "header: missing, must be the first message");
+  EXPECT_EQ(error_with([](auto& header) { header.set_dtype(v1::DTYPE_UNSPECIFIED); }),
+            "dtype: 0, must be DTYPE_BF16, DTYPE_F16 or DTYPE_F32");
+  EXPECT_EQ(error_with([](auto& header) { header.set_dtype(static_cast<v1::Dtype>(4)); }),
+            "dtype: 4, must be DTYPE_BF16, DTYPE_F16 or DTYPE_F32");
+  EXPECT_EQ(error_with([](auto& header) { header.set_vocab_rows(uint64_t{1} << 32); }),
+            "vocab_rows: 4294967296, must be less than 2^32");
+  EXPECT_FALSE(begun_.HasBeenNotified());
+  EXPECT_EQ(error_with([](auto& header) {
+              header.set_dtype(v1::DTYPE_F32);
+              header.set_vocab_rows((uint64_t{1} << 32) - 1);
+            }),
+            "");
+  EXPECT_EQ(push_.vocab_rows, 4'294'967'295);
+}
+
+TEST_F(PushCallTest, ChecksRowsOnBothSidesOfTheirLimits) {
+  constexpr uint64_t kMost = 4'294'967'295;
+  EXPECT_TRUE(Push({Header(), Rows(kMost, kMost, "a")}).ok());
+  ASSERT_EQ(received_.size(), 1U);
+  EXPECT_EQ(received_[0].row_begin, static_cast<int64_t>(kMost));
+  EXPECT_EQ(received_[0].num_rows, static_cast<int64_t>(kMost));
+
+  for (const auto& [begin, rows] :
+       std::vector<std::pair<uint64_t, uint64_t>>{{kMost + 1, 1}, {0, kMost + 1}, {0, 0}}) {
+    EXPECT_EQ(Push({Header(), Rows(begin, rows, "a")}).error_message(),
+              absl::StrCat("rows: ", rows, " from row ", begin,
+                           ", must be at least 1 and less than 2^32"));
+  }
+  EXPECT_EQ(Push({Header(), Header()}).error_message(),
+            "rows: missing, must be in every message but the first");
+  v1::PushWeightsRequest two = Rows(0, 1, "a");
+  two.mutable_rows()->mutable_shared_memory();
+  EXPECT_EQ(Push({Header(), two}).error_message(),
+            "rows: 2 of data, shared_memory and cuda_ipc are set, must be exactly one");
+  EXPECT_EQ(Push({Header(), Rows(0, 1, "")}).error_message(),
+            "rows: 0 of data, shared_memory and cuda_ipc are set, must be exactly one");
+}
+
+TEST_F(PushCallTest, TakesMessagesUpToTheirLimits) {
+  // The tags and the lengths of the header, of its head and of its other fields take the rest.
+  const auto header_of = [](size_t bytes) {
+    v1::PushWeightsRequest message = Header();
+    message.mutable_header()->set_head(std::string(bytes - message.ByteSizeLong() - 6, 'x'));
+    EXPECT_EQ(message.ByteSizeLong(), bytes);
+    return message;
+  };
+  const auto rows_of = [](size_t bytes) {
+    v1::PushWeightsRequest message = Rows(0, 1, "");
+    message = Rows(0, 1, std::string(bytes - message.ByteSizeLong() - 8, 'x'));
+    EXPECT_EQ(message.ByteSizeLong(), bytes);
+    return message;
+  };
+  const size_t rows_bytes_max =
+      static_cast<size_t>(PushCall::kDataBytesMax) + kSmallMessageBytesMax;
+
+  EXPECT_EQ(Push({header_of(kSmallMessageBytesMax), rows_of(rows_bytes_max)}).error_message(), "");
+  EXPECT_EQ(Push({header_of(kSmallMessageBytesMax + 1)}).error_message(),
+            "a message of 65537 bytes, must be at most 65536");
+  EXPECT_EQ(Push({Header(), rows_of(rows_bytes_max + 1)}).error_message(),
+            absl::StrCat("a message of ", rows_bytes_max + 1, " bytes, must be at most ",
+                         rows_bytes_max));
+}
+
+TEST_F(PushCallTest, WithoutAUnixSocketRowsMustBeInTheMessages) {
+  server_ = nullptr;
+  GrpcServer::Options options = TestServerOptions();
+  options.admin = TestAdminAddress();
+  server_ = *GrpcServer::Create(options, registry_, metrics_, Clock::Steady(), &store_);
+  stub_ = v1::Weights::NewStub(
+      grpc::CreateChannel(server_->admin_address(), grpc::InsecureChannelCredentials()));
+  v1::PushWeightsRequest shared = Rows(1, 1, "");
+  shared.mutable_rows()->mutable_shared_memory()->set_bytes(1);
+  v1::PushWeightsRequest gpu = Rows(1, 1, "");
+  gpu.mutable_rows()->mutable_cuda_ipc()->set_bytes(1);
+
+  for (const auto& [message, field] :
+       {std::pair{shared, "shared_memory"}, std::pair{gpu, "cuda_ipc"}}) {
+    const grpc::Status status = Push({Header(), message});
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_THAT(status.error_message(),
+                StartsWith(absl::StrCat(field, ": this server has no Unix socket")));
+  }
+}
+
 TEST_F(PushCallTest, AnswersTheErrorOfTheStoreWhileTheClientStillSends) {
   store_.on_push = [](const WeightsPush&, const NextPushedRows&, const TellProgress&) {
     return absl::AbortedError("rows of version 6 are being received");
@@ -215,6 +335,14 @@ TEST_F(PushCallTest, ReadsManyRowsInSharedMemoryInPieces) {
               HasSubstr("rows: 7, but shared_memory has"));
   message.mutable_rows()->set_rows(2);  // rows above 8 MiB
   EXPECT_EQ(Push({Header(), message}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  slice.set_bytes(0);
+  EXPECT_EQ(Push({Header(), message}).error_message(), "rows: 2, but shared_memory has 0 bytes");
+  slice.set_bytes(2 * PushCall::kDataBytesMax);  // rows of exactly 8 MiB
+  received_.clear();
+  EXPECT_TRUE(Push({Header(), message}).ok());
+  ASSERT_EQ(received_.size(), 2U);
+  EXPECT_EQ(received_[1].row_begin, 4);
+  EXPECT_EQ(received_[1].num_rows, 1);
 }
 
 TEST_F(PushCallTest, CopiesRowsInGpuMemoryInPieces) {
@@ -226,7 +354,8 @@ TEST_F(PushCallTest, CopiesRowsInGpuMemoryInPieces) {
   slice.set_handle(std::string(64, 'g'));
   slice.set_bytes(kDeviceRows * kDeviceRowBytes);
 
-  ASSERT_TRUE(Push({Header(), message, Rows(20, 1, "a")}).ok());
+  // The last message has more rows than those in the GPU's memory.
+  ASSERT_TRUE(Push({Header(), message, Rows(20, 30, "a")}).ok());
 
   ASSERT_EQ(received_.size(), 4U);  // 4, 4 and 1 rows of 2 MiB, and one in a message
   for (size_t i = 0; i < 3; ++i) {
@@ -236,6 +365,7 @@ TEST_F(PushCallTest, CopiesRowsInGpuMemoryInPieces) {
               std::string(static_cast<size_t>(received_[i].num_rows * kDeviceRowBytes), 'g'));
   }
   EXPECT_EQ(received_[3].row_begin, 20);
+  EXPECT_EQ(received_[3].bytes, "a");
   message.mutable_rows()->set_rows(2);
   EXPECT_THAT(Push({Header(), message}).error_message(), HasSubstr("rows: 2, but cuda_ipc has"));
   slice.set_lease(std::string(16, 'x'));

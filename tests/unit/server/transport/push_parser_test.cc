@@ -125,6 +125,38 @@ TEST(PushParserTest, RefusesWhatItCannotReadWithoutCopying) {
   }
 }
 
+TEST(PushParserTest, CopiesUpToItsLimitWhereverTheBytesAre) {
+  constexpr size_t kMost = 64 << 10;
+  const auto expect_limit = [](const std::string& what, const auto& message_of) {
+    const absl::Status most = Parse(message_of(kMost));
+    EXPECT_TRUE(most.ok()) << what << " " << most;
+    EXPECT_EQ(Parse(message_of(kMost + 1)).message(),
+              "PushWeightsRequest: 65537 bytes beside data, must be at most 65536")
+        << what;
+  };
+
+  expect_limit("the header", [](size_t bytes) {
+    v1::PushWeightsRequest message;
+    message.mutable_header()->set_head(std::string(bytes - 4, 'a'));
+    EXPECT_EQ(message.header().ByteSizeLong(), bytes);
+    return message.SerializeAsString();
+  });
+  expect_limit("rows beside data", [](size_t bytes) {
+    v1::PushWeightsRequest message = Rows("");
+    message.mutable_rows()->mutable_shared_memory();
+    const size_t others = message.rows().ByteSizeLong() + 6;  // the lengths
+    message.mutable_rows()->mutable_shared_memory()->set_region(std::string(bytes - others, 'a'));
+    EXPECT_EQ(message.rows().ByteSizeLong(), bytes);
+    message.mutable_rows()->set_data(std::string(100'000, 'x'));  // does not count
+    return message.SerializeAsString();
+  });
+  expect_limit("unknown fields", [](size_t bytes) {
+    std::string message;
+    while (message.size() + 3 < bytes) message += std::string("\x78\x01", 2);  // field 15
+    return message + (bytes % 2 == 0 ? std::string("\x78\x01", 2) : "\x78\x80\x01");
+  });
+}
+
 TEST(PushParserTest, BoundsWhatItCopies) {
   v1::PushWeightsRequest large = Header();
   large.mutable_header()->set_head(std::string(1 << 20, 'a'));

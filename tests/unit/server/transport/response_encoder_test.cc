@@ -159,6 +159,16 @@ TEST(ResponseEncoderTraceTest, ARequestWithoutScoredRowsHasNoCopyAndNoEngine) {
   EXPECT_EQ(Of(trace.reply()), Stage(7, 90'000'000'000));
 }
 
+TEST(ResponseEncoderTraceTest, ATimeBeforeTheArrivalCountsAsTheArrival) {
+  const v1::Trace trace =
+      TraceOf({.submitted = absl::UnixEpoch() + absl::Seconds(10) - absl::Nanoseconds(7)});
+
+  using Stage = std::pair<uint64_t, uint64_t>;
+  EXPECT_EQ(Of(trace.receive()), Stage(0, 0));
+  EXPECT_EQ(Of(trace.queue()), Stage(0, 0));
+  EXPECT_EQ(Of(trace.reply()), Stage(0, 90'000'000'000));
+}
+
 TEST(ResponseEncoderStatusTest, AnErrorCarriesItsStatusAndNothingElse) {
   ScoreReply reply;
   reply.request_id = "id";

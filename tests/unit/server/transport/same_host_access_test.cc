@@ -103,7 +103,8 @@ TEST_F(SameHostAccessTest, PassesTheLocationOfRowsInSharedMemoryToTheHead) {
   EXPECT_EQ(hidden.bytes, kRequestBytes);
   ASSERT_EQ(hidden.pieces.size(), 1U);
   EXPECT_THAT(hidden.pieces[0], Each(std::byte{0x3F}));
-  EXPECT_GT(Metric(R"(logprobd_received_bytes_total{transport="shm"})"), kRequestBytes);
+  EXPECT_EQ(Metric(R"(logprobd_received_bytes_total{transport="shm"})"),
+            static_cast<double>(InRegion(64).ByteSizeLong() + kRequestBytes));
   EXPECT_EQ(Metric(R"(logprobd_received_bytes_total{transport="tcp"})"), 0);
 }
 
@@ -118,7 +119,8 @@ TEST_F(SameHostAccessTest, PassesTheLocationOfRowsOnAGpuToTheHead) {
   ASSERT_EQ(devices_.opened().size(), 1U);
   EXPECT_EQ(devices_.opened()[0].offset, 16);
   EXPECT_THAT(devices_.opened()[0].device_uuid, Each('u'));
-  EXPECT_GT(Metric(R"(logprobd_received_bytes_total{transport="cuda_ipc"})"), kRequestBytes);
+  EXPECT_EQ(Metric(R"(logprobd_received_bytes_total{transport="cuda_ipc"})"),
+            static_cast<double>(OnGpu('h', 16).ByteSizeLong() + kRequestBytes));
 }
 
 TEST_F(SameHostAccessTest, CountsRequestsByTheTransportOfTheirRows) {
@@ -131,6 +133,10 @@ TEST_F(SameHostAccessTest, CountsRequestsByTheTransportOfTheirRows) {
   EXPECT_TRUE(Score(OnGpu()).ok());
   EXPECT_TRUE(Score(ValidRequest()).ok());
 
+  server_.server->Shutdown(absl::Minutes(1));  // waits until the responses are counted
+  for (const char* const transport : {"shm", "cuda_ipc", "tcp"}) {
+    EXPECT_GT(Metric(absl::StrCat("logprobd_sent_bytes_total{transport=\"", transport, "\"}")), 0);
+  }
   EXPECT_EQ(requests("shm"), 2);
   EXPECT_EQ(requests("cuda_ipc"), 1);
   EXPECT_EQ(requests("tcp"), 1);
@@ -253,6 +259,27 @@ INSTANTIATE_TEST_SUITE_P(
                  [](auto&, auto& gpu) { gpu.mutable_cuda_ipc()->set_bytes(64); },
                  grpc::StatusCode::INVALID_ARGUMENT, "cuda_ipc.bytes: 64 bytes, must be 32"}),
     [](const ::testing::TestParamInfo<BadSlice>& test) { return test.param.name; });
+
+TEST(SameHostAccessPathTest, GivesUpItsPathsAtStop) {
+  const TempFolder folder;
+  Metrics metrics{Metrics::Options()};
+  const SameHostAccess::Options options{.grpc_path = folder.path("socket"), .regions = {}};
+  const auto first = SameHostAccess::Create(options, metrics);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*first)->info().grpc_path, folder.path("socket"));
+  EXPECT_EQ((*first)->info().control_path, folder.path("socket.control"));
+  EXPECT_TRUE((*first)->info().shared_memory);
+  EXPECT_FALSE((*first)->info().cuda_ipc);
+  EXPECT_EQ(SameHostAccess::Create(options, metrics).status().code(),
+            absl::StatusCode::kUnavailable);
+  ControlClient client((*first)->info().control_path);
+  client.Hello();
+
+  (*first)->Stop();
+
+  EXPECT_TRUE(client.IsClosed());
+  EXPECT_TRUE(SameHostAccess::Create(options, metrics).ok());
+}
 
 TEST(SameHostAccessOffTest, RefusesSlicesOfASwitchedOffKind) {
   GrpcServer::Options options = TestServerOptions();

@@ -4,8 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
+#include "grpc/grpc.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/support/client_callback.h"
 #include "gtest/gtest.h"
 #include "server/base/clock.h"
 #include "server/base/errors.h"
@@ -45,6 +52,111 @@ TEST_F(ScoreUnaryTest, AnswersWithTheScoresOfTheHead) {
   EXPECT_THAT(ValuesOf<float>(response_.logprob()), ElementsAre(-0.125F, -0.25F, -0.375F));
   EXPECT_THAT(ValuesOf<float>(response_.entropy()), ElementsAre(1000.0F, 1001.0F, 1002.0F));
   EXPECT_THAT(response_.lse(), IsEmpty());
+}
+
+/// Returns the value of a series of the server.
+double MetricOf(const TransportServer& server, const std::string& series) {
+  const std::string text = absl::StrCat("\n", server.metrics.Serialize());
+  const size_t begin = text.find(absl::StrCat("\n", series, " "));
+  return begin == std::string::npos ? -1 : std::stod(text.substr(begin + series.size() + 2));
+}
+
+TEST(ScoreCallsTest, CountsTheBytesAndTheTimeOfEachResponse) {
+  FakeClock clock;
+  TransportServer server(TestServerOptions(), FakeHeadInfo(), /*with_head=*/true, clock);
+  v1::ScoreResponse unary;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.stub->Score(&context, ValidRequest(), &unary).ok());
+  TestStream stream(server.channel);
+  stream.Send(ValidRequest(3));
+  const v1::ScoreResponse chunk = stream.Read();
+  stream.CloseWrites();
+  EXPECT_TRUE(stream.Finish().ok());
+
+  server.server->Shutdown(absl::InfiniteDuration());  // waits until they are counted
+
+  EXPECT_EQ(MetricOf(server, R"(logprobd_sent_bytes_total{transport="tcp"})"),
+            static_cast<double>(unary.ByteSizeLong() + chunk.ByteSizeLong()));
+  EXPECT_EQ(MetricOf(server, R"(logprobd_stage_duration_seconds_count{stage="reply"})"), 2);
+  EXPECT_EQ(MetricOf(server, R"(logprobd_stage_duration_seconds_sum{stage="reply"})"), 0);
+}
+
+// A response that is noted as unread after its call has ended would be cancelled in vain.
+TEST(ScoreCallsTest, AResponseThatWasTakenIsNotCancelledLater) {
+  FakeClock clock;
+  TransportServer server(TestServerOptions(), FakeHeadInfo(), /*with_head=*/true, clock);
+  v1::ScoreResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.stub->Score(&context, ValidRequest(), &response).ok());
+  TestStream stream(server.channel);
+  stream.Send(ValidRequest());
+  stream.Read();
+  stream.CloseWrites();
+  EXPECT_TRUE(stream.Finish().ok());
+  TestStream next(server.channel);  // stays open
+  next.Send(ValidRequest());
+  next.Read();
+  v1::ListHeadsResponse heads;
+  grpc::ClientContext list;
+  ASSERT_TRUE(server.stub->ListHeads(&list, {}, &heads).ok());
+
+  clock.Advance(absl::Hours(1));
+
+  EXPECT_EQ(server.server->CancelUnreadAnswers(), 0);
+  next.Send(ValidRequest());
+  EXPECT_EQ(next.Read().status_code(), 0);
+}
+
+/// A call of a unary method whose client takes only the first bytes of the response, until Read.
+class NarrowCall final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  NarrowCall(const std::string& address, const std::string& message)
+      : stub_(NewChannel(address)), outgoing_(BufferOf(message)) {
+    stub_.PrepareBidiStreamingCall(&context_, kScoreMethod, grpc::StubOptions(), this);
+    AddHold();
+    StartWriteLast(&outgoing_, grpc::WriteOptions());
+    StartCall();
+  }
+  /// Takes the response and returns the status.
+  grpc::Status Finish() {
+    StartRead(&incoming_);
+    RemoveHold();
+    done_.WaitForNotification();
+    return status_;
+  }
+
+ private:
+  static std::shared_ptr<grpc::Channel> NewChannel(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 5);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // would widen it
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  }
+  void OnDone(const grpc::Status& status) override {
+    status_ = status;
+    done_.Notify();
+  }
+
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer outgoing_;
+  grpc::ByteBuffer incoming_;
+  grpc::Status status_;
+  absl::Notification done_;
+};
+
+TEST(ScoreCallsTest, AUnaryCallWhoseClientDoesNotReadIsCancelledInTheEnd) {
+  FakeClock clock;
+  TransportServer server(TestServerOptions(), FakeHeadInfo(), /*with_head=*/true, clock);
+  NarrowCall call(server.address(), ValidRequest().SerializeAsString());
+  server.head->WaitForSubmitted(1);
+
+  do {
+    clock.Advance(2 * UnreadAnswers::kTimeMax);
+  } while (server.server->CancelUnreadAnswers() == 0);
+
+  EXPECT_EQ(call.Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(ScoreUnaryTest, PassesTheMessageUnchangedToTheHead) {
@@ -458,6 +570,84 @@ TEST(ScoreStreamTest, AnAnswerCountsAgainstTheClientsOtherStreamsUntilItIsSent) 
   EXPECT_GT(refused.retry_after_ms(), 0U);
   EXPECT_EQ(other.Read().status_code(), 0U);
 }
+
+TEST(ScoreStreamTest, AnAnswerThatWasSentCountsNoMoreAlsoIfItsStreamGoesOn) {
+  GrpcServer::Options options = TestServerOptions();
+  options.answers.bytes_max = 8;  // one row's logprob and entropy
+  options.answers.client_share_max = 1;
+  TransportServer server(options);
+  TestStream first(server.channel);
+  first.Send(Chunk(1));
+  EXPECT_EQ(first.Read().status_code(), 0);
+
+  TestStream other(server.channel);
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  uint32_t code = 1;
+  while (code != 0 && absl::Now() < end) {  // the server learns of the sending after the client
+    other.Send(Chunk(2));
+    code = other.Read().status_code();
+  }
+
+  EXPECT_EQ(code, 0U);
+}
+
+TEST(ScoreStreamTest, AnswersThatWaitToBeWrittenCountToo) {
+  GrpcServer::Options options = TestServerOptions();
+  constexpr int64_t kAnswerBytes = 8'192 * (8 + 16 * 8);
+  options.answers.bytes_max = 3 * kAnswerBytes;
+  options.answers.client_share_max = 1;
+  TransportServer server(options, LargeAnswersInfo());
+  TestStream stream(server.channel);
+  SendForLargeAnswers(stream);
+  stream.CloseWrites();
+  server.head->WaitForSubmitted(3);
+
+  // The window has four chunks, and nobody reads: so one chunk has found no room.
+  int refused = 0;
+  for (int i = 0; i < kLargeAnswers; ++i) {
+    refused += stream.Read().status_code() == grpc::StatusCode::RESOURCE_EXHAUSTED ? 1 : 0;
+  }
+
+  EXPECT_GT(refused, 0);
+  EXPECT_TRUE(stream.Finish().ok());
+}
+
+class StreamWindowTest : public ::testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(StreamWindowTest, IsTheSmallestOfAllHeadsAndAtLeastOne) {
+  HeadInfo info = FakeHeadInfo();
+  info.limits.stream_window = GetParam()[0];
+  TransportServer server(TestServerOptions(), info);
+  HeadInfo other = FakeHeadInfo();
+  other.name = "other";
+  other.limits.stream_window = GetParam()[1];
+  server.registry.Add(std::make_shared<FakeHead>(other));
+  server.head->Hold();
+  TestStream stream(server.channel);
+  constexpr int kChunks = 12;
+  for (uint64_t id = 1; id <= kChunks; ++id) {
+    v1::ScoreRequest chunk = Chunk(id);
+    chunk.set_head("fake");
+    stream.Send(chunk);
+  }
+  const int window = GetParam()[2];
+  server.head->WaitForSubmitted(window);
+  // After a round trip through the same server one more chunk would have arrived.
+  grpc::ClientContext context;
+  v1::ListHeadsResponse heads;
+  ASSERT_TRUE(server.stub->ListHeads(&context, {}, &heads).ok());
+
+  EXPECT_EQ(server.head->num_submitted(), window);
+
+  server.head->Release();
+  for (int i = 0; i < kChunks; ++i) {
+    EXPECT_EQ(stream.Read().status_code(), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Windows, StreamWindowTest,
+                         ::testing::Values(std::vector{4, 2, 2}, std::vector{2, 4, 2},
+                                           std::vector{3, 3, 3}, std::vector{0, 4, 1}));
 
 TEST(ScoreStreamTest, ACancelBeforeAChunkHasArrivedEndsTheStream) {
   TransportServer server;

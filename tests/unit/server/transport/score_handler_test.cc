@@ -56,9 +56,14 @@ class ScoreHandlerTest : public ::testing::Test {
 
 TEST_F(ScoreHandlerTest, PassesTheCallInfoToTheHead) {
   call_.client_id = "trainer";
+  call_.client_share = 0.25;
   call_.deadline = clock_.Now() + absl::Seconds(3);
+  const v1::ScoreRequest request = ValidRequest();
 
-  EXPECT_TRUE(Start(ValidRequest()).has_value());
+  EXPECT_TRUE(Start(request).has_value());
+
+  EXPECT_EQ(head_->last_request().client_share, 0.25);
+  EXPECT_EQ(head_->last_request().message_bytes, static_cast<int64_t>(request.ByteSizeLong()));
 
   EXPECT_EQ(head_->last_request().client_id, "trainer");
   EXPECT_EQ(head_->last_request().deadline, call_.deadline);
@@ -88,6 +93,60 @@ TEST_F(ScoreHandlerTest, RefusesACallWhoseCallerIsNoLongerKnown) {
   EXPECT_EQ(reply_->status.code(), absl::StatusCode::kUnauthenticated);
   EXPECT_EQ(head_->num_submitted(), 0);
   EXPECT_EQ(Rejected("unauthenticated"), 1);
+}
+
+TEST_F(ScoreHandlerTest, RefusesAPriorityAboveThatOfTheCaller) {
+  call_.priority_max = Priority::kNormal;
+  v1::ScoreRequest request = ValidRequest();
+  const auto code_with = [&](v1::Priority priority) {
+    request.set_priority(priority);
+    reply_.reset();
+    Start(request);
+    return reply_->status.code();
+  };
+
+  EXPECT_EQ(code_with(v1::PRIORITY_UNSPECIFIED), absl::StatusCode::kOk);
+  EXPECT_EQ(code_with(v1::PRIORITY_NORMAL), absl::StatusCode::kOk);
+  EXPECT_EQ(code_with(v1::PRIORITY_LOW), absl::StatusCode::kOk);
+  EXPECT_EQ(code_with(v1::PRIORITY_HIGH), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(Rejected("permission_denied"), 1);
+  EXPECT_EQ(head_->num_submitted(), 3);
+
+  request.set_request_id(std::string(200, 'a'));  // what is malformed is told before
+  EXPECT_EQ(code_with(v1::PRIORITY_HIGH), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ScoreHandlerTest, CountsARequestByItsMethodItsHeadAndItsTime) {
+  head_->Hold();
+  v1::ScoreRequest request = ValidRequest();
+  handler_.Start(BufferOf(request.SerializeAsString()), call_, Metrics::Method::kScoreStream,
+                 [](ScoreReply) {});
+  clock_.Advance(absl::Seconds(2));
+  head_->Release();
+
+  constexpr char kOk[] = R"(logprobd_requests_total{code="OK",head="fake",method="ScoreStream"})";
+  EXPECT_EQ(Metric(kOk), 1);
+  EXPECT_EQ(Metric("logprobd_request_duration_seconds_sum{head=\"fake\",method=\"ScoreStream\","
+                   "transport=\"tcp\"}"),
+            2);
+  EXPECT_EQ(Metric(R"(logprobd_stage_duration_seconds_count{stage="receive"})"), 1);
+
+  // A request that is refused before its head is looked for counts for the head that it names.
+  handler_.RefuseNew();
+  request.set_head("fake");
+  Start(request);
+  EXPECT_EQ(Metric(R"(logprobd_requests_total{code="UNAVAILABLE",head="fake",method="Score"})"), 1);
+  EXPECT_EQ(Metric(R"(logprobd_stage_duration_seconds_count{stage="receive"})"), 2);
+}
+
+TEST_F(ScoreHandlerTest, AsksToComeBackInASecondWhileTheHeadIsNotReady) {
+  head_->SetReady(false);
+
+  Start(ValidRequest());
+
+  EXPECT_EQ(reply_->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(reply_->status.message(), "head \"fake\" is not ready");
+  EXPECT_EQ(RetryAfter(reply_->status), absl::Seconds(1));
 }
 
 TEST_F(ScoreHandlerTest, AnswersARefusedRequestOnceAndSubmitsNothing) {
@@ -301,6 +360,22 @@ TEST_F(ScoreHandlerTest, BoundsTheAnswersThatAreNotSent) {
   start();
 
   EXPECT_TRUE(replies[0].status.ok());
+}
+
+TEST_F(ScoreHandlerTest, AClientHoldsItsOwnShareOfTheAnswers) {
+  ScoreHandler handler(registry_, metrics_, clock_, {.bytes_max = 64, .client_share_max = 1});
+  std::vector<ScoreReply> replies;
+  const auto start = [&](const std::string& client, double share) {
+    call_.client_id = client;
+    call_.client_share = share;
+    handler.Start(BufferOf(ValidRequest().SerializeAsString()), call_, Metrics::Method::kScore,
+                  [&](ScoreReply reply) { replies.push_back(std::move(reply)); });
+    return replies.back().status.code();
+  };
+
+  EXPECT_EQ(start("a", 0.25), absl::StatusCode::kOk);  // 16 bytes
+  EXPECT_EQ(start("a", 0.25), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(start("b", 0.25), absl::StatusCode::kOk);
 }
 
 TEST_F(ScoreHandlerTest, HoldsNothingForAFailedRequest) {

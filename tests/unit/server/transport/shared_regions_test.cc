@@ -19,6 +19,7 @@ namespace logprobd::testing {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4'096;
@@ -200,6 +201,41 @@ TEST_F(SharedRegionsTest, EnforcesItsLimits) {
   const absl::Status of_all = Refusal(4 * kPage);
   EXPECT_EQ(of_all.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(of_all.message()), HasSubstr("--shared-memory-bytes 64.0 KiB"));
+  CreateRegion(3 * kPage);
+}
+
+TEST_F(SharedRegionsTest, ALimitIsAtMostThatWhichContainsIt) {
+  const auto limits_of = [this](int64_t all, int64_t lease, int64_t region) {
+    Make({.bytes_max = all, .region_bytes_max = region, .lease_bytes_max = lease});
+    const SharedRegions::Options& options = regions_->options();
+    return std::vector<int64_t>{options.bytes_max, options.lease_bytes_max,
+                                options.region_bytes_max};
+  };
+
+  EXPECT_THAT(limits_of(8, 4, 2), ElementsAre(8, 4, 2));
+  EXPECT_THAT(limits_of(8, 4, 6), ElementsAre(8, 4, 4));
+  EXPECT_THAT(limits_of(8, 9, 6), ElementsAre(8, 8, 6));
+  EXPECT_THAT(limits_of(8, 9, 10), ElementsAre(8, 8, 8));
+}
+
+TEST_F(SharedRegionsTest, HasTheDocumentedLimits) {
+  const SharedRegions::Options& options = regions_->options();
+
+  EXPECT_EQ(options.bytes_max, int64_t{2} << 30);
+  EXPECT_EQ(options.lease_bytes_max, int64_t{1} << 30);
+  EXPECT_EQ(options.region_bytes_max, int64_t{512} << 20);
+  EXPECT_EQ(options.lease_regions_max, 64);
+}
+
+TEST_F(SharedRegionsTest, ALeaseMayUseAllOfItsBytes) {
+  Make({.bytes_max = 16 * kPage, .lease_bytes_max = 4 * kPage});
+  const SharedRegions::Created first = CreateRegion(3 * kPage);
+  EXPECT_EQ(Refusal(2 * kPage).code(), absl::StatusCode::kResourceExhausted);
+  CreateRegion(kPage);
+  EXPECT_EQ(Refusal(1).code(), absl::StatusCode::kResourceExhausted);
+
+  ASSERT_TRUE(regions_->CloseRegion(lease_, first.id).ok());
+
   CreateRegion(3 * kPage);
 }
 

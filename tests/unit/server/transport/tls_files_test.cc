@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/metrics/metrics.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/few_files.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/test_certificates.h"
 
@@ -168,6 +170,56 @@ TEST_F(TlsFilesTest, NamesTheFileThatCannotBeRead) {
                                               " cannot be read: No such file or directory")));
 }
 
+TEST_F(TlsFilesTest, ALackOfFileDescriptorsIsNoFaultOfTheFiles) {
+  absl::Status created;
+  {
+    const FewFiles none(0);
+    created = Create().status();
+  }
+  EXPECT_EQ(created.code(), absl::StatusCode::kResourceExhausted) << created;
+  EXPECT_THAT(std::string(created.message()),
+              HasSubstr(absl::StrCat("--tls-cert: ", Path("cert"),
+                                     " cannot be read: Too many open files")));
+
+  const auto files = MustCreate();
+  WritePair();
+  Look(*files);
+  {
+    const FewFiles none(0);
+    EXPECT_FALSE(Look(*files));
+  }
+  EXPECT_TRUE(Look(*files));  // tries again, though the files are the same
+  EXPECT_TRUE(IsCopied(*files));
+}
+
+TEST_F(TlsFilesTest, NamesTheLackOfAFileForTheCopies) {
+  absl::Status created;
+  {
+    const FewFiles one(1);  // to read a file, but not to copy what it holds and read another
+    const auto files = Create();
+    created = files.status();
+  }
+  EXPECT_TRUE(created.ok()) << created;  // one file at a time is enough for a pair
+}
+
+TEST_F(TlsFilesTest, TriesAgainIfOneOfSeveralLacksAFileDescriptor) {
+  Write("client_ca", ReadAll(Path("cert")));
+  options_.client_ca = Path("client_ca");
+  const auto files = MustCreate();
+  absl::Status answer = absl::ResourceExhaustedError("no file descriptor is left");
+  files->SetTaker([&](const TlsFiles::Pair&) { return answer; });
+  WritePair();
+  Write("client_ca", "text");
+  Look(*files);
+  EXPECT_FALSE(Look(*files));
+
+  answer = absl::OkStatus();
+  EXPECT_FALSE(Look(*files));  // the CA is wrong still
+
+  EXPECT_TRUE(IsCopied(*files));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_reloads_total{result=\"failed\"} 2"));
+}
+
 TEST_F(TlsFilesTest, RefusesFilesThatAreNotPem) {
   const std::string key = ReadAll(Path("key"));
   Write("key", "text");
@@ -268,6 +320,16 @@ TEST_F(TlsFilesTest, NamesAClientCaThatHasExpired) {
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(),
       HasSubstr("a CA of --tls-client-ca has expired, so its clients are refused ca=\"/CN=old\""));
+  for (const auto& [now, has_expired] :
+       {std::pair{kBegin, true}, std::pair{kBegin - absl::Seconds(1), false}}) {
+    Write("cert", CertificatePem("server", key, "server", key, now, kEnd));
+    Write("key", KeyPem(key));
+    now_ = now;
+    ::testing::internal::CaptureStderr();
+    MustCreate();
+    EXPECT_EQ(absl::StrContains(::testing::internal::GetCapturedStderr(), "has expired"),
+              has_expired);
+  }
 }
 
 /// Files with a CA of clients that has issued a certificate and a list, which revokes nothing.
@@ -398,6 +460,21 @@ TEST_F(RevocationFilesTest, SaysOnceThatAListHasExpiredAndExportsWhenTheFirstDoe
       HasSubstr("error a revocation list has expired, so all clients of its CA are refused"));
   EXPECT_THAT(LogOfLook(*files), Not(HasSubstr("expired")));
   EXPECT_TRUE(Create().ok());
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(files->Reload());  // says it again, as an operator may look now
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("has expired"));
+}
+
+TEST_F(RevocationFilesTest, NamesACaOfClientsWithoutAList) {
+  std::filesystem::remove(Path("crl/0123abcd.r0"));
+  ::testing::internal::CaptureStderr();
+
+  MustCreate();
+
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("a CA of clients has no revocation list, so it revokes nothing "
+                        "ca=\"/CN=ca (serial 01)\""));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("logprobd_tls_revocation_problems 0\n"));
 }
 
 TEST_F(TlsFilesTest, TakesANewPairOnceItHasSettled) {

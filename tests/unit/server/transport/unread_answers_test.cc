@@ -45,6 +45,13 @@ TEST_F(UnreadAnswersTest, GivesALargeResponseMoreTime) {
   EXPECT_EQ(CancelledAfter(absl::Seconds(1)), 1);
 }
 
+TEST_F(UnreadAnswersTest, GivesAResponseASecondForEachMebibyteBesideItsHalfMinute) {
+  Begin(int64_t{3} << 20);
+
+  EXPECT_EQ(CancelledAfter(absl::Seconds(32)), 0);
+  EXPECT_EQ(CancelledAfter(absl::Seconds(1)), 1);
+}
+
 TEST_F(UnreadAnswersTest, DoesNotCancelWhatHasEnded) {
   const uint64_t first = Begin();
   Begin();

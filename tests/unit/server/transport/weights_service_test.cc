@@ -127,6 +127,8 @@ TEST_F(WeightsServiceTest, StreamsProgressAndEndsWithTheVersion) {
   EXPECT_EQ(messages[0].bytes_total(), 8'000U);
   EXPECT_FALSE(messages[0].has_done());
   EXPECT_EQ(messages[1].phase(), "done");
+  EXPECT_EQ(messages[1].bytes_done(), 8'000U);
+  EXPECT_EQ(messages[1].bytes_total(), 8'000U);
   EXPECT_EQ(messages[1].done().version(), 2U);
   EXPECT_EQ(messages[1].done().sha256(), "abc");
   EXPECT_EQ(messages[1].done().source(), "/m/2");
@@ -156,6 +158,24 @@ TEST_F(WeightsServiceTest, WritesOneAuditLineWithTheFieldsThatAreKnown) {
                              "folder\"\n"));
   EXPECT_THAT(log, HasSubstr(" head=policy version=3 sha256=abc outcome=OK\n"));
   EXPECT_EQ(log.find("no such folder"), log.rfind("no such folder")) << log;
+}
+
+TEST_F(WeightsServiceTest, TheLineOfAChangeNamesTheVersionThatWasAskedForOrIsLoaded) {
+  store_.state.head = "policy";
+  store_.on_load = [](const WeightsLoad&, const TellProgress&) { return SomeVersion(2); };
+  store_.status = absl::FailedPreconditionError("nothing is staged");
+  v1::CommitWeightsRequest commit;
+  commit.set_version(5);
+  v1::WeightsResponse response;
+  grpc::ClientContext context;
+
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(Load().ok());
+  EXPECT_FALSE(stub_->Commit(&context, commit, &response).ok());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+
+  EXPECT_THAT(log, HasSubstr(" head=policy version=2 path=/m/2 sha256=abc outcome=OK\n"));
+  EXPECT_THAT(log, HasSubstr(" head=policy version=5 outcome=FAILED_PRECONDITION "));
 }
 
 /// Returns the number of audit lines in `log`, each of which must have `method` and `outcome`.
@@ -419,8 +439,25 @@ TEST_F(WeightsServiceTest, RefusesInvalidRequests) {
   EXPECT_TRUE(store_.calls.empty());
 }
 
+TEST_F(WeightsServiceTest, TakesAPathOfUpTo4095Bytes) {
+  std::string loaded;
+  store_.on_load = [&](const WeightsLoad& load, const TellProgress&) {
+    loaded = load.path;
+    return SomeVersion(2);
+  };
+  v1::LoadWeightsRequest request;
+  for (const size_t bytes : {size_t{1}, size_t{4'095}}) {
+    request.set_path(std::string(bytes, 'a'));
+    EXPECT_TRUE(Load(request).ok());
+    EXPECT_EQ(loaded.size(), bytes);
+  }
+  request.set_path(std::string(4'096, 'a'));
+  EXPECT_EQ(Load(request).error_message(), "path: 4096 bytes, must be in [1, 4095]");
+}
+
 TEST_F(WeightsServiceTest, ChangesVersionsAndReturnsTheStateOfTheHead) {
   store_.state = {"policy", SomeVersion(3), SomeVersion(4), SomeVersion(2)};
+  store_.state.pushed = PushedVersion{.version = 6, .rows = 2, .vocab_rows = 9};
   v1::WeightsResponse response;
   {
     grpc::ClientContext context;
@@ -449,6 +486,9 @@ TEST_F(WeightsServiceTest, ChangesVersionsAndReturnsTheStateOfTheHead) {
   EXPECT_EQ(response.head().live().version(), 3U);
   EXPECT_EQ(response.head().staged().version(), 4U);
   EXPECT_EQ(response.head().previous().source(), "/m/2");
+  EXPECT_EQ(response.head().pushed().version(), 6U);
+  EXPECT_EQ(response.head().pushed().rows(), 2U);
+  EXPECT_EQ(response.head().pushed().vocab_rows(), 9U);
 }
 
 TEST_F(WeightsServiceTest, ListsHeadsWithoutAbsentVersions) {
@@ -520,6 +560,7 @@ TEST_F(WeightsServiceTest, RunsABoundedNumberOfCallsAtOnce) {
 
   for (const grpc::Status& each : {refused, load, rollback}) {
     EXPECT_EQ(each.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(each.error_message(), HasSubstr("32 calls of the Weights service are running"));
   }
   for (const char* method : {"Load", "Rollback"}) {
     EXPECT_THAT(log, ContainsRegex(
@@ -650,6 +691,27 @@ TEST_F(WeightsServiceTest, CancelsALoadThatOutlivesTheGrace) {
   EXPECT_TRUE(is_given_up);
   client.join();
   EXPECT_FALSE(loaded.ok());
+}
+
+// Otherwise a push would go on in a store that is gone.
+TEST_F(WeightsServiceTest, TheServerEndsAfterThePushesThatStillRun) {
+  absl::Notification begun;
+  absl::Notification has_ended;
+  store_.on_push = [&](const WeightsPush&, const NextPushedRows&,
+                       const TellProgress& progress) -> absl::StatusOr<PushedWeightsResult> {
+    begun.Notify();
+    while (progress({})) {
+    }
+    EXPECT_FALSE(has_ended.WaitForNotificationWithTimeout(absl::Milliseconds(100)));
+    return absl::CancelledError("the push was cancelled");
+  };
+  OpenPush push(server_->admin_address());
+  begun.WaitForNotification();
+
+  server_ = nullptr;
+
+  has_ended.Notify();
+  EXPECT_FALSE(push.End().ok());
 }
 
 }  // namespace

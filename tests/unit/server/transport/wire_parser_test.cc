@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <ostream>
 #include <random>
@@ -231,6 +232,49 @@ TEST(WireParserTest, HiddenPointsIntoTheSlicesAndKeepsThemAlive) {
   EXPECT_TRUE(alive.expired());
 }
 
+TEST(WireParserTest, AcceptsTheLargestNumberOfEachType) {
+  v1::ScoreRequest message;
+  message.set_rows(4'294'967'295);
+  message.set_outputs(4'294'967'295);
+  message.set_weights_version(~uint64_t{0});
+  message.set_ignore_index(std::numeric_limits<int32_t>::min());
+  message.set_dtype(static_cast<v1::Dtype>(std::numeric_limits<int32_t>::max()));
+  message.set_priority(static_cast<v1::Priority>(std::numeric_limits<int32_t>::min()));
+
+  const ParsedScoreRequest parsed = Parse(message.SerializeAsString());
+
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  EXPECT_EQ(parsed.request.rows, 4'294'967'295);
+  EXPECT_EQ(parsed.request.output_bits, 4'294'967'295U);
+  EXPECT_EQ(parsed.request.weights_version, ~uint64_t{0});
+  EXPECT_EQ(parsed.request.ignore_index, std::numeric_limits<int32_t>::min());
+  EXPECT_EQ(parsed.request.dtype_number, std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(parsed.request.priority_number, std::numeric_limits<int32_t>::min());
+}
+
+TEST(WireParserTest, KeepsOnlyTextThatBreaksNoRule) {
+  EXPECT_EQ(Parse(BytesField(1, "a\nb")).request.request_id, "");
+  EXPECT_EQ(Parse(BytesField(1, "a\xFF")).request.request_id, "");
+  EXPECT_EQ(Parse(BytesField(2, "\x1B[31m")).request.head, "");
+}
+
+TEST(WireParserTest, KeepsTheFirstError) {
+  const std::string rows = Tag(5, 2) + std::string(1, '\0');
+  const std::string id = BytesField(1, "a\nb");
+
+  EXPECT_EQ(Parse(rows + id).status.message(), "rows: wire type 2, must be 0");
+  EXPECT_EQ(Parse(id + rows).status.message(),
+            "request_id: holds control characters, must hold none");
+}
+
+TEST(WireParserTest, SkipsUnknownFieldsAroundTheNumbersThatItKnows) {
+  for (const uint32_t number : {35U, 63U, 64U, 65U, 536'870'911U}) {
+    const ParsedScoreRequest parsed = Parse(Tag(number, 0) + "\x05" + Tag(5, 0) + "\x07");
+    EXPECT_TRUE(parsed.status.ok()) << parsed.status;
+    EXPECT_EQ(parsed.request.rows, 7) << number;
+  }
+}
+
 TEST(WireParserTest, TakesFieldsInAnyOrder) {
   v1::ScoreRequest head;
   head.set_rows(1);
@@ -440,6 +484,24 @@ TEST(WireParserTest, ReadsASliceOfGpuMemory) {
   EXPECT_THAT(parsed.request.cuda_ipc->memory.handle, Each('h'));
   EXPECT_EQ(parsed.request.cuda_ipc->memory.offset, 48);
   EXPECT_EQ(parsed.request.cuda_ipc->memory.bytes, 32);
+}
+
+TEST(WireParserTest, ASliceMayEndJustBefore63Bits) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t offset : {int64_t{0}, int64_t{64}}) {
+    const auto parse = [&](int64_t bytes) {
+      return Parse(BytesField(33, SharedSlice([&](v1::SharedMemorySlice& slice) {
+                                slice.set_offset(static_cast<uint64_t>(offset));
+                                slice.set_bytes(static_cast<uint64_t>(bytes));
+                              })));
+    };
+    const ParsedScoreRequest longest = parse(kMost - offset);
+    ASSERT_TRUE(longest.status.ok()) << longest.status;
+    EXPECT_EQ(longest.request.shared_memory->bytes, kMost - offset);
+    if (offset > 0) {
+      EXPECT_FALSE(parse(kMost - offset + 1).status.ok());
+    }
+  }
 }
 
 TEST(WireParserTest, SkipsUnknownFieldsOfASlice) {
