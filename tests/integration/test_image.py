@@ -86,6 +86,7 @@ def test_the_compressed_image_is_small(builder, image, tmp_path):
     assert 10 << 20 < files < BYTES_MAX
 
 
+@pytest.mark.release
 def test_two_builds_have_the_same_bytes(builder, packages, repository, tmp_path):
     folder = repository / "deploy" / "image"
     digests = set()

@@ -207,6 +207,7 @@ def test_a_missing_compiler_is_named(python, operator_packages, tmp_path):
     )
 
 
+@pytest.mark.release
 def test_two_builds_have_the_same_bytes(binaries, operator_packages, tmp_path, monkeypatch):
     # The compiler's cache would give the bytes of the first build, which lay in another folder.
     monkeypatch.setenv("CCACHE_RECACHE", "1")

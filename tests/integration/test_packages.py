@@ -130,6 +130,7 @@ def test_no_library_of_the_process_can_use_what_is_inside_the_programs(environme
         assert not [name for name in names if taken.fullmatch(name)]
 
 
+@pytest.mark.release
 def test_two_builds_have_the_same_bytes(binaries, packages, tmp_path):
     build_packages(binaries, tmp_path)
 

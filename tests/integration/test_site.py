@@ -118,6 +118,7 @@ def test_every_link_of_the_site_has_a_target_in_it(site):
     assert count > 1000
 
 
+@pytest.mark.release
 def test_two_builds_have_the_same_bytes(site, tmp_path):
     assert build(ROOT, tmp_path / "again").returncode == 0
 

@@ -225,6 +225,7 @@ def test_the_package_makes_its_user_and_folders(package, tmp_path) -> None:
     assert (tmp_path / "var/lib/logprobd/models").stat().st_uid == int(user[2])
 
 
+@pytest.mark.release
 def test_two_builds_give_the_same_package(package, binaries, tmp_path) -> None:
     again = Package.build(binaries, tmp_path / "again")
     first, second = (hashlib.sha256(p.read_bytes()).hexdigest() for p in (package.deb, again))

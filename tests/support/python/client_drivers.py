@@ -15,7 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from logprobd import AsyncClient, Client, HeadMismatch, LogprobdError, RetryPolicy, ServerBug
+from logprobd import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    HeadMismatch,
+    LogprobdError,
+    RetryPolicy,
+    ServerBug,
+)
 
 HIDDEN_SIZE = 16
 CALL_SECONDS = 60
@@ -88,7 +96,9 @@ def code_of(error: LogprobdError) -> str:
     """The name of the gRPC status that the C++ client has for this error."""
     if isinstance(error, HeadMismatch):
         return "FAILED_PRECONDITION"
-    return "INTERNAL" if isinstance(error, ServerBug) and not error.code else error.code
+    # An error that the Python client detects itself has no code.
+    own = {DeadlineExceeded: "DEADLINE_EXCEEDED", ServerBug: "INTERNAL"}
+    return error.code or own.get(type(error), "")
 
 
 def outcome_of(result: Any) -> Outcome:
