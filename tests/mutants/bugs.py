@@ -68,6 +68,7 @@ LEAVES = {"return_statement", "continue_statement", "break_statement", "throw_st
 LEAVES |= {"raise_statement"}
 LOGS = re.compile(r"Log(Debug|Info|Warning|Error|Always)|log(ger)?\.\w+|_?print|warnings\.warn")
 """Calls whose text is for people; removing one is not tried."""
+PYTHON_TYPE = re.compile(r"([A-Z]\w*|str|int|float|bytes|bool)( \| .*)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +236,8 @@ def take_first(node: Node) -> Iterator[Change]:
     if index is None or is_target(node):
         return
     inner = index.named_children[0] if index.type == "subscript_argument_list" else index
+    if is_python(node) and PYTHON_TYPE.fullmatch(text_of(inner)):
+        return  # as in the alias `Rows = Sequence[int]`
     if inner.type in ("identifier", "binary_expression", "binary_operator"):
         yield inner, "0"
 

@@ -325,6 +325,28 @@ def test_a_source_may_wait_for_the_result_of_its_first_batch(server, rows):
     assert run(server, body) == 2
 
 
+def test_a_closed_stream_has_waited_for_its_source_to_end(server, rows):
+    ended = []
+
+    async def body(c):
+        async def batches():
+            try:
+                yield rows
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)
+                ended.append("source")
+
+        stream = c.score_stream(batches())
+        await anext(stream)
+        await stream.aclose()
+        ended.append("stream")
+
+    run(server, body)
+
+    assert ended == ["source", "stream"]
+
+
 def test_a_batch_for_an_absent_head_is_returned_in_its_place(server, rows):
     batches = [{"hidden": rows[0], "targets": rows[1], "head": "absent"}, rows]
 

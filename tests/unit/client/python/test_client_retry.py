@@ -281,6 +281,33 @@ def test_wait_ready_says_why_nothing_answers():
         client.wait_ready(timeout=0.2)
 
 
+def test_wait_ready_checks_again_when_a_check_is_not_answered(monkeypatch):
+    monkeypatch.setattr("logprobd._core.CHECK_TIMEOUT_SECONDS", 0.2)
+    is_over = threading.Event()
+    num_checks = 0
+
+    def check(_request, _context):
+        nonlocal num_checks
+        num_checks += 1
+        if num_checks == 1:
+            is_over.wait(60)
+        return b"\x08\x01"
+
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    method = grpc.unary_unary_rpc_method_handler(check)
+    service = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": method})
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+
+    with Client(f"127.0.0.1:{port}") as client:
+        client.wait_ready(timeout=20)
+
+    assert num_checks == 2
+    is_over.set()
+    server.stop(None).wait()
+
+
 def test_wait_ready_does_not_wait_for_another_kind_of_server():
     # Regression: wait_ready retried until its timeout.
     other = grpc.server(futures.ThreadPoolExecutor(1))

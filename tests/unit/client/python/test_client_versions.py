@@ -233,6 +233,7 @@ def test_the_end_of_a_stream_leaves_the_chunks_at_other_servers_in_flight():
 
     assert [answer(queue, job) for job in at_b] == [True, True]
     assert len(send_all(queue)) == 2
+    assert balance.states()[0].reason == "refused"
 
 
 def test_a_negative_hint_forbids_another_server_too():
