@@ -77,6 +77,41 @@ def test_a_closed_region_is_forgotten_and_the_lease_lives(control, lease):
     assert caught.value.code == "NOT_FOUND"
 
 
+def test_a_closed_region_leaves_no_descriptor(control, lease):
+    def num_descriptors():
+        gc.collect()  # those of earlier tests
+        count = 0
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the list itself
+                count += "logprobd-fake" in os.readlink(f"/proc/self/fd/{descriptor}")
+        return count
+
+    before = num_descriptors()
+    region, memory = lease.create_region(PAGE)
+    lease.close_region(region)
+    memory.close()
+
+    assert num_descriptors() == before
+
+
+def test_a_lease_has_exactly_its_limits(control, lease):
+    for _ in range(2):
+        lease.create_region(2 * MIB)
+
+    with pytest.raises(LocalUnavailable, match="above the limits"):
+        lease.create_region(1)
+    assert control.num_regions == 2
+
+
+def test_a_lease_has_exactly_its_number_of_regions(control, lease):
+    for _ in range(3):
+        lease.create_region(PAGE)
+
+    with pytest.raises(LocalUnavailable, match="above the limits"):
+        lease.create_region(PAGE)
+    assert control.num_regions == 3
+
+
 def test_a_refusal_says_why(lease):
     with pytest.raises(LocalUnavailable, match="above the limits") as caught:
         lease.create_region(3 * MIB)
