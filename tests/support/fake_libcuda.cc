@@ -1,9 +1,12 @@
 // Replaces libcuda.so.1 in tests without a GPU. Its "device" memory is the heap, and the IPC handle
-// of an allocation contains its address.
+// of an allocation contains its address. Copies are made when the context is synchronized, as late
+// as a driver may make them.
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 namespace {
 
@@ -11,6 +14,19 @@ constexpr int kOutOfMemory = 2;
 constexpr int kInvalidDevice = 101;
 constexpr uint64_t kMemoryBytes = uint64_t{1} << 30;
 int context = 0;
+
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+std::mutex mutex;
+std::vector<Copy> copies;
+
+void CopyLater(void* to, const void* from, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  copies.push_back({to, from, bytes});
+}
 
 void* At(uint64_t address) { return reinterpret_cast<void*>(address); }  // NOLINT
 
@@ -32,7 +48,12 @@ int cuDevicePrimaryCtxRetain(void** made, int) {
   return 0;
 }
 int cuCtxSetCurrent(void*) { return 0; }
-int cuCtxSynchronize() { return 0; }
+int cuCtxSynchronize() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+  copies.clear();
+  return 0;
+}
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   if (bytes > kMemoryBytes) return kOutOfMemory;
   *address = reinterpret_cast<uint64_t>(std::malloc(bytes));
@@ -43,11 +64,11 @@ int cuMemFree_v2(uint64_t address) {
   return 0;
 }
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
-  std::memcpy(At(to), from, bytes);
+  CopyLater(At(to), from, bytes);
   return 0;
 }
 int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
-  std::memcpy(At(to), At(from), bytes);
+  CopyLater(At(to), At(from), bytes);
   return 0;
 }
 int cuIpcGetMemHandle(void* handle, uint64_t address) {

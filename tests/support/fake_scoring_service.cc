@@ -142,6 +142,7 @@ grpc::Status FakeScoringService::Answer(grpc::ServerContext& context,
     };
     client_id_ = metadata("client_id");
     traceparent_ = metadata("traceparent");
+    authorization_ = metadata("authorization");
     if (!failures_.empty()) {
       Failure failure = std::move(failures_.front());
       failures_.pop_front();
@@ -269,6 +270,11 @@ std::string FakeScoringService::client_id() const {
 std::string FakeScoringService::traceparent() const {
   absl::MutexLock lock(&mutex_);
   return traceparent_;
+}
+
+std::string FakeScoringService::authorization() const {
+  absl::MutexLock lock(&mutex_);
+  return authorization_;
 }
 
 int64_t FakeScoringService::held_max() const {

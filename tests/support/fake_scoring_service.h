@@ -63,6 +63,8 @@ class FakeScoringService final : public v1::Scoring::Service {
   std::string client_id() const;
   /// Value of the traceparent metadata of the latest Score; "" if it has none.
   std::string traceparent() const;
+  /// Value of the authorization metadata of the latest Score; "" if it has none.
+  std::string authorization() const;
   int64_t held_max() const;
 
  private:
@@ -84,6 +86,7 @@ class FakeScoringService final : public v1::Scoring::Service {
   std::vector<v1::ScoreRequest> requests_ ABSL_GUARDED_BY(mutex_);
   std::string client_id_ ABSL_GUARDED_BY(mutex_);
   std::string traceparent_ ABSL_GUARDED_BY(mutex_);
+  std::string authorization_ ABSL_GUARDED_BY(mutex_);
   uint64_t weights_version_ ABSL_GUARDED_BY(mutex_) = 3;
   bool is_holding_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t held_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -226,6 +226,21 @@ TEST_F(CommandTest, AddressMayComeFromTheEnvironment) {
   EXPECT_EQ(from_flag.exit_code, 1);
 }
 
+TEST_F(CommandTest, TheTokenMayComeFromTheEnvironmentOrAFile) {
+  setenv("LOGPROBD_TOKEN", "of-the-environment", 1);
+
+  const Outcome from_environment = Run({"score", RowsFile(1)});
+  const std::string first = server_.service().authorization();
+  const Outcome from_file =
+      Run({"score", RowsFile(1), "--token-file", folder_.Write("token", "of-the-file\n")});
+  unsetenv("LOGPROBD_TOKEN");
+
+  EXPECT_EQ(from_environment.exit_code, 0) << from_environment.err;
+  EXPECT_EQ(first, "Bearer of-the-environment");
+  EXPECT_EQ(from_file.exit_code, 0) << from_file.err;
+  EXPECT_EQ(server_.service().authorization(), "Bearer of-the-file");
+}
+
 TEST_F(CommandTest, InfoShowsTheShardsOfAHead) {
   const Outcome text = Run({"info"});
   const Outcome json = Run({"info", "--json"});

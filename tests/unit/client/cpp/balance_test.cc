@@ -145,6 +145,15 @@ TEST_F(BalanceTest, EndsTheGrowthOfThePauseWithAnAnswer) {
   EXPECT_EQ(balance.states()[0].retry_in, absl::Milliseconds(500));
 }
 
+TEST_F(BalanceTest, ACheckThatIsOverdueIsDueNow) {
+  Balance balance(Options(), {"a", "b"});
+  balance.Leave("a", "gone");
+
+  now_ += absl::Hours(1);
+
+  EXPECT_EQ(balance.states()[0].retry_in, absl::ZeroDuration());
+}
+
 TEST_F(BalanceTest, DrawsThePauseFromItsUpperHalf) {
   Balance::Options options = Options();
   options.unit_random = [] { return 0.0; };
@@ -419,6 +428,17 @@ TEST(TightestLimitsTest, TakesTheLeastOfEachThatIsKnown) {
   EXPECT_EQ(limits.candidates_max, 30);
   EXPECT_EQ(limits.segments_max, 50);
   EXPECT_EQ(limits.stream_window, 4);
+}
+
+TEST(TightestLimitsTest, ALimitOfOneIsKnown) {
+  const ServerInfo one = InfoOf({.limits = {.request_rows_max = 1, .top_k_max = 1}});
+  const ServerInfo two = InfoOf({.limits = {.request_rows_max = 9, .top_k_max = 5}});
+
+  for (const std::vector<ServerInfo>& servers : {std::vector{one, two}, std::vector{two, one}}) {
+    const Limits limits = TightestLimits(servers).heads[0].limits;
+    EXPECT_EQ(limits.request_rows_max, 1);
+    EXPECT_EQ(limits.top_k_max, 1);
+  }
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 namespace logprobd::client {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -212,6 +213,17 @@ TEST_F(ClientSameHostTest, EndsACallOnceWhenTheChosenTransportIsNotAvailable) {
   EXPECT_THAT(std::string(result.status().message()),
               HasSubstr("the server has no control socket"));
   EXPECT_EQ(service().requests().size(), 0U);
+}
+
+TEST_F(ClientSameHostTest, SaysThatTheServerRefusesTheChosenTransport) {
+  const ScoreCase c(5'000);
+  control_.RefuseSlices({grpc::StatusCode::FAILED_PRECONDITION, "shared_memory: switched off"});
+
+  const absl::StatusOr<ScoreResult> result = Connect({.transport = kShm})->Score(c.args);
+
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(result.status().message(),
+              AllOf(HasSubstr("transport is shm"), HasSubstr("switched off")));
 }
 
 TEST_F(ClientSameHostTest, CancelsWhatIsInFlightWhenItIsDestroyed) {

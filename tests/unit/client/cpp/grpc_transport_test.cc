@@ -2,9 +2,18 @@
 
 #include "client/cpp/grpc_transport.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "client/cpp/server_messages.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_scoring_service.h"
@@ -44,6 +53,71 @@ TEST(GrpcTransportTest, AnswersTheCallInFlightToAServerThatLeaves) {
 
   call(is_over_after_return);
   EXPECT_TRUE(is_over_after_return.WaitForNotificationWithTimeout(kPatience));
+}
+
+/// A listener that takes one connection, and speaks as much of HTTP/2 as lets gRPC send a call.
+class SilentServer {
+ public:
+  SilentServer() : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(listen(listener_, 8), 0);
+    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
+    port_ = ntohs(address.sin_port);
+  }
+  ~SilentServer() {
+    close(connection_);
+    close(listener_);
+  }
+  SilentServer(const SilentServer&) = delete;
+  SilentServer& operator=(const SilentServer&) = delete;
+
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+  void Accept() {
+    connection_ = accept(listener_, nullptr, nullptr);
+    constexpr char kEmptySettings[9] = {0, 0, 0, 4};
+    EXPECT_EQ(send(connection_, kEmptySettings, sizeof(kEmptySettings), MSG_NOSIGNAL), 9);
+  }
+
+  /// Returns whether the client closes the connection in time.
+  bool IsClosed(absl::Duration patience) {
+    pollfd waited = {.fd = connection_, .events = POLLIN, .revents = 0};
+    char bytes[4096];
+    while (poll(&waited, 1, static_cast<int>(absl::ToInt64Milliseconds(patience))) == 1) {
+      if (recv(connection_, bytes, sizeof(bytes), 0) <= 0) return true;
+    }
+    return false;
+  }
+
+ private:
+  const int listener_;
+  int port_ = 0;
+  int connection_ = -1;
+};
+
+TEST(GrpcTransportTest, ClosesItsConnectionsToAServerThatLeaves) {
+  SilentServer leaving;
+  const grpc::Slice no_fields;
+  GrpcTransport transport({.channels = 1});
+  absl::Notification is_over;
+
+  transport.Call({.method = kScoreMethod,
+                  .body = grpc::ByteBuffer(&no_fields, 1),
+                  .deadline = transport.Now() + absl::Seconds(1),
+                  .scope = transport.NewScope(),
+                  .server = leaving.address()},
+                 [&](const RpcReply&) { is_over.Notify(); });
+  leaving.Accept();
+  ASSERT_TRUE(is_over.WaitForNotificationWithTimeout(kPatience));
+  transport.KeepServers({leaving.address()});
+  EXPECT_FALSE(leaving.IsClosed(absl::Milliseconds(50)));
+  transport.KeepServers({"another:1"});
+
+  EXPECT_TRUE(leaving.IsClosed(kPatience));
 }
 
 }  // namespace

@@ -174,6 +174,10 @@ TEST_F(WeightsClientTest, RefusesOptionsThatCannotWork) {
   EXPECT_FALSE(WeightsClient::Create({.address = ""}).ok());
   EXPECT_FALSE(WeightsClient::Create({.timeout = absl::ZeroDuration()}).ok());
   EXPECT_FALSE(WeightsClient::Create({.load_timeout = absl::ZeroDuration()}).ok());
+
+  const absl::Status no_file =
+      WeightsClient::Create({.tls = Tls{.ca = "/no/such/ca.pem"}}).status();
+  EXPECT_THAT(no_file.message(), HasSubstr("/no/such/ca.pem"));
 }
 
 }  // namespace

@@ -326,6 +326,25 @@ TEST(LoadTargetTest, AClosedLoopWithAThreadPerRequestMakesBlockingCalls) {
   EXPECT_EQ(run({.request_rate = 1'000, .inflight_max = 1, .writers = 1, .requests = 10}), 0);
 }
 
+TEST(InflightTest, ALowRateIsAnOpenLoopToo) {
+  LoadObserver observer;
+  FakeLoadClock clock;
+  FakeTarget target(clock);
+  const RowPool pool = *RowPool::Create(FakeHead(), Dtype::kF32, 8, 1);
+
+  const absl::StatusOr<LoadMeasurement> found =
+      RunLoad({.target = target, .pool = pool, .request = {}, .observer = observer, .clock = clock},
+              {.mix = {.sizes = {{.rows = 1}}},
+               .concurrency = 3,
+               .request_rate = 0.5,
+               .inflight_max = 7,
+               .writers = 1,
+               .requests = 1});
+
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(found->inflight_max, 7);
+}
+
 TEST(InflightTest, FreshRowsBoundTheirMemory) {
   LoadObserver observer;
   FakeLoadClock clock;
