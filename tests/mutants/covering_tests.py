@@ -60,6 +60,8 @@ class PythonTests:
         """By package, its interpreter."""
         self._tests: dict[str, dict[int, set[str]]] = {}
         """By file and line, the tests that run it."""
+        self._files: dict[str, list[str]] = {}
+        """By package, its files of tests."""
 
     def measure(self, tree: run.Tree, package: str) -> None:
         """Runs the tests of a package once, or reads what the last run on the same code found. Without
@@ -69,16 +71,16 @@ class PythonTests:
             print(f"{package} is left out: no {python} (bash .ci/run-adapters)", file=sys.stderr)
             return
         self._pythons[package] = python
+        self._files[package] = files = [
+            str(path.relative_to(self._root))
+            for pattern in PYTHON_TESTS[package].tests
+            for path in sorted(self._root.glob(pattern))
+        ]
         self._folder.mkdir(parents=True, exist_ok=True)
         name = package.replace("/", "-")
         database, noted, key = self._folder / name, self._folder / f"{name}.key", self._key()
         if not noted.is_file() or noted.read_text() != key:
             database.unlink(missing_ok=True)
-            files = [
-                str(path.relative_to(self._root))
-                for pattern in PYTHON_TESTS[package].tests
-                for path in sorted(self._root.glob(pattern))
-            ]
             options = [f"--cov={package}", "--cov-context=test", "--cov-report="]
             ended = self._pytest(package, tree, files, MEASURE_SECONDS, *options, database=database)
             if ended is None or ended.returncode:
@@ -88,14 +90,16 @@ class PythonTests:
         self._read(database, tree.path)
 
     def can_see(self, bug: Bug) -> bool:
-        return bug.file in self._tests
+        return any(bug.file.startswith(name) for name in self._pythons) and bool(
+            self._covering(bug)
+        )
 
     def first_failed(self, tree: run.Tree, bug: Bug, seconds: float) -> str | None:
         """Returns the first test that fails with the bug, "" if none does."""
         file = tree.path / bug.file
         source = file.read_bytes()
         file.write_bytes(bug.apply(source))
-        package = next(name for name in self._pythons if bug.file.startswith(name))
+        package = self._package_of(bug)
         tests = self._covering(bug)
         try:
             ended = self._pytest(package, tree, tests, seconds)
@@ -111,12 +115,21 @@ class PythonTests:
         return f"no end: {failed}" if "Timeout" in ended.stdout else failed
 
     def _covering(self, bug: Bug) -> list[str]:
-        """Returns the tests that run the line; those of the file whose name says so come first. A line
-        that runs at import has those that run any line of the file."""
-        lines = self._tests[bug.file]
-        tests = lines.get(bug.line) or set().union(*lines.values())
+        """Returns the files of tests whose name says that they are of this file, as some run it in a
+        process of its own, and then the other tests that run the line. A line that runs at import has
+        those that run any line of the file."""
         stem = pathlib.PurePath(bug.file).stem.strip("_")
-        return sorted(tests, key=lambda test: (stem not in test.split("::")[0], test))
+        of_file = [
+            name
+            for name in self._files[self._package_of(bug)]
+            if pathlib.PurePath(name).stem.endswith(f"_{stem}")
+        ]
+        lines = self._tests.get(bug.file, {})
+        tests = lines.get(bug.line) or set().union(*lines.values())
+        return of_file + sorted(test for test in tests if test.split("::")[0] not in of_file)
+
+    def _package_of(self, bug: Bug) -> str:
+        return next(name for name in self._pythons if bug.file.startswith(name))
 
     def _key(self) -> str:
         digest = hashlib.sha256()

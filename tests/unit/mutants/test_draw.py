@@ -85,6 +85,7 @@ def test_each_kind_has_an_example_in_both_languages():
         ("f.cc", "static_assert(sizeof(int) == 4);"),
         ("f.cc", '#include "a.h"'),
         ("f.cc", "std::array<int, 4> a;"),
+        ("f.py", "old = sys.version_info < (3, 11)"),
         ("f.py", "Rows = Sequence[int] | Mapping[Name, Any]"),
     ],
 )
@@ -205,6 +206,18 @@ def test_a_bug_of_python_is_caught_by_the_tests_that_run_its_line(tmp_path, monk
     assert project.first_failed("raise ValueError(rows)", "pass").endswith(
         "above_the_limit_are_refused"
     )
+
+
+def test_code_that_only_another_process_runs_has_the_tests_of_its_name(tmp_path, monkeypatch):
+    tests = """
+import subprocess, sys
+
+def test_rows_above_the_limit_end_the_program():
+    code = "from logprobd.limits import limited; limited(4, 2)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 1
+"""
+    project = PythonProject(tmp_path, monkeypatch, tests)
+    assert project.first_failed("raise ValueError(rows)", "pass").endswith("end_the_program")
 
 
 def test_a_bug_of_python_that_no_test_notices_survives_and_is_taken_out(tmp_path, monkeypatch):
