@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from gateway_scenario import FixedTeacher
+from logprobd_adapters import responses
 from logprobd_adapters.completions import CompletionRequest
 from logprobd_adapters.responses import encode_response
 from logprobd_adapters.teacher import Prompt, PromptScores
@@ -118,3 +119,23 @@ def test_many_small_prompts_are_many_pieces(length) -> None:
 
     assert max(map(len, pieces)) < 2 * 65_536
     assert len(json.loads(b"".join(pieces))["choices"]) == 20_000
+
+
+def test_prompts_share_calls_of_no_more_rows_than_fit_the_caches(monkeypatch) -> None:
+    monkeypatch.setattr(responses, "_BLOCK_ENTRIES", 64)
+    rows_of_calls = []
+
+    def rows(tokens, scores):
+        rows_of_calls.append(len(tokens))
+        return make_rows(tokens, scores)
+
+    make_rows = responses._rows
+    monkeypatch.setattr(responses, "_rows", rows)
+    lengths = [2, *[8] * 5, 200, 2, 2, 2, 40, 30, 20, 20, 2]
+    prompts = [Prompt([1] * length) for length in lengths]
+
+    encode(prompts, FixedTeacher().score(prompts))
+
+    assert sum(rows_of_calls) == sum(lengths) - len(lengths)
+    assert max(rows_of_calls) <= 64
+    assert len(rows_of_calls) <= 9  # four of them for the long prompt
