@@ -410,7 +410,7 @@ def test_requests_that_are_sent_ahead_are_bounded(teacher, caplog) -> None:
         teacher.release.set()
 
     run(teacher, scenario)
-    assert "sent further requests without waiting for an answer" in caplog.text
+    assert "disconnected 127.0.0.1, which sent further requests without waiting" in caplog.text
 
 
 def test_requests_on_one_connection_are_answered_in_turn(teacher) -> None:
