@@ -1,6 +1,7 @@
 """What a connection may hold and how long it may wait, and what answers and the log repeat of callers' texts."""
 
 import asyncio
+import errno
 import json
 import logging
 import time
@@ -137,6 +138,33 @@ def test_one_address_holds_half_of_the_connections(teacher, caplog) -> None:
     run(teacher, scenario, connections_max=8)
     refusals = [line for line in caplog.messages if line.startswith("refused ")]
     assert len(refusals) == 1  # in ten seconds
+
+
+def test_a_connection_that_cannot_be_accepted_ends_no_listener(
+    teacher, caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr(connections, "_ACCEPT_RETRY_SECONDS", 0.01)
+
+    async def scenario(client, _) -> None:
+        loop = asyncio.get_running_loop()
+        accept = loop.sock_accept
+        faults = [OSError(errno.EMFILE, "too many open files")]
+
+        async def accept_or_fail(listening):
+            if faults:
+                raise faults.pop()
+            return await accept(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", accept_or_fail)
+        for _ in range(3):  # The first one was being waited for before.
+            reader, writer = await connect(client)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+        assert not faults
+
+    run(teacher, scenario)
+    assert "cannot accept a connection: [Errno 24] too many open files" in caplog.text
 
 
 def test_all_addresses_together_have_no_more_than_the_most_connections(teacher) -> None:

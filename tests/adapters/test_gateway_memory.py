@@ -254,3 +254,16 @@ def test_a_client_that_does_not_send_its_body_is_disconnected(teacher, caplog) -
 
     run(teacher, scenario, stall_seconds=0.3)
     assert "sent nothing of its request" in caplog.text
+
+
+def test_a_large_number_of_items_is_freed_in_steps() -> None:
+    async def scenario() -> list[int]:
+        items = [None] * (2 * gateway._FREED_AT_ONCE + 1)
+        left = []
+        gateway._free(items)
+        for _ in range(3):
+            left.append(len(items))
+            await asyncio.sleep(0)
+        return left
+
+    assert asyncio.run(scenario()) == [gateway._FREED_AT_ONCE + 1, 1, 0]

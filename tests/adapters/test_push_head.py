@@ -169,6 +169,21 @@ def fail_twice(rank: int, _: int) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def begin_by_default(_rank: int, _size: int) -> bool:
+    """Moves a version without saying who begins it. Returns whether this rank did."""
+    client = mock.Mock(
+        list=mock.Mock(
+            return_value=[types.SimpleNamespace(staged=None, pushed=None, highest_version=1)]
+        )
+    )
+    move_version(client, lambda version, errors: True, advice="")
+    return client.list.called
+
+
+def test_rank_0_begins_the_version_by_default(ranks) -> None:
+    assert ranks.results(begin_by_default) == [True, False]
+
+
 def test_the_first_of_two_errors_is_raised_and_other_ranks_name_both(ranks) -> None:
     assert ranks.results(fail_twice) == [
         "LogprobdError: rank 1 failed: OSError: first; OSError: second",

@@ -25,6 +25,8 @@ class Suite:
     environment: str
     """Folder in build."""
     tests: tuple[str, ...]
+    elsewhere: tuple[str, ...] = ()
+    """Files of the package that these tests import, but whose own tests need another environment."""
 
 
 PYTHON_TESTS = {
@@ -39,6 +41,7 @@ PYTHON_TESTS = {
             "tests/adapters/test_push_head.py",
             "tests/adapters/test_scorer.py",
         ),
+        elsewhere=("trl.py",),
     ),
 }
 MEASURE_SECONDS = 1_800.0
@@ -90,9 +93,10 @@ class PythonTests:
         self._read(database, tree.path)
 
     def can_see(self, bug: Bug) -> bool:
-        return any(bug.file.startswith(name) for name in self._pythons) and bool(
-            self._covering(bug)
-        )
+        package = next((name for name in self._pythons if bug.file.startswith(name)), None)
+        if package is None or bug.file.endswith(PYTHON_TESTS[package].elsewhere):
+            return False
+        return bool(self._covering(bug))
 
     def first_failed(self, tree: run.Tree, bug: Bug, seconds: float) -> str | None:
         """Returns the first test that fails with the bug, "" if none does."""
