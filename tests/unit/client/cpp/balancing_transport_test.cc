@@ -342,6 +342,7 @@ TEST_F(BalancingTransportTest, FindsThePinnedVersionWhereItIsHeld) {
 
   EXPECT_FALSE(replies_[1].can_go_elsewhere);
   EXPECT_EQ(replies_[1].status.code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(replies_[1].is_explained);
   EXPECT_THAT(std::string(replies_[1].status.message()), HasSubstr("a:1, b:2"));
 }
 

@@ -8,8 +8,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -99,25 +102,33 @@ class SilentServer {
   int connection_ = -1;
 };
 
-TEST(GrpcTransportTest, ClosesItsConnectionsToAServerThatLeaves) {
-  SilentServer leaving;
+TEST(GrpcTransportTest, ClosesTheConnectionsToServersThatLeaveAndNoOthers) {
+  std::vector<std::unique_ptr<SilentServer>> servers;
+  for (int i = 0; i < 3; ++i) servers.push_back(std::make_unique<SilentServer>());
+  // A server that stays is before those that leave.
+  std::sort(servers.begin(), servers.end(),
+            [](const auto& a, const auto& b) { return a->address() < b->address(); });
   const grpc::Slice no_fields;
   GrpcTransport transport({.channels = 1});
-  absl::Notification is_over;
+  absl::Notification are_over[3];
 
-  transport.Call({.method = kScoreMethod,
-                  .body = grpc::ByteBuffer(&no_fields, 1),
-                  .deadline = transport.Now() + absl::Seconds(1),
-                  .scope = transport.NewScope(),
-                  .server = leaving.address()},
-                 [&](const RpcReply&) { is_over.Notify(); });
-  leaving.Accept();
-  ASSERT_TRUE(is_over.WaitForNotificationWithTimeout(kPatience));
-  transport.KeepServers({leaving.address()});
-  EXPECT_FALSE(leaving.IsClosed(absl::Milliseconds(50)));
-  transport.KeepServers({"another:1"});
+  for (int i = 0; i < 3; ++i) {
+    transport.Call({.method = kScoreMethod,
+                    .body = grpc::ByteBuffer(&no_fields, 1),
+                    .deadline = transport.Now() + absl::Seconds(1),
+                    .scope = transport.NewScope(),
+                    .server = servers[i]->address()},
+                   [&are_over, i](const RpcReply&) { are_over[i].Notify(); });
+    servers[i]->Accept();
+  }
+  for (absl::Notification& is_over : are_over) {
+    ASSERT_TRUE(is_over.WaitForNotificationWithTimeout(kPatience));
+  }
+  transport.KeepServers({servers[0]->address()});
 
-  EXPECT_TRUE(leaving.IsClosed(kPatience));
+  EXPECT_TRUE(servers[1]->IsClosed(kPatience));
+  EXPECT_TRUE(servers[2]->IsClosed(kPatience));
+  EXPECT_FALSE(servers[0]->IsClosed(absl::Milliseconds(50)));
 }
 
 }  // namespace

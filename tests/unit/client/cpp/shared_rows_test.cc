@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <thread>
@@ -185,6 +187,20 @@ TEST(CopyPoolTest, CopiesEveryByteWhateverTheSizeAndTheThreads) {
       ASSERT_EQ(to, from) << bytes << " bytes, " << threads << " threads";
     }
   }
+}
+
+TEST(CopyPoolTest, KeepsItsThreadsForTheNextCopy) {
+  const auto num_threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+  };
+  const std::vector<std::byte> from = Pattern(size_t{8} << 20, 1);
+  std::vector<std::byte> to(from.size());
+  const auto before = num_threads();
+  CopyPool pool(3);
+
+  for (int turn = 0; turn < 20; ++turn) pool.Copy(from, absl::MakeSpan(to));
+
+  EXPECT_EQ(num_threads(), before + 3);
 }
 
 TEST(CopyPoolTest, ServesManyThreadsAtOnce) {
