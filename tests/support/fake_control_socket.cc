@@ -146,6 +146,15 @@ int64_t FakeControlSocket::num_regions() const {
   return static_cast<int64_t>(count);
 }
 
+int64_t FakeControlSocket::region_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  size_t bytes = 0;
+  for (const Lease& lease : leases_) {
+    for (const auto& [id, memory] : lease.regions) bytes += memory.size();
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 void FakeControlSocket::WaitForNoLease() const {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(

@@ -56,6 +56,8 @@ class FakeControlSocket {
   /// Returns the client_id of each open lease.
   std::vector<std::string> clients() const;
   int64_t num_regions() const;
+  /// Returns the bytes of all regions.
+  int64_t region_bytes() const;
   /// Waits until no lease is open.
   void WaitForNoLease() const;
 

@@ -121,6 +121,7 @@ TEST_F(ClientSameHostTest, UsesAsManySlotsAsRequestsAreInFlight) {
   for (int repeat = 0; repeat < 5; ++repeat) ExpectScoresOf(c, client->Score(c.args));
 
   EXPECT_EQ(control_.num_regions(), 1);
+  EXPECT_EQ(control_.region_bytes(), 3 * 16'384);
   for (const v1::ScoreRequest& request : service().requests()) {
     EXPECT_TRUE(request.has_shared_memory());
   }
