@@ -273,6 +273,19 @@ TEST_F(CommandTest, InfoShowsHeadsAndLimits) {
   EXPECT_EQ(report["heads"][0]["limits"]["request_rows_max"], 1'000);
 }
 
+TEST_F(CommandTest, InfoShowsWhatAHeadDoesToItsLogits) {
+  v1::Head& head = *server_.service().heads().mutable_heads(0);
+  head.set_scale(1);
+  EXPECT_THAT(Run({"info"}).out, HasSubstr("  none  "));
+
+  head.set_softcap(30);
+  EXPECT_THAT(Run({"info"}).out, HasSubstr("  softcap 30  "));
+
+  head.set_scale(0.0625F);
+  head.set_has_bias(true);
+  EXPECT_THAT(Run({"info"}).out, HasSubstr("  scale 0.0625, bias, softcap 30  "));
+}
+
 TEST_F(CommandTest, ScoreWritesJsonLines) {
   const Outcome outcome =
       Run({"score", "--outputs", "logprob,greedy", "--temperature", "0.5", RowsFile(3)});

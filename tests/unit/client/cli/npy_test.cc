@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadNpy{"UnknownVersion", std::string("\x93NUMPY\x09\x00\x00\x00", 10), "version 9"},
         BadNpy{"CutHeader", std::string("\x93NUMPY\x01\x00\xFF\x00", 10), "ends inside its header"},
         BadNpy{"CutLength", std::string("\x93NUMPY\x02\x00\x01\x00", 10), "ends inside its header"},
+        BadNpy{"EmptyHeader", std::string("\x93NUMPY\x01\x00\x00\x00", 10), "header is malformed"},
         BadNpy{"NoDictionary", Npy("[1, 2]\n", ""), "header is malformed"},
         BadNpy{"KeyMissing", Npy("{'descr': '<f4', 'shape': (1,)}", kFourBytes),
                "header is malformed"},
