@@ -1,8 +1,11 @@
 """Defines shared fixtures: the folder of the built binaries, small model folders and running servers."""
 
+import fcntl
 import os
 import pathlib
+import shutil
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -29,12 +32,29 @@ def binaries() -> pathlib.Path:
     return folder
 
 
+def made_once(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[pathlib.Path], None]
+) -> pathlib.Path:
+    """Returns a folder that the first process of a run that needs it makes."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / f"shared_{name}"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            making = shared / f"making_{name}"
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir()
+            make(making)
+            making.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def packages(binaries: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Returns a folder with the packages of the server and the client."""
-    folder = tmp_path_factory.mktemp("packages")
-    build_packages(binaries, folder)
-    return folder
+    return made_once(tmp_path_factory, "packages", lambda folder: build_packages(binaries, folder))
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +63,11 @@ def operator_packages(
 ) -> pathlib.Path:
     """Returns a folder with the packages of the operator. Without a compiler cache they take minutes, so tests that use
     them need a longer timeout."""
-    folder = tmp_path_factory.mktemp("operator_packages")
-    build_operator_packages(binaries, folder)
-    return folder
+    return made_once(
+        tmp_path_factory,
+        "operator_packages",
+        lambda folder: build_operator_packages(binaries, folder),
+    )
 
 
 @pytest.fixture(scope="session")

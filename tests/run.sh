@@ -85,8 +85,10 @@ if $installs; then
 fi
 if $builds; then timed "build" step "building everything (Release)" build; fi
 $tests || exit 0
-# Without them the tests of the drop-in functions would be skipped.
-[ -d build/site-originals ] || { echo "run.sh: error: no build/site-originals; run bash tests/run.sh --build" >&2; exit 1; }
+# Without the originals the tests of the drop-in functions would be skipped.
+for site in site-originals site-mutants; do
+  [ -d "build/$site" ] || { echo "run.sh: error: no build/$site; run bash tests/run.sh --build" >&2; exit 1; }
+done
 
 export TEST_BINARIES=$PWD/build/$preset/bin
 python=build/venv-tests/bin/python
@@ -117,6 +119,7 @@ echo "Summary ($(date -u +%FT%TZ), $((SECONDS / 60)) min $((SECONDS % 60)) s)"
 skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test.*[*]{3}Skipped' "$step_logs/ctest.log" || true)
 [ "$skipped" -eq 0 ] || echo "          $skipped skipped: see $step_logs/ctest.log"
 tail -n 1 "$step_logs/pytest.log" | sed 's/^/  Python  /'
+echo "          second builds of packages are not run here: see tests/README.md"
 echo "  GPU     not run here: see tests/gpu/README.md"
 [ "$status" -eq 0 ] && echo "All tests passed." || echo "Some tests failed: see the logs in $step_logs."
 exit "$status"

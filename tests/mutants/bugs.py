@@ -275,16 +275,19 @@ RULES: dict[str, Callable[[Node], Iterator[Change]]] = {
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yields the nodes of a tree without types, parameters' defaults of C++ and preprocessor lines."""
+    """Yields the nodes of a tree without types, defaults of C++'s parameters and conditions of its
+    preprocessor."""
     if node.type in ("template_argument_list", "preproc_include", "static_assert_declaration"):
         return
-    if node.type in ("type", "decorator", "enumerator_list"):
+    if node.type in ("type", "decorator", "enumerator_list", "optional_parameter_declaration"):
         return
     if node.type == "comparison_operator" and text_of(node).startswith("sys.version_info"):
         return  # the tests run with one version
     yield node
+    condition = node.child_by_field_name("condition") if node.type.startswith("preproc") else None
     for child in node.children:
-        yield from walk(child)
+        if child != condition:
+            yield from walk(child)
 
 
 def bugs_of(file: str, source: bytes) -> list[Bug]:

@@ -18,6 +18,7 @@ import concurrent.futures
 import dataclasses
 import datetime
 import json
+import math
 import os
 import pathlib
 import platform
@@ -85,7 +86,7 @@ def tracked(folder: str) -> list[str]:
 def changed_lines(since: str) -> dict[str, set[int]]:
     """Returns the lines of the work tree that differ from a commit, by file."""
     text = subprocess.run(
-        ["git", "diff", "-U0", since, "--", *FOLDERS],
+        ["git", "diff", "--no-ext-diff", "--dst-prefix=b/", "-U0", since, "--", *FOLDERS],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -148,7 +149,8 @@ class Trials:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._seconds = args.seconds
-        self._ends = time.monotonic() + args.minutes * 60
+        self._minutes = args.minutes
+        self._ends = math.inf
         self._trees: queue.Queue[run.Tree] = queue.Queue()
         for worker in range(args.workers):
             path = args.tree.with_name(f"{args.tree.name}-{worker}" if worker else args.tree.name)
@@ -174,6 +176,7 @@ class Trials:
         for package in PYTHON_TESTS:
             if any(file.startswith(package) for file in files):
                 self._python.measure(trees[0], package)
+        self._ends = time.monotonic() + self._minutes * 60
 
     def can_see(self, bug: Bug) -> bool:
         return self._tests[pathlib.PurePath(bug.file).suffix].can_see(bug)
@@ -200,7 +203,7 @@ class Trials:
 def report(draws: list[Draw]) -> None:
     tried = sum(len(draw.outcomes) for draw in draws)
     survived = sum(len(draw.survivors) for draw in draws)
-    print("\n| folder | tried | caught | share | of them by a test without end | drawn again |")
+    print("\n| folder | tried | caught | share | of them by a test that hung | did not compile |")
     print("|---|---|---|---|---|---|")
     for draw in draws:
         print(draw.row())
@@ -280,7 +283,7 @@ def main() -> int:
         "--minutes",
         type=float,
         default=600,
-        help="start no bug after this time (default %(default)s)",
+        help="start no bug after this time, which begins when all is built (default %(default)s)",
     )
     parser.add_argument("--workers", type=int, default=2, help="bugs at once (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="compilers a bug (default %(default)s)")
@@ -307,6 +310,8 @@ def main() -> int:
                 if args.out:  # after each, since a run takes long
                     write_result(draws, args)
         report(draws)
+        if (tried := sum(len(draw.outcomes) for draw in draws)) < args.count:
+            print(f"draw.py: warning: {tried} of {args.count} bugs were tried", file=sys.stderr)
     except run.BadList as error:
         print(f"draw.py: error: {error}", file=sys.stderr)
         return 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import os
 import pathlib
 import re
@@ -74,7 +75,14 @@ def read_list(path: pathlib.Path = LIST) -> list[Mutant]:
 
 def copy_tree(tree: pathlib.Path) -> None:
     """Makes `tree` equal to the files that git tracks here. Files that are equal stay untouched, and
-    with them what was built from them."""
+    with them what was built from them. Raises BadList if another process uses it."""
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(tree.with_name(f"{tree.name}.lock"), os.O_CREAT | os.O_RDWR, 0o644)
+    try:  # It is held until this process ends.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise BadList(f"{tree} is in use by another run") from None
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     )

@@ -85,6 +85,8 @@ def test_each_kind_has_an_example_in_both_languages():
         ("f.cc", "static_assert(sizeof(int) == 4);"),
         ("f.cc", '#include "a.h"'),
         ("f.cc", "std::array<int, 4> a;"),
+        ("f.cc", "void F(int a = 3);"),
+        ("f.cc", "#if A && B > 1\nint a;\n#endif"),
         ("f.py", "old = sys.version_info < (3, 11)"),
         ("f.py", "Rows = Sequence[int] | Mapping[Name, Any]"),
     ],
