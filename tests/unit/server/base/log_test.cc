@@ -54,6 +54,17 @@ TEST_F(LogTest, QuotesTextThatCouldBeTakenForAField) {
   EXPECT_THAT(Written([] { LogInfo("rows=7"); }), EndsWith("info \"rows=7\"\n"));
 }
 
+TEST_F(LogTest, AFlushHasWrittenTheLinesBeforeIt) {
+  const LogThread thread;
+  for (int turn = 0; turn < 100; ++turn) {
+    const std::string text = Written([] {
+      for (int line = 0; line < 10; ++line) LogInfo("done", {{"line", line}});
+      FlushLog();
+    });
+    ASSERT_THAT(text, EndsWith("done line=9\n")) << turn;
+  }
+}
+
 TEST_F(LogTest, TakesFieldsFromAList) {
   std::vector<LogField> fields = {{"rows", 12}};
   fields.emplace_back("trace_id", "ab");

@@ -39,6 +39,24 @@ TEST_F(HeadVersionsInPlaceTest, FreesTheOldEnginesBeforeItMakesNewOnes) {
   EXPECT_EQ(NumSwaps("committed"), "1");
 }
 
+TEST_F(HeadVersionsInPlaceTest, VerifiesNothingMeanwhile) {
+  Make();
+  absl::Notification done;
+  absl::Status verified;
+  on_create_ = [&](const HeadWeights&) {
+    head_->Verify({}, [&](const absl::StatusOr<VerifyReport>& report) {
+      verified = report.status();
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return absl::OkStatus();
+  };
+
+  ASSERT_TRUE(Load({.path = "/m/2", .in_place = true}).ok());
+
+  EXPECT_EQ(verified, absl::UnavailableError("the weights are being replaced"));
+}
+
 TEST_F(HeadVersionsInPlaceTest, ScoresRequestsThatArriveMeanwhileWithTheNewVersion) {
   Make();
   absl::Notification done;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
@@ -213,6 +214,16 @@ TEST(OptionsParserTest, HelpShowsEveryFlagWithRangeAndDefault) {
   EXPECT_THAT(help, HasSubstr("auto, cpu, cuda. Default: auto."));
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(help, '\n'))) {
     EXPECT_LE(line.size(), 120) << line;
+  }
+}
+
+TEST(OptionsParserTest, PrintedConfigurationHasEveryFlagThatAFileMaySet) {
+  const std::string text = ConfigText(Parse({"--model=m"}));
+
+  for (const Flag& flag : Flags()) {
+    const bool may_be_set = !flag.command_line_only && flag.name != "config";
+    EXPECT_EQ(absl::StrContains("\n" + text, absl::StrCat("\n", flag.name, " = ")), may_be_set)
+        << flag.name;
   }
 }
 
