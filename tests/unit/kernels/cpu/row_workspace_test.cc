@@ -106,6 +106,14 @@ TEST(RowWorkspaceTest, ASmallBatchIsScoredInOneStep) {
   }
 }
 
+TEST(RowWorkspaceTest, HasABlockOfRowsHoweverLargeARowIs) {
+  const int64_t vocab_size = int64_t{1} << 26;
+  constexpr int64_t kSumsBytes = 2 * 16;  // of a tile: two sets, of at least four floats each
+
+  EXPECT_GT(RowScorer::WorkspaceBytes(HeadOf(64, vocab_size), {}),
+            16 * NumTiles(vocab_size) * kSumsBytes);
+}
+
 TEST(RowWorkspaceTest, EveryShardHasTheStepsOfTheLargest) {
   NoThreads threads(1);
   CpuHead small = HeadOf(64, 1 << 20);
