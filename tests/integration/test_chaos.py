@@ -14,6 +14,7 @@ import pytest
 from control_socket import ControlSocket
 from model_folder import ModelFolder
 from scoring_rpc import ROOT, Scoring, messages, request
+from unused_ports import unused_ports
 from weights_rpc import Weights
 
 Code = grpc.StatusCode
@@ -284,9 +285,7 @@ def test_e115_no_space_for_a_region_is_an_error_of_its_client_alone(
 
 def test_e115_a_full_disk_under_the_log_harms_no_request(binaries, model) -> None:
     # /dev/full fails every write with ENOSPC; without a log the ports must be known.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = unused_ports(1)
     command = [binaries / "logprobd", "--model", model.path, "--device", "cpu", "--http", "none"]
     with open("/dev/full", "wb") as full:
         server = subprocess.Popen([*command, "--listen", f"127.0.0.1:{port}"], stderr=full)

@@ -5,12 +5,12 @@ import os
 import pathlib
 import re
 import site
-import socket
 import subprocess
 import sys
 
 import pytest
 from scoring_rpc import ROOT
+from unused_ports import unused_ports
 
 pytestmark = pytest.mark.timeout(
     1200
@@ -50,20 +50,12 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
-def free_ports(count: int) -> list[int]:
-    """Returns free ports; a developer's own server may use the default ones."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 class Quickstarted:
     """The demo model, served as the READMEs say but on free ports."""
 
     def __init__(self, *packages: pathlib.Path) -> None:
-        self.port, self.http_port = free_ports(2)
+        # A developer's own server may use the default ones.
+        self.port, self.http_port = unused_ports(2)
         # The commands find our packages in folders instead of an index.
         self.environment = os.environ | {
             "PIP_FIND_LINKS": " ".join(map(str, packages)),

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import pathlib
-import socket
 import subprocess
 
 import numpy as np
 import pytest
 from logprobd import AsyncClient, Client, Unavailable
+from unused_ports import unused_ports
 
 # At 64 fp32 elements per row these are 250 KiB, which is more than a client puts into the message.
 ROWS = 1000
@@ -33,12 +33,6 @@ def rows():
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
     monkeypatch.delenv("LOGPROBD_TRANSPORT", raising=False)
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def requests_over(server, transport: str) -> float:
@@ -121,7 +115,7 @@ def test_rows_in_a_buffer_are_scored_in_place(start_local, rows):
 
 
 def test_a_client_recovers_after_its_server_was_killed(start_local, rows):
-    address = free_address()
+    address = f"127.0.0.1:{unused_ports(1)[0]}"
     server = start_local("--listen", address)
     with Client(address, timeout=60) as client:
         buffer = client.buffer(ROWS, 64, "fp32")

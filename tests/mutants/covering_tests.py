@@ -116,7 +116,8 @@ class PythonTests:
         if ended is None or not ended.returncode:
             return ""
         failed = run.first_failure(ended.stdout) or f"exit status {ended.returncode}"
-        return f"no end: {failed}" if "Timeout" in ended.stdout else failed
+        hung = re.search(r"from pytest-timeout|\+\+\+ Timeout \+\+\+", ended.stdout)
+        return f"no end: {failed}" if hung else failed
 
     def _covering(self, bug: Bug) -> list[str]:
         """Returns the files of tests whose name says that they are of this file, as some run it in a
