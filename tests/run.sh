@@ -95,7 +95,7 @@ python=build/venv-tests/bin/python
 ctest_options=(--test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" -LE gpu)
 # Many tests wait for a server or a build, so there is one process more than there are cores. The tests of a file stay in one
 # process, for their fixtures. What only a release needs runs weekly.
-pytest_options=(-q tests --durations 10 -n $((jobs + 1)) --dist loadfile --no-loadscope-reorder -m "not release")
+pytest_options=(-q tests -rs --durations 10 -n $((jobs + 1)) --dist loadfile --no-loadscope-reorder -m "not release")
 if $quick; then
   ctest_options+=(-L unit)
   pytest_options[1]=tests/unit

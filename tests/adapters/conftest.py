@@ -14,6 +14,7 @@ import pytest
 import rank_pool
 from model_folder import ModelFolder
 from network_security import NetworkSecurity
+from skipped_module import SkippedModule
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("TEST_BINARIES", ROOT / "build" / "release" / "bin"))
@@ -53,15 +54,6 @@ FRAMEWORKS = {
 }
 
 
-class ModuleWithoutFramework(pytest.Module):
-    """A file of tests whose imports would fail. It is skipped as a whole."""
-
-    missing: list[str]
-
-    def collect(self) -> list[pytest.Item]:
-        pytest.skip(f"{self.path.name} needs packages that are missing: {', '.join(self.missing)}")
-
-
 def pytest_pycollect_makemodule(
     module_path: pathlib.Path, parent: pytest.Collector
 ) -> pytest.Module | None:
@@ -74,9 +66,9 @@ def pytest_pycollect_makemodule(
     ]
     if not missing:
         return None
-    result = ModuleWithoutFramework.from_parent(parent, path=module_path)
-    result.missing = missing
-    return result
+    return SkippedModule.of(
+        parent, module_path, f"needs packages that are missing: {', '.join(missing)}"
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/server_messages.h"
 #include "gtest/gtest.h"
@@ -124,10 +125,17 @@ TEST(GrpcTransportTest, ClosesTheConnectionsToServersThatLeaveAndNoOthers) {
   for (absl::Notification& is_over : are_over) {
     ASSERT_TRUE(is_over.WaitForNotificationWithTimeout(kPatience));
   }
-  transport.KeepServers({servers[0]->address()});
+  // A call may count as in flight for a moment after its answer; its channel is closed later.
+  const auto is_closed = [&](SilentServer& server) {
+    for (const absl::Time end = absl::Now() + kPatience; absl::Now() < end;) {
+      transport.KeepServers({servers[0]->address()});
+      if (server.IsClosed(absl::Milliseconds(20))) return true;
+    }
+    return false;
+  };
 
-  EXPECT_TRUE(servers[1]->IsClosed(kPatience));
-  EXPECT_TRUE(servers[2]->IsClosed(kPatience));
+  EXPECT_TRUE(is_closed(*servers[1]));
+  EXPECT_TRUE(is_closed(*servers[2]));
   EXPECT_FALSE(servers[0]->IsClosed(absl::Milliseconds(50)));
 }
 

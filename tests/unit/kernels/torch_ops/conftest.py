@@ -21,13 +21,24 @@ os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 DEVICE = os.environ.get("LINEAR_LOGPROB_DEVICE", "cpu")
 if DEVICE != "cpu":
     torch.set_default_device(DEVICE)
-elif not (shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()):
-    collect_ignore_glob = ["test_*.py"]  # The operator is built by default only with CUDA.
+# The operator is built by default only with CUDA.
+IS_BUILT = (
+    DEVICE != "cpu" or shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists()
+)
 
 sys.path[:0] = [
     str(ROOT / "kernels" / "torch_ops" / "python"),
     str(ROOT / "tests" / "support" / "python"),
 ]
+from skipped_module import SkippedModule  # noqa: E402
+
+
+def pytest_pycollect_makemodule(
+    module_path: pathlib.Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    if IS_BUILT:
+        return None
+    return SkippedModule.of(parent, module_path, "needs CUDA's compiler, which builds the operator")
 
 
 @pytest.fixture(scope="session")
