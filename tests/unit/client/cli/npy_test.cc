@@ -28,6 +28,19 @@ TEST(NpyTest, ReadsFilesOfNumPy) {
   EXPECT_EQ(tensor->data.size(), 24U);
 }
 
+// An array of one dimension is in both orders.
+TEST(NpyTest, ReadsARowThatIsInFortranOrder) {
+  const testing::TempFolder folder;
+  const std::string path = folder.Write(
+      "a.npy",
+      Npy("{'descr': '<f4', 'fortran_order': True, 'shape': (3,)}", BytesOf<float>({1, 2, 3})));
+
+  const absl::StatusOr<Tensor> tensor = ReadNpy(path);
+
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  EXPECT_THAT(tensor->shape, ElementsAre(3));
+}
+
 TEST(NpyTest, ReadsEverySupportedType) {
   const testing::TempFolder folder;
   const std::vector<std::pair<std::string, ElementType>> types = {

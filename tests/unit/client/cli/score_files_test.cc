@@ -154,6 +154,14 @@ TEST_F(ScoreInputTest, RefusesTargetsThatDoNotMatchOrFit) {
   EXPECT_THAT(ErrorOf(large), HasSubstr("[1] is 1099511627776, must fit in int32"));
 }
 
+TEST_F(ScoreInputTest, RefusesHiddenStatesOfOneDimension) {
+  ScoreFiles files = TwoRows();
+  files.hidden =
+      folder_.Write("h.npy", Npy(NpyHeader("<u2", "(4,)"), BytesOf<uint16_t>({1, 2, 3, 4})));
+
+  EXPECT_THAT(ErrorOf(files), HasSubstr("has shape [4], must be [rows, hidden_size]"));
+}
+
 TEST_F(ScoreInputTest, RefusesOtherFilesAndWords) {
   ScoreFiles text = TwoRows();
   text.segments = folder_.Write("s.txt", "0 one");

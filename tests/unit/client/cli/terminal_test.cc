@@ -41,6 +41,37 @@ TEST(NumberTextTest, GivesShortTimesMoreDigits) {
   EXPECT_EQ(MillisecondsText(4.5678), "4567.8");
 }
 
+TEST(ProgressLineTest, ReplacesAndRemovesItsLineOnATerminal) {
+  std::ostringstream out;
+  {
+    ProgressLine line(out, /*is_terminal=*/true);
+    line.Update("loading");
+    EXPECT_EQ(out.str(), "\rloading");
+    line.Clear();
+    EXPECT_EQ(out.str(), "\rloading\r       \r");
+    line.Clear();
+  }
+  EXPECT_EQ(out.str(), "\rloading\r       \r");
+}
+
+TEST(ProgressLineTest, IsRemovedAtItsEnd) {
+  std::ostringstream out;
+  {
+    ProgressLine line(out, /*is_terminal=*/true);
+    line.Update("ab");
+  }
+  EXPECT_EQ(out.str(), "\rab\r  \r");
+}
+
+TEST(ProgressLineTest, WritesNothingToAFile) {
+  std::ostringstream out;
+  {
+    ProgressLine line(out, /*is_terminal=*/false);
+    line.Update("loading");
+  }
+  EXPECT_EQ(out.str(), "");
+}
+
 TEST(DelayedNoticeTest, PrintsAfterItsDelay) {
   absl::Notification printed;
   struct Signal : std::stringbuf {

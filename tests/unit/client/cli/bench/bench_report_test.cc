@@ -199,6 +199,16 @@ TEST(BenchReportTest, WarnsAboutUnstableLoadsAndLateSends) {
                                 HasSubstr("3 were never sent"))));
 }
 
+TEST(BenchReportTest, WarnsAboutEachWayToExceedTheServer) {
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(1, 1), SomeLoad(1, 1)};
+  report.loads[0].measurement.measured.late.by_server = 5;
+  report.loads[1].measurement.measured.late.unsent = 3;
+
+  EXPECT_THAT(BenchWarnings(report),
+              ElementsAre(HasSubstr("can do: 5 requests waited"), HasSubstr("3 were never sent")));
+}
+
 TEST(BenchReportTest, HasNoWarningForAStableLoad) {
   BenchReport report = SomeReport();
   report.loads = {SomeLoad(1, 1)};

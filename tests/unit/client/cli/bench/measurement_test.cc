@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <thread>
 #include <vector>
 
@@ -49,6 +50,19 @@ TEST(LatencyHistogramTest, PercentilesAreOfTheNearestRankWithinTheResolution) {
     EXPECT_LE(histogram.Percentile(percent), values[rank] * (1 + kResolution) + 1e-9) << percent;
   }
   EXPECT_EQ(histogram.Percentile(100), values.back());
+}
+
+TEST(LatencyHistogramTest, KeepsTheOrderOfValuesOfAnySize) {
+  for (int64_t nanoseconds = 1; nanoseconds < 100'000; nanoseconds += 1 + nanoseconds / 50) {
+    LatencyHistogram histogram;
+    const double low = static_cast<double>(nanoseconds) * 1e-9;
+    const double high = low * 1.5 + 2e-9;
+    for (int i = 0; i < 3; ++i) histogram.Record(low);
+    histogram.Record(high);
+
+    EXPECT_LE(histogram.Percentile(50), low * (1 + kResolution) + 1.1e-9) << nanoseconds;
+    EXPECT_GE(histogram.Percentile(100), high - 1e-12) << nanoseconds;
+  }
 }
 
 TEST(LatencyHistogramTest, IsExactBelowAQuarterOfAMicrosecond) {
