@@ -25,6 +25,17 @@ TEST_F(BatcherMetricsTest, CountsBatchesAndRows) {
   EXPECT_EQ(Metric("logprobd_stage_duration_seconds_count{stage=\"queue\"}"), 2);
 }
 
+TEST_F(BatcherMetricsTest, CountsTheStagesThatTheEngineHas) {
+  MakeBatcher({}, {.kernel_seconds = 0.5});
+
+  SubmitRows(1).Wait();
+  EXPECT_TRUE(batcher_->Drain(absl::InfiniteFuture()));
+
+  EXPECT_EQ(Metric("logprobd_stage_duration_seconds_count{stage=\"kernel\"}"), 1);
+  EXPECT_EQ(Metric("logprobd_stage_duration_seconds_sum{stage=\"kernel\"}"), 0.5);
+  EXPECT_EQ(Metric("logprobd_stage_duration_seconds_count{stage=\"combine\"}"), 0);
+}
+
 TEST_F(BatcherMetricsTest, ShowsTheQueueAndItsOldestAge) {
   MakeBatcher();
   OccupyBothSlots();

@@ -169,7 +169,8 @@ TEST_F(HeadVersionsTest, RefusesNumbersWithoutASuccessor) {
 
 TEST_F(HeadVersionsTest, RefusesNumbersThatAreLiveOrKept) {
   Make();
-  EXPECT_EQ(Load({.path = "/m/2", .version = 1}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Load({.path = "/m/2", .version = 1}).status(),
+            absl::AlreadyExistsError("version 1 is already live"));
   ASSERT_TRUE(Load({.path = "/m/2", .version = 2, .commit = true}).ok());
 
   const absl::Status kept = Load({.path = "/m/3", .version = 1}).status();
