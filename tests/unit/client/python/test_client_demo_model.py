@@ -60,11 +60,15 @@ def test_the_index_places_every_tensor_and_counts_the_bytes(folder):
     )
 
 
-def test_the_data_of_each_shard_is_aligned(folder):
-    for shard in folder.glob("*.safetensors"):
-        (length,) = struct.unpack("<Q", shard.read_bytes()[:8])
-        assert length % 8 == 0
-        assert shard.read_bytes()[8 + length - 8 : 8 + length].rstrip(b" ").endswith(b"}")
+@pytest.mark.parametrize("length", range(1, 9))
+def test_the_data_of_a_shard_is_aligned(tmp_path, length):
+    shard = tmp_path / "a.safetensors"
+
+    demo_model.write_safetensors(shard, {"a" * length: np.zeros(3, "<u2")})
+
+    (length,) = struct.unpack("<Q", shard.read_bytes()[:8])
+    assert length % 8 == 0
+    assert shard.read_bytes()[8 + length - 8 : 8 + length].rstrip(b" ").endswith(b"}")
 
 
 def test_the_config_has_the_sizes_and_ties_the_head(folder):
