@@ -4,6 +4,7 @@ the share that the tests notice, by folder, with the survivors.
     python tests/mutants/draw.py --count 300 --seed 1             from all folders
     python tests/mutants/draw.py --count 20 --folder server       from one folder
     python tests/mutants/draw.py --count 15 --since origin/main   from the lines of a change
+    python tests/mutants/draw.py --again RESULT                   those that survived, once more
 
 Folders take turns, and within a folder kinds of bugs (bugs.py) do. A bug that does not compile, and
 one of equivalents.toml, is replaced by the next. Exit status: 0 if all were tried, also where bugs
@@ -72,8 +73,18 @@ def equivalents() -> set[tuple[str, str, str, str]]:
     return {(each["file"], each["context"], each["old"], each["new"]) for each in listed}
 
 
-def is_equivalent(bug: Bug, known: set[tuple[str, str, str, str]]) -> bool:
-    return (bug.file, bug.context, bug.old, bug.new) in known
+def survivors_of(results: list[pathlib.Path]) -> set[tuple[str, str, str, str]]:
+    """Returns the bugs of results that no test noticed, also if their lines have moved since."""
+    return {
+        (bug["file"], bug["context"], bug["old"], bug["new"])
+        for result in results
+        for bug in json.loads(result.read_text())["bugs"]
+        if not bug["caught_by"]
+    }
+
+
+def key_of(bug: Bug) -> tuple[str, str, str, str]:
+    return bug.file, bug.context, bug.old, bug.new
 
 
 def tracked(folder: str) -> list[str]:
@@ -244,19 +255,24 @@ def draws_of(args: argparse.Namespace, trials: Trials) -> list[Draw]:
     }
     trials.prepare([name for names in files.values() for name in names])
     known = equivalents()
+    survived = None if args.again is None else survivors_of(args.again)
     found: dict[str, list[Bug]] = {}
     for folder, names in files.items():
         bugs = [bug for name in names for bug in bugs_of(name, (ROOT / name).read_bytes())]
         if lines is not None:
             bugs = [bug for bug in bugs if bug.line in lines[bug.file]]
-        seen = [bug for bug in bugs if trials.can_see(bug) and not is_equivalent(bug, known)]
+        if survived is not None:
+            bugs = [bug for bug in bugs if key_of(bug) in survived]
+        seen = [bug for bug in bugs if trials.can_see(bug) and key_of(bug) not in known]
         unseen = {bug.file for bug in bugs} - {bug.file for bug in seen}
-        if unseen and lines is None:
+        if unseen and lines is None and survived is None:
             print(f"{folder}: no unit test runs {', '.join(sorted(unseen))}", file=sys.stderr)
         if seen:
             found[folder] = seen
     if not found:
         raise run.BadList("there is no line to put a bug into")
+    if survived is not None:
+        return [Draw(folder, bugs, args.seed, len(bugs)) for folder, bugs in found.items()]
     count, more = divmod(args.count, len(found))
     return [
         Draw(folder, bugs, args.seed, count + (i < more))
@@ -277,6 +293,9 @@ def main() -> int:
     )
     parser.add_argument("--since", metavar="COMMIT", help="draw only from lines changed since then")
     parser.add_argument(
+        "--again", metavar="RESULT", type=pathlib.Path, nargs="+", help="results (JSON) of --out"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=150, help="limit of one bug (default %(default)s)"
     )
     parser.add_argument(
@@ -294,7 +313,8 @@ def main() -> int:
         trials = Trials(args)
         draws = draws_of(args, trials)
         # Folders take turns, so that a draw that ends for want of time is spread over all.
-        turns = [draw for i in range(args.count) for draw in draws if i < draw.wanted]
+        most = max(draw.wanted for draw in draws)
+        turns = [draw for i in range(most) for draw in draws if i < draw.wanted]
         print("| bug | kind | caught by | s |\n|---|---|---|---|")
         with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
             for outcome in pool.map(trials.one, turns):
@@ -310,8 +330,9 @@ def main() -> int:
                 if args.out:  # after each, since a run takes long
                     write_result(draws, args)
         report(draws)
-        if (tried := sum(len(draw.outcomes) for draw in draws)) < args.count:
-            print(f"draw.py: warning: {tried} of {args.count} bugs were tried", file=sys.stderr)
+        wanted, tried = len(turns), sum(len(draw.outcomes) for draw in draws)
+        if tried < wanted:
+            print(f"draw.py: warning: {tried} of {wanted} bugs were tried", file=sys.stderr)
     except run.BadList as error:
         print(f"draw.py: error: {error}", file=sys.stderr)
         return 2

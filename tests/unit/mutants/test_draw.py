@@ -1,5 +1,6 @@
 """Tests the generator of bugs and what chooses the tests that can see one, on small projects."""
 
+import json
 import os
 import pathlib
 import random
@@ -133,6 +134,18 @@ def test_each_equivalent_is_a_bug_that_can_be_drawn():
     for file, context, old, new in draw.equivalents():
         found = bugs_of(file, (ROOT / file).read_bytes())
         assert any((bug.context, bug.old, bug.new) == (context, old, new) for bug in found), context
+
+
+def test_survivors_are_found_again_where_their_lines_have_moved_to(tmp_path):
+    (caught, survived) = (b for b in bugs_of("f.cc", b"int F() { return 1; }") if b.old == "1")
+    outcomes = [draw.Outcome(caught, "Test.Of", 1), draw.Outcome(survived, "", 1)]
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"bugs": [outcome.as_json() for outcome in outcomes]}))
+
+    moved = bugs_of("f.cc", b"\n\nint F() { return 1; }")
+
+    again = [bug for bug in moved if draw.key_of(bug) in draw.survivors_of([result])]
+    assert [(bug.line, bug.new) for bug in again] == [(3, survived.new)]
 
 
 def test_changed_lines_are_those_of_the_work_tree(tmp_path, monkeypatch):
