@@ -711,3 +711,11 @@ def test_the_default_address_falls_back_to_the_folder_of_temporary_files(monkeyp
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         with WeightsClient() as client:
             assert client.address == "unix:/tmp/logprobd-12345/logprobd-8470.sock.admin"
+
+
+def test_rows_without_elements_are_one_piece_for_the_server_to_refuse():
+    rows = arrays.hidden_rows(np.zeros((4, 0), np.float32), None, "weight")
+
+    (piece,) = weights._cut(rows, is_bias=False)
+
+    assert (piece.begin, piece.end) == (0, 4)
