@@ -65,6 +65,15 @@ TEST(LatencyHistogramTest, KeepsTheOrderOfValuesOfAnySize) {
   }
 }
 
+TEST(LatencyHistogramTest, HasBucketsForAnHour) {
+  LatencyHistogram histogram;
+
+  for (const double seconds : {1.0, 4'300.0, 4'390.0}) histogram.Record(seconds);
+
+  EXPECT_GE(histogram.Percentile(60), 4'300);
+  EXPECT_LE(histogram.Percentile(60), 4'300 * (1 + kResolution));
+}
+
 TEST(LatencyHistogramTest, IsExactBelowAQuarterOfAMicrosecond) {
   LatencyHistogram histogram;
   for (int i = 1; i <= 200; ++i) histogram.Record(i * 1e-9);
