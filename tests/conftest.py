@@ -32,12 +32,21 @@ def binaries() -> pathlib.Path:
     return folder
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists why tests were skipped, without -rs too: what is missing is otherwise a number alone."""
+    if not terminalreporter.hasopt("skipped"):
+        terminalreporter.reportchars += "s"
+
+
 def made_once(
-    factory: pytest.TempPathFactory, name: str, make: Callable[[pathlib.Path], None]
+    request: pytest.FixtureRequest,
+    factory: pytest.TempPathFactory,
+    name: str,
+    make: Callable[[pathlib.Path], None],
 ) -> pathlib.Path:
     """Returns a folder that the first process of a run that needs it makes."""
     shared = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if hasattr(request.config, "workerinput"):  # one of the processes of pytest-xdist
         shared = shared.parent
     folder = shared / f"shared_{name}"
     with (shared / f"{name}.lock").open("w") as lock:
@@ -52,18 +61,27 @@ def made_once(
 
 
 @pytest.fixture(scope="session")
-def packages(binaries: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def packages(
+    request: pytest.FixtureRequest,
+    binaries: pathlib.Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> pathlib.Path:
     """Returns a folder with the packages of the server and the client."""
-    return made_once(tmp_path_factory, "packages", lambda folder: build_packages(binaries, folder))
+    return made_once(
+        request, tmp_path_factory, "packages", lambda folder: build_packages(binaries, folder)
+    )
 
 
 @pytest.fixture(scope="session")
 def operator_packages(
-    binaries: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    binaries: pathlib.Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> pathlib.Path:
     """Returns a folder with the packages of the operator. Without a compiler cache they take minutes, so tests that use
     them need a longer timeout."""
     return made_once(
+        request,
         tmp_path_factory,
         "operator_packages",
         lambda folder: build_operator_packages(binaries, folder),

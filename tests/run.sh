@@ -95,10 +95,11 @@ python=build/venv-tests/bin/python
 ctest_options=(--test-dir "build/$preset" --no-tests=error --output-on-failure -j "$jobs" -LE gpu)
 # Many tests wait for a server or a build, so there is one process more than there are cores. The tests of a file stay in one
 # process, for their fixtures. What only a release needs runs weekly.
-pytest_options=(-q tests -rs --durations 10 -n $((jobs + 1)) --dist loadfile --no-loadscope-reorder -m "not release")
+python_tests=tests
+pytest_options=(-q --durations 10 -n $((jobs + 1)) --dist loadfile --no-loadscope-reorder -m "not release")
 if $quick; then
   ctest_options+=(-L unit)
-  pytest_options[1]=tests/unit
+  python_tests=tests/unit
 fi
 # Each suite writes its own log, and a failed suite does not stop the next one.
 cpp_suite() {
@@ -106,7 +107,7 @@ cpp_suite() {
     grep -vE '^ *(Start|[0-9]+/[0-9]+ Test.*(Passed|Skipped))'
   return "${PIPESTATUS[0]}"
 }
-python_suite() { "$python" -m pytest "${pytest_options[@]}" 2>&1 | tee "$step_logs/pytest.log"; }
+python_suite() { "$python" -m pytest "${pytest_options[@]}" "$python_tests" 2>&1 | tee "$step_logs/pytest.log"; }
 
 status=0
 timed "C++ tests" cpp_suite || status=1

@@ -71,12 +71,6 @@ def pytest_pycollect_makemodule(
     )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Lists why tests were skipped, without -rs too: what is missing is otherwise a number alone."""
-    if not terminalreporter.hasopt("skipped"):
-        terminalreporter.reportchars += "s"
-
-
 if importlib.util.find_spec("verl") and pathlib.Path(os.environ["LINEAR_LOGPROB_LIBRARY"]).exists():
     # verl loads its plugins when the first test imports it, so that of the operator must be there by then.
     from operator_plugin import write_entry_points

@@ -293,7 +293,7 @@ def test_a131_health_calls_that_stay_replace_each_other_and_nobody_elses(
     assert_unharmed(server)
     before = server.peak_memory_bytes()
     connections = 80
-    # Of another address than the caller below, whose call they could replace while they arrive.
+    # They come from another address than the caller below, whose call they could replace while they arrive.
     calls = HeldHealthCalls(connections, method, answers_window=window, source="127.0.0.2")
     with Attackers(server, calls):
         assert server.eventually(lambda: calls.amount >= connections * calls.STREAMS, seconds=60)

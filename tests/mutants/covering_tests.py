@@ -96,7 +96,7 @@ class PythonTests:
         package = next((name for name in self._pythons if bug.file.startswith(name)), None)
         if package is None or bug.file.endswith(PYTHON_TESTS[package].elsewhere):
             return False
-        return bool(self._covering(bug))
+        return bug.file in self._tests or bool(self._of_name(bug))
 
     def first_failed(self, tree: run.Tree, bug: Bug, seconds: float) -> str | None:
         """Returns the first test that fails with the bug, "" if none does."""
@@ -123,15 +123,18 @@ class PythonTests:
         """Returns the files of tests whose name says that they are of this file, as some run it in a
         process of its own, and then the other tests that run the line. A line that runs at import has
         those that run any line of the file."""
+        of_file = self._of_name(bug)
+        lines = self._tests.get(bug.file, {})
+        tests = lines.get(bug.line) or set().union(*lines.values())
+        return of_file + sorted(test for test in tests if test.split("::")[0] not in of_file)
+
+    def _of_name(self, bug: Bug) -> list[str]:
         stem = pathlib.PurePath(bug.file).stem.strip("_")
-        of_file = [
+        return [
             name
             for name in self._files[self._package_of(bug)]
             if pathlib.PurePath(name).stem.endswith(f"_{stem}")
         ]
-        lines = self._tests.get(bug.file, {})
-        tests = lines.get(bug.line) or set().union(*lines.values())
-        return of_file + sorted(test for test in tests if test.split("::")[0] not in of_file)
 
     def _package_of(self, bug: Bug) -> str:
         return next(name for name in self._pythons if bug.file.startswith(name))

@@ -6,7 +6,7 @@ import pytest
 
 
 class SkippedModule(pytest.Module):
-    """What the hook pytest_pycollect_makemodule returns for a file whose imports would fail."""
+    """The hook pytest_pycollect_makemodule returns it for a file whose imports would fail."""
 
     reason: str
 

@@ -1,10 +1,5 @@
 #include "client/cli/command.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -14,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/fake_scoring_service.h"
+#include "tests/support/loopback_listener.h"
 #include "tests/support/temp_folder.h"
 #include "tests/unit/client/cli/file_bytes.h"
 
@@ -110,33 +106,8 @@ TEST(CommandLineTest, NamesTheAddressWhereNoServerAnswers) {
   EXPECT_THAT(outcome.err, HasSubstr("check that logprobd runs and is ready at 127.0.0.1:1"));
 }
 
-/// A TCP port that takes connections and never answers.
-class SilentListener {
- public:
-  SilentListener() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    auto* const generic = reinterpret_cast<sockaddr*>(&address);
-    EXPECT_EQ(bind(socket_, generic, size), 0);
-    EXPECT_EQ(listen(socket_, 16), 0);
-    EXPECT_EQ(getsockname(socket_, generic, &size), 0);
-    address_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
-  }
-  ~SilentListener() { close(socket_); }
-  SilentListener(const SilentListener&) = delete;
-  SilentListener& operator=(const SilentListener&) = delete;
-
-  const std::string& address() const { return address_; }
-
- private:
-  const int socket_;
-  std::string address_;
-};
-
 TEST(CommandLineTest, SaysWhatItWaitsForIfTheServerDoesNotAnswer) {
-  const SilentListener server;
+  const testing::LoopbackListener server;
 
   const Outcome outcome = RunProgram({"info", "--address", server.address(), "--timeout", "1.5s"});
 

@@ -1,6 +1,5 @@
 #include "client/cpp/client.h"
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_scoring_service.h"
+#include "tests/support/loopback_listener.h"
 #include "tests/unit/client/cpp/score_case.h"
 
 namespace logprobd::client {
@@ -443,18 +443,11 @@ TEST(UnreachableTest, SaysWhereNobodyAnswered) {
 }
 
 TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
-  ASSERT_EQ(listen(listener, 4), 0);
-  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  std::thread server([listener] {
+  const testing::LoopbackListener listener;
+  std::thread server([&listener] {
     constexpr char kReply[] = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
     while (true) {
-      const int connection = accept(listener, nullptr, nullptr);
+      const int connection = listener.Accept();
       if (connection < 0) return;
       char request[1024];
       static_cast<void>(recv(connection, request, sizeof(request), 0));
@@ -464,7 +457,7 @@ TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
   });
   const ScoreCase c(1);
 
-  auto client = Client::Create({.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
+  auto client = Client::Create({.address = listener.address(),
                                 .channels = 1,
                                 .attempts_max = 2,
                                 .backoff_initial = absl::Milliseconds(1)});
@@ -473,30 +466,19 @@ TEST(UnreachableTest, AsksWhetherAServerThatSpeaksHttp1IsTheHttpPort) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("is this the --http port?"));
   client->reset();  // closes its connections, so that recv returns
-  shutdown(listener, SHUT_RDWR);
+  listener.ShutDown();
   server.join();
-  close(listener);
 }
 
 // Regression: an attempt to connect was given up after 100 ms, which is too short for a slow
 // network.
 TEST(UnreachableTest, GivesAConnectionTime) {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  ASSERT_EQ(listen(listener, 16), 0);  // accepts connections and sends nothing
-  const auto client = Client::Create(
-      {.address = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), .attempts_max = 1});
+  const testing::LoopbackListener listener;  // sends nothing
+  const auto client = Client::Create({.address = listener.address(), .attempts_max = 1});
   ScoreCase c(1);
   c.args.timeout = absl::Milliseconds(500);
 
   EXPECT_EQ((*client)->Score(c.args).status().code(), absl::StatusCode::kDeadlineExceeded);
-
-  close(listener);
 }
 
 TEST(ClientArgsTest, ChecksArgumentsBeforeSending) {

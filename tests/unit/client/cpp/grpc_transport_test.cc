@@ -2,8 +2,6 @@
 
 #include "client/cpp/grpc_transport.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,13 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/server_messages.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_scoring_service.h"
+#include "tests/support/loopback_listener.h"
 
 namespace logprobd::client {
 namespace {
@@ -62,27 +60,15 @@ TEST(GrpcTransportTest, AnswersTheCallInFlightToAServerThatLeaves) {
 /// A listener that takes one connection, and speaks as much of HTTP/2 as lets gRPC send a call.
 class SilentServer {
  public:
-  SilentServer() : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(listen(listener_, 8), 0);
-    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
-    port_ = ntohs(address.sin_port);
-  }
-  ~SilentServer() {
-    close(connection_);
-    close(listener_);
-  }
+  SilentServer() = default;
+  ~SilentServer() { close(connection_); }
   SilentServer(const SilentServer&) = delete;
   SilentServer& operator=(const SilentServer&) = delete;
 
-  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+  const std::string& address() const { return listener_.address(); }
 
   void Accept() {
-    connection_ = accept(listener_, nullptr, nullptr);
+    connection_ = listener_.Accept();
     constexpr char kEmptySettings[9] = {0, 0, 0, 4};
     EXPECT_EQ(send(connection_, kEmptySettings, sizeof(kEmptySettings), MSG_NOSIGNAL), 9);
   }
@@ -98,8 +84,7 @@ class SilentServer {
   }
 
  private:
-  const int listener_;
-  int port_ = 0;
+  const testing::LoopbackListener listener_;
   int connection_ = -1;
 };
 

@@ -230,7 +230,7 @@ TEST(StatusPageTest, DrawsBarsToScale) {
                         "%\" height=\"100%\" class=\"", name, "\">");
   };
 
-  // Of the longest latency, 3 s, that of the last stage; its p90 and p50.
+  // The bars show the longest latency, 3 s, of the last stage, and its p90 and p50.
   EXPECT_THAT(html, HasSubstr(bar("0.00", "100.00", "c1 light") + "</rect>" +
                               bar("0.00", "66.67", "c1 middle") + "</rect>" +
                               bar("0.00", "33.33", "c1") + "</rect>"));

@@ -36,7 +36,7 @@ TEST(CallInfoTest, TheNetworkOfAPeerIsItsIpv4AddressOrTheFirstHalfOfItsIpv6Addre
   EXPECT_NE(six, PeerNetworkOf("ipv6:%5B2001:db8:0:2::1%5D:1"));
 
   EXPECT_EQ(PeerNetworkOf("unix:"), "unix");
-  // What is not an address is a network of its own, without its port.
+  // A text that is no address is a network of its own, without its port.
   EXPECT_EQ(PeerNetworkOf("ipv4:here:1"), "ipv4:here");
   EXPECT_EQ(PeerNetworkOf("ipv6:%5Bhere%5D:1"), "ipv6:%5Bhere%5D");
 }

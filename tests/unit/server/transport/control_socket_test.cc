@@ -269,7 +269,7 @@ TEST_F(ControlSocketTest, SaysThatItHasNoFileForItself) {
 TEST_F(ControlSocketTest, ALeaseTakesNoneOfTheReservedFiles) {
   constexpr int kLeft = 30;
   socket_ = nullptr;
-  // Those of the first client and of its lease are the last that leases may take but one.
+  // The files of the first client and of its lease are the last that leases may take but one.
   socket_ = *ControlSocket::Create({.path = path_, .files_reserved = kLeft - 3}, *regions_);
   const FewFiles few(kLeft);
   ControlClient first(path_);
