@@ -70,36 +70,39 @@ bool FakeClock::WakeStaleWaiters() {
 }
 
 void FakeClock::WaitForWaiter(absl::Time until) const {
-  const auto waiting = [&] {
-    return std::any_of(waiters_.begin(), waiters_.end(),
-                       [&](const Waiter& waiter) { return waiter.until == until; });
-  };
-  absl::MutexLock lock(&mutex_);
-  LOGPROBD_CHECK(mutex_.AwaitWithTimeout(absl::Condition(&waiting), kWaitMax), "no such waiter");
+  WaitFor([&] {
+    return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter& waiter) {
+      return waiter.until == until && IsAsleep(waiter);
+    });
+  });
 }
 
 void FakeClock::WaitUntilAsleep(int count) const {
-  const absl::Time begin = absl::Now();
-  while (!AreAsleep(count)) {
-    LOGPROBD_CHECK(absl::Now() < begin + kWaitMax, "fewer threads sleep");
-    std::this_thread::yield();
-  }
+  WaitFor([&] {
+    return static_cast<int>(waiters_.size()) >= count &&
+           std::all_of(waiters_.begin(), waiters_.end(), IsAsleep);
+  });
 }
 
-bool FakeClock::AreAsleep(int count) const {
-  absl::MutexLock lock(&mutex_);
-  if (static_cast<int>(waiters_.size()) < count) {
-    return false;
+bool FakeClock::IsAsleep(const Waiter& waiter) {
+  // Only tries to lock, as WakeStaleWaiters does.
+  if (!waiter.mutex->TryLock()) return false;
+  const bool is_ready = waiter.ready->Eval();
+  waiter.mutex->Unlock();
+  return !is_ready;
+}
+
+template <class Condition>
+void FakeClock::WaitFor(const Condition& condition) const {
+  const auto holds = [&] {
+    const absl::MutexLock lock(&mutex_);
+    return condition();
+  };
+  const absl::Time begin = absl::Now();
+  while (!holds()) {
+    LOGPROBD_CHECK(absl::Now() < begin + kWaitMax, "no thread, or too few, wait as they should");
+    std::this_thread::yield();
   }
-  // Uses TryLock like WakeStaleWaiters. A thread that holds its mutex is not asleep.
-  return std::all_of(waiters_.begin(), waiters_.end(), [](const Waiter& waiter) {
-    if (!waiter.mutex->TryLock()) {
-      return false;
-    }
-    const bool is_ready = waiter.ready->Eval();
-    waiter.mutex->Unlock();
-    return !is_ready;
-  });
 }
 
 }  // namespace logprobd::testing

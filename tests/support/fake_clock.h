@@ -30,7 +30,8 @@ class FakeClock final : public Clock {
 
   // These two abort after a minute of real time.
   /// Blocks until a thread waits in AwaitUntil for exactly `until`, which may be
-  /// absl::InfiniteFuture(). The test then knows that the code under test sleeps.
+  /// absl::InfiniteFuture(), and has no reason to wake. The test then knows that the code under
+  /// test sleeps.
   void WaitForWaiter(absl::Time until) const;
 
   /// Blocks until `count` threads wait in AwaitUntil and no waiting thread has a reason to wake.
@@ -46,7 +47,11 @@ class FakeClock final : public Clock {
   };
 
   bool WakeStaleWaiters();
-  bool AreAsleep(int count) const;
+  /// Returns true if the thread does not hold its mutex and has no reason to wake.
+  static bool IsAsleep(const Waiter& waiter);
+  /// Blocks until `condition`, which is called with the mutex, holds.
+  template <class Condition>
+  void WaitFor(const Condition& condition) const;
 
   std::atomic<int64_t> now_nanos_;
   mutable absl::Mutex mutex_;  // locked while a waiter's mutex is held, never the reverse

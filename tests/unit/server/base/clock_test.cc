@@ -112,5 +112,30 @@ TEST(FakeClockTest, WakesAWaiterWhoseConditionHolds) {
   waiter.join();
 }
 
+// Regression: a wait that was over counted until its thread ran again, so a test went on too early.
+TEST(FakeClockTest, AThreadWithAReasonToWakeDoesNotCountAsWaiting) {
+  FakeClock clock;
+  absl::Mutex mutex;
+  const absl::Time until = clock.Now() + absl::Seconds(1);
+  int waits_over = 0;
+  int waits_wanted = 0;
+  const auto is_over = [&] { return waits_wanted > waits_over; };
+  std::thread waiter([&] {
+    const absl::MutexLock lock(&mutex);
+    while (clock.AwaitUntil(mutex, absl::Condition(&is_over), until)) ++waits_over;
+  });
+
+  for (int i = 1; i <= 100; ++i) {
+    clock.WaitForWaiter(until);
+    const absl::MutexLock lock(&mutex);
+    EXPECT_EQ(waits_over, waits_wanted);
+    waits_wanted = i;
+  }
+
+  clock.WaitForWaiter(until);
+  clock.Advance(absl::Seconds(1));
+  waiter.join();
+}
+
 }  // namespace
 }  // namespace logprobd::testing
