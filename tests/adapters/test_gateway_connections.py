@@ -112,6 +112,19 @@ def test_a_caller_writes_no_line_of_the_log(teacher, request_line, caplog) -> No
     assert max(len(record.getMessage()) for record in caplog.records) < 500
 
 
+def test_a_request_that_is_no_http_is_told_why(teacher) -> None:
+    async def scenario(client, _) -> None:
+        reader, writer = await connect(client)
+        writer.write(b"nonsense HTTP/1.1\r\nHost: a\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+
+        assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+        assert "Invalid method" in json.loads(body)["error"]["message"]
+
+    run(teacher, scenario)
+
+
 def test_one_address_holds_half_of_the_connections(teacher, caplog) -> None:
     async def scenario(client, _) -> None:
         kept = [await connect(client) for _ in range(4)]

@@ -31,13 +31,13 @@ Json StatsJson(const BenchReport& report, const BenchLoad& load, const SizeStats
   const LateSends& late = load.measurement.measured.late;
   const double rows_per_second = load.measurement.measured.PerSecond(stats.rows);
   const auto if_open_loop = [&plan](auto value) {
-    return plan.request_rate > 0 ? Json(value) : Json(nullptr);
+    return plan.is_open_loop() ? Json(value) : Json(nullptr);
   };
   // If all requests have the same size, "rows" is a number instead of text.
   if (plan.mix.sizes.size() == 1) index = 0;
   Json json = {
       {"rows", index.has_value() ? Json(plan.mix.sizes[*index].rows) : Json(plan.mix.Text())},
-      {"concurrency", plan.request_rate > 0 ? Json(nullptr) : Json(plan.concurrency)},
+      {"concurrency", plan.is_open_loop() ? Json(nullptr) : Json(plan.concurrency)},
       {"request_rate", if_open_loop(plan.request_rate)},
       {"arrivals", if_open_loop(plan.arrivals == Arrivals::kPoisson ? "poisson" : "fixed")},
       {"requests", stats.requests()},
@@ -142,9 +142,8 @@ std::string BenchLoad::Name() const {
   const std::string rows = plan.mix.sizes.size() == 1
                                ? absl::StrCat(CountText(plan.mix.sizes[0].rows), " rows")
                                : absl::StrCat("mix ", plan.mix.Text());
-  return plan.request_rate > 0
-             ? absl::StrFormat("%s, %g requests/s", rows, plan.request_rate)
-             : absl::StrCat(rows, ", ", CountText(plan.concurrency), " in flight");
+  return plan.is_open_loop() ? absl::StrFormat("%s, %g requests/s", rows, plan.request_rate)
+                             : absl::StrCat(rows, ", ", CountText(plan.concurrency), " in flight");
 }
 
 std::string PercentileName(double percentile) { return absl::StrFormat("p%g", percentile); }

@@ -85,7 +85,7 @@ void PrintLoads(const BenchReport& report, std::ostream& out) {
     const Interval& measured = load.measurement.measured;
     const std::vector<RowMix::Size>& sizes = load.plan.mix.sizes;
     const std::string rows = sizes.size() == 1 ? CountText(sizes[0].rows) : load.plan.mix.Text();
-    const std::string concurrency = load.plan.request_rate > 0
+    const std::string concurrency = load.plan.is_open_loop()
                                         ? absl::StrFormat("%g/s", load.plan.request_rate)
                                         : CountText(load.plan.concurrency);
     table.push_back(LoadCells(report, load, rows, concurrency, measured.Total()));

@@ -100,10 +100,10 @@ class Phase {
         plan_(plan),
         end_(end),
         num_slots_(slots.size()),
-        waits_(plan.request_rate <= 0 && writers == static_cast<int64_t>(slots.size())),
+        waits_(!plan.is_open_loop() && writers == static_cast<int64_t>(slots.size())),
         start_(fixture.clock.Now()),
         recorder_(plan.mix.sizes.size()) {
-    if (plan.request_rate > 0) schedule_.emplace(plan.arrivals, plan.request_rate, plan.seed);
+    if (plan.is_open_loop()) schedule_.emplace(plan.arrivals, plan.request_rate, plan.seed);
     for (Slot& slot : slots) free_.Return(&slot);
     num_writing_ = writers;
     for (int64_t i = 0; i < writers; ++i) threads_.emplace_back([this] { Write(); });
@@ -314,7 +314,7 @@ class Phase {
 };
 
 int64_t InflightMax(const LoadPlan& plan, const RowPool& pool) {
-  if (plan.request_rate <= 0) return plan.concurrency;
+  if (!plan.is_open_loop()) return plan.concurrency;
   if (!plan.fresh) return plan.inflight_max;
   const int64_t request_bytes = plan.mix.rows_max() * pool.row_bytes();
   return std::clamp<int64_t>(kFreshBytesMax / request_bytes, 1, plan.inflight_max);

@@ -41,6 +41,8 @@ struct LoadPlan {
 
   int64_t warmup_requests = 0;  ///< Number of requests sent first, in a closed loop.
   uint64_t seed = 1;            ///< Seed of sizes and arrivals.
+
+  bool is_open_loop() const { return request_rate > 0; }
 };
 
 /// The receiver of requests: a Client, or a fake in tests. Thread-safe.

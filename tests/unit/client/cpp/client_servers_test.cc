@@ -187,6 +187,22 @@ TEST_F(ClientServersTest, NamesAllServersWhenAllAreGone) {
   EXPECT_EQ(client->Ready().status().code(), absl::StatusCode::kUnavailable);
 }
 
+TEST_F(ClientServersTest, DoesNotAskAgainWhetherServersAreReadyThatSaidNo) {
+  a_.SetServing(false);
+  b_.SetServing(false);
+  constexpr absl::Duration kBackoff = absl::Seconds(10);
+  const absl::StatusOr<std::unique_ptr<Client>> client =
+      Client::Create({.address = absl::StrCat(a_.address(), ",", b_.address()),
+                      .timeout = absl::Seconds(30),
+                      .backoff_initial = kBackoff,
+                      .backoff_max = kBackoff});
+  ASSERT_TRUE(client.ok()) << client.status();
+
+  const absl::Time begin = absl::Now();
+  EXPECT_EQ((*client)->Ready().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(absl::Now() - begin, kBackoff / 2);
+}
+
 TEST_F(ClientServersTest, IsReadyWhenOneServerIs) {
   a_.SetServing(false);
   const std::unique_ptr<Client> client = Connect();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "logprobd/v1/scoring.pb.h"
@@ -31,9 +32,10 @@ class ScoreCallTest : public ::testing::Test {
   }
 
   /// Returns the answer to a chunk of `rows` rows whose logprobs all equal `logprob`.
-  static RpcReply Scores(uint32_t rows, float logprob) {
+  static RpcReply Scores(uint32_t rows, float logprob, uint64_t weights_version = 0) {
     v1::ScoreResponse response;
     response.set_rows(rows);
+    response.set_weights_version(weights_version);
     const std::vector<float> values(rows, logprob);
     response.set_logprob(
         std::string(reinterpret_cast<const char*>(values.data()), rows * sizeof(float)));
@@ -100,6 +102,24 @@ TEST_F(ScoreCallTest, SaysWhichRowsARefusedRequestHeldAndCancelsTheRest) {
   EXPECT_THAT(std::string(result_->status().message()),
               HasSubstr("rows 2 to 3 of this call; its row 0 is row 2"));
   EXPECT_EQ(transport_.calls_made, 2U);
+}
+
+TEST_F(ScoreCallTest, AsksAgainForWhatAnotherVersionScoredUntilTheVersionKeepsChanging) {
+  ScoreCase c(4);
+  c.args.outputs = output::kLogprob;
+  Start(c.args, /*max_inflight=*/2);
+
+  for (uint64_t version = 1; !transport_.calls.empty(); ++version) {
+    ASSERT_LT(version, 20U);
+    EXPECT_FALSE(result_.has_value());
+    RpcReply reply = Scores(2, -1, version);
+    reply.server = "host:1";
+    transport_.Reply(std::move(reply));
+  }
+
+  ASSERT_TRUE(result_.has_value());
+  EXPECT_EQ(result_->status().code(), absl::StatusCode::kAborted) << result_->status();
+  EXPECT_EQ(transport_.calls_made, 2U + policy::kSwapRoundsMax - 1);
 }
 
 TEST_F(ScoreCallTest, CountsRetries) {

@@ -253,6 +253,21 @@ TEST(BenchReportTest, ExportsJsonWithEverything) {
   EXPECT_EQ(json["verification"]["server_after"]["rows"], 8);
 }
 
+TEST(BenchReportTest, AnOpenLoopMayBeSlow) {
+  const testing::TempFolder folder;
+  BenchReport report = SomeReport();
+  report.loads = {SomeLoad(256, 4)};
+  report.loads[0].plan.request_rate = 0.5;
+
+  ASSERT_TRUE(ExportBench(folder.path("b.json"), report).ok());
+
+  const auto load = nlohmann::json::parse(folder.Read("b.json"))["results"][0];
+  EXPECT_EQ(load["request_rate"], 0.5);
+  EXPECT_EQ(load["concurrency"], nullptr);
+  EXPECT_EQ(load["late_by_generator"], 0);
+  EXPECT_THAT(TextOf(report), HasSubstr(" 0.5/s "));
+}
+
 TEST(BenchReportTest, NamesAPathItCannotWrite) {
   EXPECT_THAT(std::string(ExportBench("/no/such/b.json", SomeReport()).message()),
               HasSubstr("/no/such/b.json"));
