@@ -17,7 +17,6 @@ enum class ServingState { kReady, kDegraded, kNotReady };
 struct LatencySummary {
   std::string name;
   uint64_t count = 0;
-  double mean_seconds = 0;
   double p50_seconds = 0;
   double p90_seconds = 0;
   double p99_seconds = 0;

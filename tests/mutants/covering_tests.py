@@ -130,11 +130,12 @@ class PythonTests:
 
     def _of_name(self, bug: Bug) -> list[str]:
         stem = pathlib.PurePath(bug.file).stem.strip("_")
-        return [
-            name
-            for name in self._files[self._package_of(bug)]
-            if pathlib.PurePath(name).stem.endswith(f"_{stem}")
-        ]
+
+        def is_of_file(test: str) -> bool:
+            subject = re.sub("^test_(client_)?", "", pathlib.PurePath(test).stem)
+            return subject.startswith(f"{stem}_") or f"_{subject}".endswith(f"_{stem}")
+
+        return [name for name in self._files[self._package_of(bug)] if is_of_file(name)]
 
     def _package_of(self, bug: Bug) -> str:
         return next(name for name in self._pythons if bug.file.startswith(name))

@@ -64,7 +64,6 @@ LatencySummary SummaryOf(std::string name, const HistogramCounts& counts) {
   LatencySummary summary;
   summary.name = std::move(name);
   summary.count = counts.count();
-  summary.mean_seconds = counts.mean();
   summary.p50_seconds = counts.Quantile(0.5);
   summary.p90_seconds = counts.Quantile(0.9);
   summary.p99_seconds = counts.Quantile(0.99);

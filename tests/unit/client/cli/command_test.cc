@@ -27,10 +27,10 @@ struct Outcome {
   std::string err;
 };
 
-Outcome RunProgram(const std::vector<std::string>& arguments) {
+Outcome RunProgram(const std::vector<std::string>& arguments, bool is_terminal = false) {
   std::ostringstream out;
   std::ostringstream err;
-  const int exit_code = RunCli(arguments, {.out = out, .err = err});
+  const int exit_code = RunCli(arguments, {.out = out, .err = err, .is_terminal = is_terminal});
   return {.exit_code = exit_code, .out = out.str(), .err = err.str()};
 }
 
@@ -141,9 +141,9 @@ TEST(OutputNamesTest, ListsTheNamesIfOneIsUnknown) {
 
 class CommandTest : public ::testing::Test {
  protected:
-  Outcome Run(std::vector<std::string> arguments) {
+  Outcome Run(std::vector<std::string> arguments, bool is_terminal = false) {
     arguments.insert(arguments.begin() + 1, {"--address", server_.address()});
-    return RunProgram(arguments);
+    return RunProgram(arguments, is_terminal);
   }
 
   /// Writes a file with `rows` rows of 8 bf16 zeros, where row i has target i.
@@ -255,6 +255,11 @@ TEST_F(CommandTest, InfoShowsWhatAHeadDoesToItsLogits) {
   head.set_scale(0.0625F);
   head.set_has_bias(true);
   EXPECT_THAT(Run({"info"}).out, HasSubstr("  scale 0.0625, bias, softcap 30  "));
+}
+
+TEST_F(CommandTest, ScoreShowsItsProgressOnATerminal) {
+  EXPECT_THAT(Run({"score", RowsFile(3)}, /*is_terminal=*/true).err,
+              HasSubstr("scored 3 of 3 rows (100%)"));
 }
 
 TEST_F(CommandTest, ScoreWritesJsonLines) {

@@ -193,9 +193,9 @@ struct Case {
     result.top_k_ids = {5, 6, 7, 8};
     result.top_k_logprobs = {-0.1F, -2, -3, -4};
     result.candidate_logprobs = {-9};
-    result.segment_logprob = {-0.5};
-    result.segment_rows = {2};
-    result.segment_greedy = {0};
+    result.segment_logprob = {-0.5, -0.25};
+    result.segment_rows = {2, 0};
+    result.segment_greedy = {0, 1};
   }
 
   std::vector<int32_t> targets = {5, 9};
@@ -219,6 +219,8 @@ TEST(ScoreOutputTest, WritesOneLinePerRowThenOnePerSegment) {
             R"("top_k_logprobs":[-3,-4],"candidate_ids":[],"candidate_logprobs":[]})"
             "\n"
             R"({"segment":0,"logprob":-0.5,"rows":2,"greedy":false})"
+            "\n"
+            R"({"segment":1,"logprob":-0.25,"rows":0,"greedy":true})"
             "\n");
 }
 

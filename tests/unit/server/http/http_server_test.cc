@@ -100,7 +100,7 @@ class HttpServerTest : public ::testing::Test {
     options.status_page = [] {
       StatusPage page;
       page.state_text = "an HTML page, for a test";
-      page.stages = {{"queue", 10, 0.001, 0.001, 0.002, 0.004}};
+      page.stages = {{"queue", 10, 0.001, 0.002, 0.004}};
       return page;
     };
     auto server = HttpServer::Create(options, metrics_, clock_);

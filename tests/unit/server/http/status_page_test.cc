@@ -107,7 +107,7 @@ StatusPage FullPage() {
   head.queue_rows_max = 1'000;
   head.queue_requests = 1;
   head.queue_oldest_seconds = 0.25;
-  head.latency = {"calls", 1, 0.01, 0.01, 0.02, 0.04};
+  head.latency = {"calls", 1, 0.01, 0.02, 0.04};
   StatusPage page = OneHead(head);
   page.uptime_seconds = 7'500;
   page.received_bytes_per_second = 5 << 20;
@@ -115,7 +115,7 @@ StatusPage FullPage() {
   page.refused_per_second = 0.25;
   page.inflight_bytes = 1 << 20;
   page.inflight_bytes_max = 4 << 20;
-  page.stages = {{"kernel", 20, 0.01, 0.01, 0.02, 0.04}, {"combine"}, {"queue", 10, 1, 1, 2, 3}};
+  page.stages = {{"kernel", 20, 0.01, 0.02, 0.04}, {"combine"}, {"queue", 10, 1, 2, 3}};
   page.gpus = {{.gpu = 0}, {.gpu = 1, .has_readings = true, .power_watts = 70}};
   page.memory = {{"gpu0",
                   {{"weights", 2 << 20, 2 << 20},
@@ -242,7 +242,7 @@ TEST(StatusPageTest, DrawsBarsToScale) {
   EXPECT_THAT(html, HasSubstr(bar("75.00", "25.00", "c4") + "<title>strange"));
 
   StatusPage page = FullPage();
-  page.stages = {{"queue", 10, 1, 1, 2, 3}, {"kernel", 20, 0.01, 0.01, 0.02, 0.04}};
+  page.stages = {{"queue", 10, 1, 2, 3}, {"kernel", 20, 0.01, 0.02, 0.04}};
   EXPECT_THAT(RenderStatusPage(page, 0), HasSubstr(bar("0.00", "1.33", "c1 light")));
 }
 
@@ -277,7 +277,7 @@ TEST(StatusPageTest, EscapesAllTextFromOutside) {
   page.version = evil;
   page.commit = evil;
   page.state_text = evil;
-  page.stages = {{evil, 1, 1, 1, 1, 1}};
+  page.stages = {{evil, 1, 1, 1, 1}};
   page.gpus = {{.gpu = 0, .has_readings = true, .throttled = {evil}}};
   page.memory = {{evil, {{evil, 1}, {evil, 2, 0, /*is_bound=*/true}}}};
   page.process = {{evil, evil}};
@@ -310,7 +310,7 @@ TEST(StatusPageTest, ReloadsOnRequest) {
 
 TEST(StatusPageTest, DrawsLatenciesAgainstTheLongest) {
   StatusPage page = OneHead(Head("default"));
-  page.stages = {{"queue", 10, 0.001, 0.001, 0.002, 0.004}, {"kernel", 10, 0.01, 0.01, 0.02, 0.04}};
+  page.stages = {{"queue", 10, 0.001, 0.002, 0.004}, {"kernel", 10, 0.01, 0.02, 0.04}};
 
   const std::string html = RenderStatusPage(page, 0);
 
@@ -336,9 +336,9 @@ TEST(StatusPageTest, SaysWhenNothingWasMeasured) {
 
 TEST(StatusPageTest, ShowsTheLatenciesOfHeadsAndStagesAsText) {
   HeadStatus head = Head("policy");
-  head.latency = {"scoring", 1'234, 0.01, 0.0123, 0.02, 1.5};
+  head.latency = {"scoring", 1'234, 0.0123, 0.02, 1.5};
   StatusPage page = OneHead(head);
-  page.stages = {{"queue", 10, 28.5e-6, 28.5e-6, 0.002, 0.004}, {"combine"}, {"h2d", 1}};
+  page.stages = {{"queue", 10, 28.5e-6, 0.002, 0.004}, {"combine"}, {"h2d", 1}};
 
   EXPECT_EQ(RenderLatencyText(page),
             "\n"

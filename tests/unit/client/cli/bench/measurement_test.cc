@@ -262,6 +262,8 @@ TEST(WindowSeriesTest, CountsLatenciesAndErrorsOfLateAnswersButNotTheirRows) {
   EXPECT_EQ(last.Total().errors, 1);
   EXPECT_EQ(last.Total().rows, 30);
   EXPECT_EQ(last.seconds, 3);
+  EXPECT_EQ(series.all().Total().latency.max(), 30);
+  EXPECT_EQ(series.all().Total().errors, 1);
   EXPECT_EQ(series.all().Total().rows, 30);
   EXPECT_EQ(series.figures().size(), 3U);
 }
