@@ -526,3 +526,16 @@ def test_a_gateway_is_ready_only_while_its_server_is_and_healthy_throughout(
         scorer: Scorer = RemoteScorer(client)
         backbone.table = torch.randn(VOCAB, scorer.hidden_size)
         run(Teacher(backbone, scorer, MAX_MODEL_LEN), scenario, server=client)
+
+
+def test_its_threads_end_with_it(teacher) -> None:
+    async def scenario(client, _) -> None:
+        status, _ = await post(client, [3, 1, 4], prompt_logprob_token_ids=[7] * 100_000)
+        assert status == 200
+
+    before = set(threading.enumerate())
+    run(teacher, scenario)
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive(), thread.name

@@ -121,6 +121,12 @@ def test_many_small_prompts_are_many_pieces(length) -> None:
     assert len(json.loads(b"".join(pieces))["choices"]) == 20_000
 
 
+def test_the_pieces_of_a_long_prompt_do_not_grow_with_it() -> None:
+    longest = [max(map(len, encode(*small_prompts(length, 1)))) for length in (20_000, 100_000)]
+
+    assert longest[1] < 1.1 * longest[0]
+
+
 def test_prompts_share_calls_of_no_more_rows_than_fit_the_caches(monkeypatch) -> None:
     monkeypatch.setattr(responses, "_BLOCK_ENTRIES", 64)
     rows_of_calls = []

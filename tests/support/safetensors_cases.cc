@@ -117,6 +117,7 @@ void AddEntryCases(std::vector<SafetensorsCase>& cases) {
   cases.push_back({"ExponentInADimension", Tensor("U8", "1e0", "0,1", 1), "not an integer"});
   cases.push_back(
       {"DimensionBeyondTheSchema", Tensor("U8", "281474976710656", "0,1", 1), "exceeds 2^48 - 1"});
+  cases.push_back({"LargestDimension", Tensor("U8", "0,281474976710655", "0,0"), ""});
   cases.push_back({"HugeDimension", Tensor("U8", "99999999999999999999999999", "0,1", 1),
                    "not an integer below 2^64"});
   cases.push_back({"ProductThatOverflows", Tensor("U8", "4294967296,4294967296", "0,0"),

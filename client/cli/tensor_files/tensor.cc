@@ -68,10 +68,6 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 absl::StatusOr<int64_t> TensorBytes(absl::Span<const int64_t> shape, ElementType type) {
   int64_t bytes = ElementBytes(type);
   for (const int64_t dimension : shape) {
-    if (dimension < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("shape ", ShapeText(shape), " has a negative dimension"));
-    }
     if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
       return absl::InvalidArgumentError(
           absl::StrCat("shape ", ShapeText(shape), " has more than 2^63 - 1 bytes"));

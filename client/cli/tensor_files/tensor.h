@@ -97,8 +97,8 @@ absl::StatusOr<Tensor> ReadSafetensors(const std::string& path, const std::strin
 /// Returns a shape as text, for example "[3, 4]".
 std::string ShapeText(absl::Span<const int64_t> shape);
 
-/// Returns the product of `shape` and the element size. Returns INVALID_ARGUMENT if a dimension is
-/// negative or the product does not fit in 63 bits.
+/// Returns the product of `shape`, whose dimensions must be >= 0, and the element size. Returns
+/// INVALID_ARGUMENT if it does not fit in 63 bits.
 absl::StatusOr<int64_t> TensorBytes(absl::Span<const int64_t> shape, ElementType type);
 
 /// Returns the integers of a tensor as int64. Returns INVALID_ARGUMENT unless it has one dimension

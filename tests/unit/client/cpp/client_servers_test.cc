@@ -190,10 +190,10 @@ TEST_F(ClientServersTest, NamesAllServersWhenAllAreGone) {
 TEST_F(ClientServersTest, DoesNotAskAgainWhetherServersAreReadyThatSaidNo) {
   a_.SetServing(false);
   b_.SetServing(false);
-  constexpr absl::Duration kBackoff = absl::Seconds(10);
+  constexpr absl::Duration kBackoff = absl::Seconds(20);
   const absl::StatusOr<std::unique_ptr<Client>> client =
       Client::Create({.address = absl::StrCat(a_.address(), ",", b_.address()),
-                      .timeout = absl::Seconds(30),
+                      .timeout = absl::Seconds(60),
                       .backoff_initial = kBackoff,
                       .backoff_max = kBackoff});
   ASSERT_TRUE(client.ok()) << client.status();

@@ -206,13 +206,15 @@ def test_the_lowest_id_is_the_best_of_equal_logits():
 
 
 def test_rows_without_finite_logits_are_marked_in_every_output(server):
-    hidden = np.ones((3, HIDDEN), np.float32)
-    hidden[1] = np.inf
+    hidden = np.ones((4, HIDDEN), np.float32)
+    hidden[1] = hidden[3] = np.inf
     names = [name for name in _wire.OUTPUTS]
     with Client(server.address) as client:
-        result = client.score(hidden, [1, 2, 3], outputs=names, top_k=2, candidates=[[1], [2], [3]])
+        result = client.score(
+            hidden, [1, 2, 3, 4], outputs=names, top_k=2, candidates=[[1], [2], [3], [4]]
+        )
 
-    assert result.nonfinite_rows == 1
+    assert result.nonfinite_rows == 2
     for name in result.outputs:
         values = getattr(result, name)
         if name in ("argmax_id", "target_rank", "top_k_ids"):

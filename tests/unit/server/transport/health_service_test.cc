@@ -255,8 +255,8 @@ TEST_F(HealthServiceTest, AWatchCountsAsWaitingOnce) {
     checks.push_back(std::make_unique<TestCall>(channel_, kCheck));
   }
 
-  Pass(options_
-           .crowded_message_time_max);  // for one of them: the server may begin them in any order
+  // For one of them, as the server may begin them in any order.
+  Pass(options_.crowded_message_time_max);
   Pass(options_.message_time_max - options_.crowded_message_time_max);
 
   for (const auto& check : checks) EXPECT_EQ(check->Finish(), grpc::StatusCode::OK);

@@ -1,8 +1,10 @@
 #include "server/transport/tls_files.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -200,6 +202,21 @@ TEST_F(TlsFilesTest, NamesTheLackOfAFileForTheCopies) {
     created = files.status();
   }
   EXPECT_TRUE(created.ok()) << created;  // one file at a time is enough for a pair
+}
+
+TEST_F(TlsFilesTest, ReportsACopyThatCannotBeWritten) {
+  const auto on_excess = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit few_bytes = {16, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few_bytes), 0);
+
+  const absl::Status created = Create().status();
+
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, on_excess);
+  EXPECT_EQ(created.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(created.message()), HasSubstr("cannot copy the TLS files: File too"));
 }
 
 TEST_F(TlsFilesTest, TriesAgainIfOneOfSeveralLacksAFileDescriptor) {
