@@ -120,22 +120,20 @@ class PythonTests:
         return f"no end: {failed}" if hung else failed
 
     def _covering(self, bug: Bug) -> list[str]:
-        """Returns the files of tests whose name says that they are of this file, as some run it in a
-        process of its own, and then the other tests that run the line. A line that runs at import has
-        those that run any line of the file."""
-        of_file = self._of_name(bug)
+        """Returns the tests that run the line, and then the files of tests whose name says that they are
+        of this file, as some run it in a process of its own. A line that runs at import has the tests
+        that run any line of the file."""
         lines = self._tests.get(bug.file, {})
-        tests = lines.get(bug.line) or set().union(*lines.values())
-        return of_file + sorted(test for test in tests if test.split("::")[0] not in of_file)
+        return sorted(lines.get(bug.line) or set().union(*lines.values())) + self._of_name(bug)
 
     def _of_name(self, bug: Bug) -> list[str]:
         stem = pathlib.PurePath(bug.file).stem.strip("_")
-
-        def is_of_file(test: str) -> bool:
-            subject = re.sub("^test_(client_)?", "", pathlib.PurePath(test).stem)
-            return subject.startswith(f"{stem}_") or f"_{subject}".endswith(f"_{stem}")
-
-        return [name for name in self._files[self._package_of(bug)] if is_of_file(name)]
+        subjects = {
+            test: re.sub("^test_(client_)?", "", pathlib.PurePath(test).stem)
+            for test in self._files[self._package_of(bug)]
+        }
+        own = [test for test, subject in subjects.items() if f"_{subject}".endswith(f"_{stem}")]
+        return own or [test for test, subject in subjects.items() if subject.startswith(f"{stem}_")]
 
     def _package_of(self, bug: Bug) -> str:
         return next(name for name in self._pythons if bug.file.startswith(name))
