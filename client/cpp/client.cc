@@ -382,15 +382,15 @@ absl::StatusOr<bool> Client::Ready() {
 absl::Status Client::WaitReady(absl::Duration timeout) {
   const absl::Time deadline = impl_->DeadlineAfter(timeout);
   const absl::Time begin = impl_->transport.Now();
-  std::string last = "it was not asked";
+  std::string last;
   bool is_reported = false;
   absl::Duration pause = policy::kReadyPauseFirst;
   while (true) {
     const absl::Duration remaining = deadline - impl_->transport.Now();
     if (remaining <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(absl::StrCat(impl_->options.address,
-                                                      " was not ready within ",
-                                                      absl::FormatDuration(timeout), ": ", last));
+      return absl::DeadlineExceededError(absl::StrCat(
+          impl_->options.address, " was not ready within ", absl::FormatDuration(timeout), ": ",
+          last.empty() ? "it was not asked" : last));
     }
     const CallOutcome outcome = impl_->CallAndWait(
         impl_->single_try, kHealthMethod, [] { return EncodeHealthRequest(kScoringService); },
@@ -404,7 +404,9 @@ absl::Status Client::WaitReady(absl::Duration timeout) {
       if (!serving.ok()) return serving.status();
       if (*serving) return absl::OkStatus();
       last = "it answers, but is not serving yet (loading, or shutting down)";
-    } else {
+    } else if (last.empty() || remaining >= policy::kCheckTimeout ||
+               !absl::IsDeadlineExceeded(outcome.status)) {
+      // A check that this deadline cut short says less than the one before.
       last = std::string(outcome.status.message());
     }
     if (!is_reported && impl_->options.on_wait &&
