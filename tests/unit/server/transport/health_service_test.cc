@@ -141,6 +141,20 @@ class HealthServiceTest : public ::testing::Test {
     clock_.Advance(delay);
   }
 
+  /// Expects that of calls without a message, one more than may wait, one has less time for it. The
+  /// server may begin them in any order.
+  void ExpectLessTimeForOneMoreThanMayWait() {
+    std::vector<std::unique_ptr<TestCall>> checks;
+    for (int i = 0; i <= options_.waiting_calls_max; ++i) {
+      checks.push_back(std::make_unique<TestCall>(channel_, kCheck));
+    }
+
+    Pass(options_.crowded_message_time_max);
+    Pass(options_.message_time_max - options_.crowded_message_time_max);
+
+    for (const auto& check : checks) EXPECT_EQ(check->Finish(), grpc::StatusCode::OK);
+  }
+
   /// Returns a channel that takes 5 bytes of an answer, which has 7, before its call reads.
   std::shared_ptr<grpc::Channel> NewNarrowChannel() const {
     grpc::ChannelArguments arguments;
@@ -250,29 +264,13 @@ TEST_F(HealthServiceTest, AWatchCountsAsWaitingOnce) {
     watch.SendLast("");
     EXPECT_EQ(watch.Await(1), 1);
   }
-  std::vector<std::unique_ptr<TestCall>> checks;
-  for (int i = 0; i <= options_.waiting_calls_max; ++i) {
-    checks.push_back(std::make_unique<TestCall>(channel_, kCheck));
-  }
 
-  // For one of them, as the server may begin them in any order.
-  Pass(options_.crowded_message_time_max);
-  Pass(options_.message_time_max - options_.crowded_message_time_max);
-
-  for (const auto& check : checks) EXPECT_EQ(check->Finish(), grpc::StatusCode::OK);
+  ExpectLessTimeForOneMoreThanMayWait();
 }
 
 // Otherwise each core could collect a message without end for as long.
 TEST_F(HealthServiceTest, ACallWaitsLessForItsMessageWhileManyDo) {
-  std::vector<std::unique_ptr<TestCall>> calls;
-  for (int i = 0; i <= options_.waiting_calls_max; ++i) {
-    calls.push_back(std::make_unique<TestCall>(channel_, kCheck));
-  }
-
-  Pass(options_.crowded_message_time_max);  // for one of them
-  Pass(options_.message_time_max - options_.crowded_message_time_max);
-
-  for (const auto& call : calls) EXPECT_EQ(call->Finish(), grpc::StatusCode::OK);
+  ExpectLessTimeForOneMoreThanMayWait();
 }
 
 // Otherwise gRPC would collect what the client sends after the message, up to its window.
