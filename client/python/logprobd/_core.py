@@ -264,7 +264,7 @@ class ClientCore:
         self._pool.own()
         deadline = self._deadline(timeout)
         notice = RetryNotice()
-        reason = "no answer yet"
+        reason = ""
         pause = READY_PAUSE_FIRST_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if self._pool.balance.solo:
@@ -274,9 +274,13 @@ class ClientCore:
                 answer = await self._pool.ask(call)
                 if answer.code is grpc.StatusCode.UNIMPLEMENTED:
                     raise answer.error(self.address)
-                reason = answer.unhealthy()
-                if not reason:
+                unhealthy = answer.unhealthy()
+                if not unhealthy:
                     return
+                # A check that this deadline cut short says less than the one before.
+                is_cut = limit == left and answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
+                if not (reason and is_cut):
+                    reason = unhealthy
             else:
                 try:
                     await self._pool.gather(deadline)
@@ -286,6 +290,7 @@ class ClientCore:
             notice.waits(f"{self.address}: {reason}", pause, time.monotonic())
             await self._pool.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, READY_PAUSE_MAX_SECONDS)
+        reason = reason or "no answer yet"
         raise Unavailable(f"{self.address} is not ready: {reason}. Raise timeout, or see its log")
 
     async def _unary(self, method: str, request: bytes, deadline: float) -> bytes:

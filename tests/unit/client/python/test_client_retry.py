@@ -1,6 +1,7 @@
 """Tests of when a request is retried, when a call gives up, and which error it raises."""
 
 import asyncio
+import contextlib
 import math
 import random
 import threading
@@ -281,17 +282,17 @@ def test_wait_ready_says_why_nothing_answers():
         client.wait_ready(timeout=0.2)
 
 
-def test_wait_ready_checks_again_when_a_check_is_not_answered(monkeypatch):
-    monkeypatch.setattr("logprobd._core.CHECK_TIMEOUT_SECONDS", 0.2)
+@contextlib.contextmanager
+def health_of(*answers: bytes | None):
+    """Serves Health.Check with these answers in turn, None for no answer, and yields its address and those given."""
     is_over = threading.Event()
-    num_checks = 0
+    checks: list[bytes | None] = []
 
     def check(_request, _context):
-        nonlocal num_checks
-        num_checks += 1
-        if num_checks == 1:
+        checks.append(answers[len(checks)])
+        if checks[-1] is None:
             is_over.wait(60)
-        return b"\x08\x01"
+        return checks[-1] or b""
 
     server = grpc.server(futures.ThreadPoolExecutor(2))
     method = grpc.unary_unary_rpc_method_handler(check)
@@ -299,13 +300,27 @@ def test_wait_ready_checks_again_when_a_check_is_not_answered(monkeypatch):
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-
-    with Client(f"127.0.0.1:{port}") as client:
-        client.wait_ready(timeout=20)
-
-    assert num_checks == 2
+    yield f"127.0.0.1:{port}", checks
     is_over.set()
     server.stop(None).wait()
+
+
+def test_wait_ready_checks_again_when_a_check_is_not_answered(monkeypatch):
+    monkeypatch.setattr("logprobd._core.CHECK_TIMEOUT_SECONDS", 0.2)
+
+    with health_of(None, b"\x08\x01") as (address, checks), Client(address) as client:
+        client.wait_ready(timeout=20)
+
+        assert len(checks) == 2
+
+
+# Regression: the timeout of the last check replaced what the server had said.
+def test_wait_ready_says_what_the_server_said_last():
+    with health_of(b"\x08\x02", None) as (address, checks), Client(address) as client:
+        with pytest.raises(Unavailable, match="the server is starting or stopping"):
+            client.wait_ready(timeout=1)
+
+        assert len(checks) == 2
 
 
 def test_wait_ready_does_not_wait_for_another_kind_of_server():
