@@ -38,7 +38,8 @@ def readmes() -> list[pathlib.Path]:
 
 
 def commands() -> list[tuple[str, str]]:
-    found = []
+    """Returns the commands of all READMEs, each with its file. One that several have runs once in each environment."""
+    found: dict[tuple[str, bool], str] = {}
     for path in readmes():
         if path == ROOT / README_RUN_ELSEWHERE:
             continue
@@ -46,8 +47,14 @@ def commands() -> list[tuple[str, str]]:
             for line in block.replace("\\\n", " ").splitlines():
                 line = re.sub(r"\s+#.*$", "", line).strip()
                 if line and not line.startswith(ELSEWHERE):
-                    found.append((path.relative_to(ROOT).as_posix(), line))
-    return found
+                    name = path.relative_to(ROOT).as_posix()
+                    found.setdefault((line, has_operator_path(name)), name)
+    return [(name, line) for (line, _), name in found.items()]
+
+
+def has_operator_path(readme: str) -> bool:
+    """Returns whether the commands of a README run in the environment into which the operator may be installed."""
+    return readme.startswith("kernels/torch_ops/")
 
 
 class Quickstarted:
@@ -121,8 +128,7 @@ def test_command_of_a_readme_runs(quickstarted, operator_path, file: str, comman
         capture_output=True,
         text=True,
         timeout=800,
-        env=quickstarted.environment
-        | ({"PATH": operator_path} if file.startswith("kernels/torch_ops/") else {}),
+        env=quickstarted.environment | ({"PATH": operator_path} if has_operator_path(file) else {}),
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
