@@ -32,25 +32,41 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return y;
 }
 
-/// Returns the hyperbolic tangent with an error of at most 2 ulp. The code has no branches; the
-/// CUDA library's tanhf would spill in a kernel whose registers are full of dot products. Small
-/// arguments use x + x^3 p(x^2), with p interpolated at Chebyshev nodes; the others use
-/// 1 - 2 / (e^(2x) + 1), which is 1 once e^(2x) overflows.
-__device__ __forceinline__ float Tanh(float x) {
+/// Returns true if Tanh takes its polynomial for x. If it does for x, it does for all smaller
+/// magnitudes.
+__device__ __forceinline__ bool IsSmallForTanh(float x) { return __fmul_rn(x, x) < 0.36F; }
+
+/// Returns Tanh(x) if IsSmallForTanh(x): x + x^3 p(x^2), with p interpolated at Chebyshev nodes.
+__device__ __forceinline__ float TanhOfSmall(float x) {
   const float square = __fmul_rn(x, x);
   float p = __fmaf_rn(-0.00626911968F, square, 0.0211109594F);
   p = __fmaf_rn(p, square, -0.0538739488F);
   p = __fmaf_rn(p, square, 0.133329153F);
   p = __fmaf_rn(p, square, -0.333333313F);
-  const float small = __fmaf_rn(__fmul_rn(p, square), x, x);
+  return __fmaf_rn(__fmul_rn(p, square), x, x);
+}
+
+/// Returns Tanh(x) unless IsSmallForTanh(x): 1 - 2 / (e^(2x) + 1), which is 1 once e^(2x)
+/// overflows.
+__device__ __forceinline__ float TanhOfLarge(float x) {
   const float exponential = Exp2(__fmul_rn(fabsf(x), 2.88539008F));
-  const float large = __fmaf_rn(-2.0F, Reciprocal(__fadd_rn(exponential, 1.0F)), 1.0F);
-  return square < 0.36F ? small : copysignf(large, x);
+  return copysignf(__fmaf_rn(-2.0F, Reciprocal(__fadd_rn(exponential, 1.0F)), 1.0F), x);
+}
+
+/// Returns the hyperbolic tangent with an error of at most 2 ulp. The code has no branches; the
+/// CUDA library's tanhf would spill in a kernel whose registers are full of dot products.
+__device__ __forceinline__ float Tanh(float x) {
+  return IsSmallForTanh(x) ? TanhOfSmall(x) : TanhOfLarge(x);
+}
+
+/// Returns scale * dot + bias.
+__device__ __forceinline__ float Affine(float dot, float bias, const LogitTransform& transform) {
+  return __fmaf_rn(dot, transform.scale, bias);
 }
 
 /// Returns z = cap(scale * dot + bias).
 __device__ __forceinline__ float LogitOf(float dot, float bias, const LogitTransform& transform) {
-  const float z = __fmaf_rn(dot, transform.scale, bias);
+  const float z = Affine(dot, bias, transform);
   if (transform.softcap <= 0.0F) return z;
   return __fmul_rn(transform.softcap, Tanh(__fmul_rn(z, Reciprocal(transform.softcap))));
 }

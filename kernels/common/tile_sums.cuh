@@ -35,24 +35,42 @@ __device__ __forceinline__ TileOrigin TileOriginOf(float max_logit, float log2_s
   return origin;
 }
 
+/// A logit's y - k and 2^(y - k).
+struct Exponential {
+  float shifted;
+  float value;
+};
+
+/// kHasFloor must be set where a logit may be -inf: it avoids 0 * inf. For other logits it does not
+/// change the bits, because below the floor the exponential is 0 in any case.
+template <bool kHasFloor>
+__device__ __forceinline__ Exponential ExponentialOf(float logit, float log2_scale, float k) {
+  float shifted = __fmaf_rn(logit, log2_scale, -k);
+  if constexpr (kHasFloor) shifted = MaxOrNan(shifted, -200.0F);
+  return {shifted, Exp2(shifted)};
+}
+
 /// Sums over one chain of columns (TileSums).
 struct ChainSums {
   float sum = 0.0F;
   float weighted = 0.0F;
   float squares = 0.0F;
 
-  /// Adds one logit and returns its exponential 2^(y - k). kHasFloor must be set where a logit may
-  /// be -inf: it avoids 0 * inf. For other logits it does not change the bits, because below the
-  /// floor the exponential is 0 in any case.
+  template <bool kSquares>
+  __device__ __forceinline__ void Add(const Exponential& exponential) {
+    sum = __fadd_rn(sum, exponential.value);
+    weighted = __fmaf_rn(exponential.shifted, exponential.value, weighted);
+    if constexpr (kSquares) {
+      squares = __fmaf_rn(exponential.value, exponential.value, squares);  // sum of p^2
+    }
+  }
+
+  /// Adds the exponential of one logit and returns 2^(y - k).
   template <bool kSquares, bool kHasFloor>
   __device__ __forceinline__ float Add(float logit, float log2_scale, float k) {
-    float shifted = __fmaf_rn(logit, log2_scale, -k);
-    if constexpr (kHasFloor) shifted = MaxOrNan(shifted, -200.0F);
-    const float exponential = Exp2(shifted);
-    sum = __fadd_rn(sum, exponential);
-    weighted = __fmaf_rn(shifted, exponential, weighted);
-    if constexpr (kSquares) squares = __fmaf_rn(exponential, exponential, squares);
-    return exponential;
+    const Exponential exponential = ExponentialOf<kHasFloor>(logit, log2_scale, k);
+    Add<kSquares>(exponential);
+    return exponential.value;
   }
 
   __device__ __forceinline__ void Join(const ChainSums& other) {

@@ -20,6 +20,7 @@
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused/lane_logits.cuh"
 #include "kernels/fused/params.h"
+#include "kernels/fused/transform_logits.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -59,7 +60,7 @@ GradientEpilogueParams<Element> GradientEpilogueParamsOf(const FusedGradientPara
           .stride = params.gradient_stride};
 }
 
-/// Computes the gradients of one row's dot products.
+/// Computes the gradients of the dot products of one row, whose logits are given.
 template <class Element, bool kTransforms>
 class LogitGradient {
  public:
@@ -76,36 +77,60 @@ class LogitGradient {
     return __float_as_int(extras_.y) - params_.first_column;
   }
 
-  /// Returns the gradient of a dot product in a column of the launch. Without transforms the
-  /// target's term is left out; see AddTarget.
-  __device__ __forceinline__ float operator()(float dot, int32_t column, bool is_target) const {
-    float z = dot;
-    float slope = 1.0F;
+  /// Turns a lane's logits, in columns of the launch from `first_column`, into the gradients of
+  /// their dot products. `Logits` is that of TransformLogits.
+  template <class Logits>
+  __device__ __forceinline__ void Replace(const Logits& logits, int32_t first_column) const {
+    const int32_t target = target_column() - first_column;
     if constexpr (kTransforms) {
-      z = LogitOf(z, params_.bias == nullptr ? 0.0F : params_.bias[column], params_.transform);
-      if (params_.transform.softcap > 0.0F) {
-        const float share = __fmul_rn(z, Reciprocal(params_.transform.softcap));
-        slope = __fmaf_rn(-share, share, 1.0F);
+      if (params_.mean_logit_weights == nullptr) {
+        ReplaceLogits<false>(logits, nullptr, target);
+      } else {
+        ReplaceLogits<true>(logits, params_.mean_logit_weights + first_column, target);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Logits::kCount; ++i) logits.z(i) = OfLogit(logits.z(i));
+      if (target < 0 || target > Logits::Column(Logits::kCount - 1)) return;
+#pragma unroll
+      for (int i = 0; i < Logits::kCount; ++i) {
+        if (target == Logits::Column(i)) logits.z(i) = AddTarget(logits.z(i));
       }
     }
-    const float exponent = MaxOrNan(__fmaf_rn(z, sums_.x, -sums_.y), kGradientExponentMin);
-    float gradient = __fmul_rn(Exp2(exponent), __fmaf_rn(sums_.w, exponent, sums_.z));
-    if constexpr (kTransforms) {
-      if (params_.mean_logit_weights != nullptr) {
-        gradient = __fmaf_rn(extras_.z, params_.mean_logit_weights[column], gradient);
-      }
-      if (is_target) gradient = AddTarget(gradient);
-      gradient = __fmul_rn(gradient, slope);
-    }
-    return gradient;
   }
 
-  /// Returns the target's gradient, given that of its dot product without the target's term.
+ private:
+  /// Returns the gradient of a logit, without the terms of the target and of the mean logit.
+  __device__ __forceinline__ float OfLogit(float z) const {
+    const float exponent = MaxOrNan(__fmaf_rn(z, sums_.x, -sums_.y), kGradientExponentMin);
+    return __fmul_rn(Exp2(exponent), __fmaf_rn(sums_.w, exponent, sums_.z));
+  }
+
   __device__ __forceinline__ float AddTarget(float gradient) const {
     return __fadd_rn(gradient, extras_.x);
   }
 
- private:
+  /// Turns logits into the gradients of their dot products.
+  template <bool kHasMean, class Logits>
+  __device__ __forceinline__ void ReplaceLogits(const Logits& logits,
+                                                const float* mean_logit_weights,
+                                                int32_t target) const {
+    const bool has_cap = params_.transform.softcap > 0.0F;
+    const float reciprocal = Reciprocal(params_.transform.softcap);
+#pragma unroll
+    for (int i = 0; i < Logits::kCount; ++i) {
+      const float z = logits.z(i);
+      const float share = __fmul_rn(z, reciprocal);
+      const float slope = has_cap ? __fmaf_rn(-share, share, 1.0F) : 1.0F;
+      float gradient = OfLogit(z);
+      if constexpr (kHasMean) {
+        gradient = __fmaf_rn(extras_.z, mean_logit_weights[Logits::Column(i)], gradient);
+      }
+      if (target == Logits::Column(i)) gradient = AddTarget(gradient);
+      logits.z(i) = __fmul_rn(gradient, slope);
+    }
+  }
+
   const GradientEpilogueParams<Element>& params_;
   float4 sums_;    // log2_scale, log2_sum, free and weighted
   float4 extras_;  // target, target_column and mean
@@ -114,6 +139,7 @@ class LogitGradient {
 template <class Element, bool kTransforms>
 class GradientEpilogue {
  public:
+  static constexpr bool kHasTransforms = kTransforms;
   using Params = GradientEpilogueParams<Element>;
 
   LOGPROBD_HOST_DEVICE explicit GradientEpilogue(const Params& params) : params_(params) {}
@@ -125,20 +151,12 @@ class GradientEpilogue {
     const int32_t tile_column = tile * kTileColumns;
     const bool has_row = row < params_.num_rows;
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
-    const LogitGradient<Element, kTransforms> gradient(params_, some_row);
     const int32_t first_column = tile_column + lane_column;
-    const int32_t target = gradient.target_column() - first_column;
-#pragma unroll
-    for (int i = 0; i < Logits::kCount; ++i) {
-      logits.z(i) =
-          gradient(logits.z(i), first_column + Logits::Column(i), target == Logits::Column(i));
+    if constexpr (kTransforms) {
+      TransformLogits(logits, params_.bias, first_column, params_.transform);
     }
-    if (!kTransforms && target >= 0 && target < kTileColumns && target % kTileChains < 2) {
-#pragma unroll
-      for (int i = 0; i < Logits::kCount; ++i) {
-        if (target == Logits::Column(i)) logits.z(i) = gradient.AddTarget(logits.z(i));
-      }
-    }
+    const LogitGradient<Element, kTransforms> gradient(params_, some_row);
+    gradient.Replace(logits, first_column);
     if (tile_column + kTileColumns > params_.num_columns) {
 #pragma unroll
       for (int i = 0; i < Logits::kCount; ++i) {

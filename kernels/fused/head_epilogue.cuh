@@ -21,6 +21,7 @@
 #include "kernels/common/tile_sums.cuh"
 #include "kernels/fused/lane_logits.cuh"
 #include "kernels/fused/params.h"
+#include "kernels/fused/transform_logits.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -118,6 +119,7 @@ inline HeadEpilogueParams HeadEpilogueParamsOf(const FusedPartialsParams& params
 template <bool kTransforms, bool kCachesExponentials>
 class HeadEpilogue {
  public:
+  static constexpr bool kHasTransforms = kTransforms;
   using Params = HeadEpilogueParams;
 
   LOGPROBD_HOST_DEVICE explicit HeadEpilogue(const Params& params) : params_(params) {}
@@ -132,19 +134,18 @@ class HeadEpilogue {
     const int32_t some_row = has_row ? row : params_.num_rows - 1;
     const int32_t tile_column = tile * kTileColumns;
     const int32_t first_column = tile_column + lane_column;
+    if constexpr (kTransforms) {
+      TransformLogits(logits, params_.bias, first_column, params_.transform);
+    }
     // These loads start early because they have the latency of the second-level cache.
     const uint32_t best = params_.max_keys == nullptr ? 0U : BestOf(some_row);
+    const float* const scale_at = params_.log2_scales + some_row;
+    const float log2_scale = *scale_at;
+    int32_t target = 0;
+    if constexpr (!kCachesExponentials) target = params_.targets[some_row];
     int32_t reference = kEmptyExponent;
     if constexpr (kCachesExponentials && !kTransforms) {
       reference = ReferenceOf(params_.exponentials, some_row);
-    }
-    if constexpr (kTransforms) {
-#pragma unroll
-      for (int i = 0; i < Logits::kCount; ++i) {
-        const float bias =
-            params_.bias == nullptr ? 0.0F : params_.bias[first_column + Logits::Column(i)];
-        logits.z(i) = LogitOf(logits.z(i), bias, params_.transform);
-      }
     }
     if (tile_column + kTileColumns > params_.vocab_size) {
 #pragma unroll
@@ -152,26 +153,23 @@ class HeadEpilogue {
         if (first_column + Logits::Column(i) >= params_.vocab_size) logits.z(i) = -INFINITY;
       }
     }
-    float max_logit = MaxOrNan(logits.z(0), logits.z(1));
-#pragma unroll
-    for (int i = 2; i < Logits::kCount; ++i) max_logit = MaxOrNan(max_logit, logits.z(i));
+    float max_logit = logits.Max();
     max_logit = MaxOrNan(max_logit, __shfl_xor_sync(kFullWarp, max_logit, 1));
     max_logit = MaxOrNan(max_logit, __shfl_xor_sync(kFullWarp, max_logit, 2));
 
     const int64_t partial = params_.layout.At(row, tile);
     const bool writes = has_row && lane_column == 0;
-    const float* const scale_at = params_.log2_scales + some_row;
-    const TileOrigin origin = TileOriginOf(max_logit, *scale_at);
+    const TileOrigin origin = TileOriginOf(max_logit, log2_scale);
     const auto no_visit = [](int, const float4&) {};
     ChainSums sums;
     if constexpr (kCachesExponentials && !kTransforms) {
       const ExponentialStore store =
           ExponentialsTo(some_row, tile, lane_column, has_row, origin, reference);
-      sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, store);
+      sums = logits.template TileSumsOf<false>(origin, log2_scale, scale_at, store);
     } else if (!kCachesExponentials && params_.wants_sum_squares) {
-      sums = logits.template TileSumsOf<true>(origin, *scale_at, scale_at, no_visit);
+      sums = logits.template TileSumsOf<true>(origin, log2_scale, scale_at, no_visit);
     } else {
-      sums = logits.template TileSumsOf<false>(origin, *scale_at, scale_at, no_visit);
+      sums = logits.template TileSumsOf<false>(origin, log2_scale, scale_at, no_visit);
     }
     if (writes) StoreTileSums(params_.sums + partial, origin, sums);
     if constexpr (kCachesExponentials && kTransforms) {
@@ -180,9 +178,9 @@ class HeadEpilogue {
       reference = ReferenceOf(params_.exponentials, some_row);
       const ExponentialStore store =
           ExponentialsTo(some_row, tile, lane_column, has_row, origin, reference);
-      const float log2_scale = *scale_at;
+      const float same_scale = *scale_at;  // otherwise those of the sums would stay in registers
       const auto exponential = [&](int i) {
-        return Exp2(__fmaf_rn(logits.z(i), log2_scale, -origin.k));
+        return Exp2(__fmaf_rn(logits.z(i), same_scale, -origin.k));
       };
 #pragma unroll
       for (int i = 0; i < Logits::kCount; i += 4) {
@@ -202,7 +200,9 @@ class HeadEpilogue {
     }
     if (params_.rank_counts != nullptr) AddRank(logits, some_row, writes, first_column);
     if (!has_row) return;
-    StoreTarget(logits, row, tile_column, lane_column);
+    // Where exponentials are cached, no register was left for it before.
+    if constexpr (kCachesExponentials) target = params_.targets[row];
+    StoreTarget(logits, row, target, tile_column, lane_column);
     if (params_.max_keys != nullptr) RaiseMax(logits, row, max_logit, first_column, best);
     if (params_.min_keys != nullptr) RaiseMin(logits, row, first_column);
   }
@@ -238,9 +238,8 @@ class HeadEpilogue {
 
   /// Writes the target's logit if this lane owns its column.
   template <class Logits>
-  __device__ __forceinline__ void StoreTarget(const Logits& logits, int32_t row,
+  __device__ __forceinline__ void StoreTarget(const Logits& logits, int32_t row, int32_t target,
                                               int32_t tile_column, int32_t lane_column) {
-    const int32_t target = params_.targets[row];
     const int32_t column = target - tile_column;
     if (target >= params_.vocab_size || column < 0 || column >= kTileColumns ||
         column % kTileChains / 2 * 2 != lane_column)

@@ -28,19 +28,39 @@ struct LaneLogits {
   /// z(i) to z(i + 3) for i = 0, 4, ...
   template <bool kSquares, bool kHasFloor, class Visit>
   __device__ __forceinline__ ChainSums Sums(float log2_scale, float k, const Visit& visit) const {
+    // The compiler keeps the order of a batch and so computes its exponentials side by side.
+    constexpr int kBatch = 4;
+    static_assert(kCount % kBatch == 0);
     ChainSums even;
     ChainSums odd;
 #pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      float4 exponentials;
-      exponentials.x = even.template Add<kSquares, kHasFloor>(z(i), log2_scale, k);
-      exponentials.y = odd.template Add<kSquares, kHasFloor>(z(i + 1), log2_scale, k);
-      exponentials.z = even.template Add<kSquares, kHasFloor>(z(i + 2), log2_scale, k);
-      exponentials.w = odd.template Add<kSquares, kHasFloor>(z(i + 3), log2_scale, k);
-      visit(i, exponentials);
+    for (int i = 0; i < kCount; i += kBatch) {
+      Exponential batch[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        batch[j] = ExponentialOf<kHasFloor>(z(i + j), log2_scale, k);  // side by side
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; j += 2) {
+        even.template Add<kSquares>(batch[j]);
+        odd.template Add<kSquares>(batch[j + 1]);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; j += 4) {
+        visit(i + j, make_float4(batch[j].value, batch[j + 1].value, batch[j + 2].value,
+                                 batch[j + 3].value));
+      }
     }
     even.Join(odd);
     return even;
+  }
+
+  /// Returns the largest logit of the lane, or NaN if one is.
+  __device__ __forceinline__ float Max() const {
+    float max_logits[4] = {z(0), z(1), z(2), z(3)};  // side by side
+#pragma unroll
+    for (int i = 4; i < kCount; ++i) max_logits[i % 4] = MaxOrNan(max_logits[i % 4], z(i));
+    return MaxOrNan(MaxOrNan(max_logits[0], max_logits[1]), MaxOrNan(max_logits[2], max_logits[3]));
   }
 
   /// Returns the sums of the tile; all lanes of the quad get the same bits. Every exponential is

@@ -20,6 +20,7 @@
 #include "kernels/common/logit_key.h"
 #include "kernels/common/tile.h"
 #include "kernels/fused/tile_logits.h"
+#include "kernels/fused/transform_logits.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -120,13 +121,11 @@ __device__ __forceinline__ void WriteTileCandidates(const CandidateParams& param
                                                     const Logits& logits, int32_t pair,
                                                     int32_t tile, int32_t lane_column) {
   const int32_t first_column = tile * kTileColumns;
-  const float* const bias =
-      params.bias == nullptr ? nullptr : params.bias + first_column + lane_column;
+  TransformLogits(logits, params.bias, first_column + lane_column, params.transform);
 #pragma unroll
   for (int i = 0; i < Logits::kCount; ++i) {
-    const float z =
-        LogitOf(logits.z(i), bias == nullptr ? 0.0F : bias[Logits::Column(i)], params.transform);
-    logits.z(i) = fminf(z, INFINITY);  // NaN would compare as neither smaller nor larger
+    // NaN would compare as neither smaller nor larger.
+    logits.z(i) = fminf(logits.z(i), INFINITY);
   }
   const int32_t columns = params.columns - first_column;
   if (columns < kTileColumns) {  // columns beyond the vocabulary rank below all others

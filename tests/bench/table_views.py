@@ -119,6 +119,14 @@ FORWARD = tuple(
         ("mixed", "One call at a time, after a rest"),
     )
 )
+OPERATOR_TRANSFORMS = tuple(
+    View(mode, rf"{mode}, (?P<column>.+), {OPERATOR_SHAPE}", ("ratio", "target"))
+    for mode in (
+        "Forward",
+        "Forward and backward",
+        "Forward and backward of the mean loss",
+    )
+)
 OPERATOR_DTYPES = (
     View("Forward and backward", rf"(?P<case>.+), {OPERATOR_SHAPE}", TIMED, by_baseline=False),
 )
@@ -430,6 +438,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "operator_forward": FORWARD,
     "operator_ranks": RANKS,
     "operator_rows": OPERATOR_ROWS,
+    "operator_transforms": OPERATOR_TRANSFORMS,
     "peers": PEERS,
     "real_model_cpu": REAL_MODEL,
     "service": SERVICE,

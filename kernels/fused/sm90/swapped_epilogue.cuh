@@ -26,6 +26,7 @@
 #include "kernels/fused/head_epilogue.cuh"
 #include "kernels/fused/sm90/epilogue_interface.cuh"
 #include "kernels/fused/sm90/swapped_logits.cuh"
+#include "kernels/fused/transform_logits.cuh"
 
 namespace logprobd::kernels::internal {
 
@@ -204,18 +205,10 @@ class SwappedEpilogue : public EpilogueInterface<HeadEpilogueParams> {
     }
 
     CUTLASS_DEVICE void Transform() const {
-#pragma unroll
-      for (int link = 0; link < kLinks; ++link) {
-        const int32_t column = tile_column + Column(link);
-        const float bias = params.bias == nullptr ? 0.0F : params.bias[column];
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-#pragma unroll
-          for (int odd = 0; odd < 2; ++odd) {
-            z(pair, odd, link) = LogitOf(z(pair, odd, link), bias, params.transform);
-          }
-        }
-      }
+      this->ForHalves([&](int pair) {
+        TransformLogits(SwappedPair<Logits>{*this, pair}, params.bias, tile_column + first_column,
+                        params.transform);
+      });
     }
 
     CUTLASS_DEVICE void MaskColumns() const {

@@ -53,18 +53,22 @@ class SwappedGradientEpilogue : public EpilogueInterface<GradientEpilogueParams<
   template <class Logits>
   CUTLASS_DEVICE void TakePair(const Logits& logits, int pair, int32_t block_row,
                                int32_t tile_column) const {
+    const int32_t first_column = tile_column + logits.first_column;
+    if constexpr (kTransforms) {
+      TransformLogits(SwappedPair<Logits>{logits, pair}, params_.bias, first_column,
+                      params_.transform);
+    }
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const int32_t row = block_row + logits.RowOf(pair, odd);
       const LogitGradient<Element, kTransforms> gradient(
           params_, row < params_.num_rows ? row : params_.num_rows - 1);
-      const int32_t target = gradient.target_column() - tile_column - logits.first_column;
+      gradient.Replace(SwappedRow<Logits>{logits, pair, odd}, first_column);
 #pragma unroll
       for (int link = 0; link < Logits::kLinks; ++link) {
-        float& z = logits.z(pair, odd, link);
-        z = gradient(z, tile_column + logits.Column(link), target == kTileChains * link);
-        if (!kTransforms && target == kTileChains * link) z = gradient.AddTarget(z);
-        if (tile_column + logits.Column(link) >= params_.num_columns) z = 0.0F;
+        if (tile_column + logits.Column(link) >= params_.num_columns) {
+          logits.z(pair, odd, link) = 0.0F;
+        }
       }
     }
     const SwappedRowStore<Element> store(logits, params_.gradients, params_.stride, block_row, pair,

@@ -13,6 +13,19 @@
 
 namespace logprobd::kernels::internal {
 
+/// Exchanges two registers, by instructions that the compiler does not see through: it would
+/// rename registers instead, and repeat the code for each of them.
+CUTLASS_DEVICE void Exchange(float& a, float& b) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 old;\n"
+      "mov.b32 old, %0;\n"
+      "mov.b32 %0, %1;\n"
+      "mov.b32 %1, old;\n"
+      "}\n"
+      : "+f"(a), "+f"(b));
+}
+
 /// A lane's share of a swapped tile of `kRows` rows: links of one chain (tile_sums.cuh) of pairs of
 /// rows. This is a view of the accumulators because there are not enough registers for a copy. Its
 /// indices are constants once loops are unrolled.
@@ -50,6 +63,50 @@ struct SwappedLogits {
                   cute::size<1>(Layout{}) == SwappedColumns::kProducts);
     return dots(cute::make_coord(odd, link % kHalves, pair), link / kHalves, 0);
   }
+
+  /// Calls visit(pair) for every pair of rows, whose logits are z(pair, odd, link) during the call.
+  /// The code for half of the pairs serves the other half too, after an exchange of registers: it
+  /// is run once a tile, and fetching instructions takes longer than running them.
+  template <class Visit>
+  CUTLASS_DEVICE void ForHalves(const Visit& visit) const {
+    constexpr int kHalf = kPairs / 2;
+    static_assert(kPairs % 2 == 0);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int pair = 0; pair < kHalf; ++pair) {
+        visit(pair);
+#pragma unroll
+        for (int i = 0; i < 2 * kLinks; ++i) {
+          Exchange(z(pair, i % 2, i / 2), z(pair + kHalf, i % 2, i / 2));
+        }
+      }
+    }
+  }
+};
+
+/// The logits of one pair of rows of SwappedLogits: z(i) is link i / 2 of row i % 2, and Column(i)
+/// is relative to the lane's first column, as in LaneLogits.
+template <class Swapped>
+struct SwappedPair {
+  static constexpr int kCount = 2 * Swapped::kLinks;
+  const Swapped& logits;
+  const int pair;
+
+  CUTLASS_DEVICE float& z(int i) const { return logits.z(pair, i % 2, i / 2); }
+  static constexpr CUTLASS_DEVICE int Column(int i) { return kTileChains * (i / 2); }
+};
+
+/// The logits of one row of SwappedLogits, as SwappedPair has those of two.
+template <class Swapped>
+struct SwappedRow {
+  static constexpr int kCount = Swapped::kLinks;
+  const Swapped& logits;
+  const int pair;
+  const int odd;
+
+  CUTLASS_DEVICE float& z(int i) const { return logits.z(pair, odd, i); }
+  static constexpr CUTLASS_DEVICE int Column(int i) { return kTileChains * i; }
 };
 
 /// Transposes a matrix of 8 x 8 elements of 16 bits. Lane l passes elements 2 (l % 4) and

@@ -64,7 +64,7 @@ TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSameBits) {
     for (const kernels::Dtype dtype : {kernels::Dtype::kBf16, kernels::Dtype::kF16}) {
       FusedCase c = MakeFusedCase({.rows = 600, .hidden = 320, .vocab = 1'500, .dtype = dtype});
       if (transforms) {
-        c.transform = {.scale = 0.5F, .softcap = 20.0F};
+        c.transform = {.scale = 0.5F, .softcap = 2.0F};  // both ways of Tanh
         c.bias.assign(1'500, 0.25F);
       }
       const FusedScores truth = RunFused(c);
@@ -79,10 +79,28 @@ TEST_F(FusedBitsTest, EveryInstanceAndOrderGivesTheSameBits) {
   }
 }
 
+// The cap is computed in a shorter way where all logits of a warp are small.
+TEST_F(FusedBitsTest, ACappedRowDoesNotDependOnItsNeighbours) {
+  FusedCase all = MakeFusedCase({.rows = 600, .hidden = 320, .vocab = 1'500});
+  all.transform = {.scale = 0.5F, .softcap = 5.0F};
+  std::vector<int64_t> small;
+  for (int64_t row = 0; row < all.num_rows; row += 3) {
+    small.push_back(row);
+    float* const hidden = &all.hidden[static_cast<size_t>(row * all.hidden_size)];
+    for (int64_t k = 0; k < all.hidden_size; ++k) hidden[k] /= 16;
+  }
+  for (const FusedTile tile : TilesToTest()) {
+    const FusedChoice choice = {tile, FusedRaster::kAlongRows, 1};
+    ExpectSameBits(RunFused(SelectRows(all, small), {.choice = choice}),
+                   Select(RunFused(all, {.choice = choice}), small));
+  }
+}
+
 TEST_F(FusedBitsTest, EveryInstanceGivesTheSameBitsOfHardRows) {
   constexpr int64_t kRows = 300;
   constexpr int64_t kVocab = 1'500;
-  for (const bool masks_columns : {false, true}) {
+  enum class Transform { kNone, kMask, kCap };
+  for (const Transform transform : {Transform::kNone, Transform::kMask, Transform::kCap}) {
     FusedCase c = MakeFusedCase(
         {.rows = kRows, .hidden = 200, .vocab = kVocab, .logit_stddev = 20, .is_f32 = true});
     c.entropy_temperatures.assign(kRows, 0.75F);
@@ -93,7 +111,8 @@ TEST_F(FusedBitsTest, EveryInstanceGivesTheSameBitsOfHardRows) {
       if (row % 50 == 31) std::fill(hidden, hidden + c.hidden_size, 0.0F);  // all logits are equal
       if (row % 50 == 40) c.temperatures[static_cast<size_t>(row)] = 1e-3F;
     }
-    if (masks_columns) {
+    if (transform == Transform::kCap) c.transform.softcap = 15.0F;
+    if (transform == Transform::kMask) {
       c.bias.assign(kVocab, 0.5F);
       for (size_t i = 0; i < c.bias.size(); i += 3) c.bias[i] = -INFINITY;
       std::fill(c.bias.begin() + 192, c.bias.begin() + 384, -INFINITY);  // a whole tile
