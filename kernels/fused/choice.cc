@@ -20,10 +20,9 @@ constexpr int64_t kFewRowsMax = 1'024;
 /// empty rows of other tiles weigh less than the hidden rows that swapped tiles read again.
 constexpr int64_t kSwappedRowsMax = 4'608;
 
-/// Row steps up to kFewRowsMax and up to kSwappedRowsMax rows, whose multiples leave few rows of
-/// the last cluster empty.
+/// Row steps up to kFewRowsMax and above, whose multiples leave few rows of the last cluster empty.
 constexpr int64_t kFineStep = 64;
-constexpr int64_t kCoarseStep = 256;
+constexpr int64_t kCoarseStep = 128;
 
 /// Number of blocks that run at once, just below the number of multiprocessors of a GPU.
 constexpr int64_t kBlocksAtOnce = 128;
@@ -31,26 +30,33 @@ constexpr int64_t kBlocksAtOnce = 128;
 constexpr int64_t kPairsAtOnce = 66;
 
 /// Time of a row of a block tile: `rate` per unit of depth plus `overhead`, in units of the time
-/// that k128PingPong takes per row and unit of depth. Fitted to the times in tests/bench/FUSED.md.
+/// that k128PingPong takes per row and unit of depth; `last` is added once per launch, because the
+/// epilogue of a block's last tile overlaps nothing. Fitted to times of an H200
+/// (tests/bench/CHOICES.md). Of equal tiles the first one is faster where a launch has few rows.
 struct TileCost {
   FusedTile tile;
   double rate;
   double overhead;
+  double last;
 };
-constexpr TileCost kPartialsCosts[] = {{FusedTile::k64Pair, 1.05, 110},
-                                       {FusedTile::k128PingPong, 1.0, 0},
-                                       {FusedTile::kSwapped80, 0.885, 435},
-                                       {FusedTile::kSwapped96, 0.89, 283},
-                                       {FusedTile::kSwapped112, 0.90, 283}};
+constexpr TileCost kPartialsCosts[] = {
+    {FusedTile::k64Pair, 1.05, 110, 1'800},    {FusedTile::k128PingPong, 1.0, 0, 1'800},
+    {FusedTile::k128Columns, 1.0, 0, 1'800},   {FusedTile::kSwapped80, 0.91, 435, 1'800},
+    {FusedTile::kSwapped96, 0.92, 400, 1'800}, {FusedTile::kSwapped112, 0.915, 283, 1'800}};
 /// Of more than kFewRowsMax rows and at least kCooperativeDepthMin.
-constexpr TileCost kCooperativeCost = {FusedTile::k256Cooperative, 0.955, 165};
-constexpr TileCost kCachingCosts[] = {{FusedTile::k128PingPong, 1.0, 0},
-                                      {FusedTile::kSwapped80, 0.885, 720},
-                                      {FusedTile::kSwapped96, 0.89, 515}};
-constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0},
-                                       {FusedTile::k128PingPong, 1.0, 0},
-                                       {FusedTile::kSwapped80, 0.885, 1'100},
-                                       {FusedTile::kSwapped96, 0.89, 750}};
+constexpr TileCost kCooperativeCost = {FusedTile::k256Cooperative, 0.955, 165, 1'800};
+constexpr TileCost kCachingCosts[] = {{FusedTile::k128PingPong, 1.0, 0, 1'800},
+                                      {FusedTile::k128Columns, 1.0, 0, 1'800},
+                                      {FusedTile::kSwapped80, 0.91, 720, 1'800},
+                                      {FusedTile::kSwapped96, 0.905, 515, 1'800}};
+constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0, 0},
+                                       {FusedTile::k128PingPong, 1.0, 0, 0},
+                                       {FusedTile::k128Columns, 1.0, 0, 0},
+                                       {FusedTile::kSwapped80, 0.91, 1'000, 0},
+                                       {FusedTile::kSwapped96, 0.905, 600, 0}};
+/// Of more than kSwappedRowsMax rows.
+constexpr TileCost kManyRowsCosts[] = {{FusedTile::k128PingPong, 1.0, 0, 0},
+                                       {FusedTile::k128Columns, 1.0, 0, 0}};
 
 /// Size of hidden rows, in elements, beyond which swapped tiles, which read all of them for each
 /// column tile, miss the second-level cache, and the factor of their time then.
@@ -60,13 +66,16 @@ constexpr double kUncachedFactor = 1.12;
 /// Returns the time of a launch with pairs of blocks, in the units of TileCost. The rows of a
 /// partly filled pair and the pairs of a partly filled wave take as long as others.
 constexpr double CostOf(const FusedShape& shape, const TileCost& cost) {
-  const int64_t cluster_rows = ClusterRows(cost.tile);
-  const int64_t clusters = (shape.num_rows + cluster_rows - 1) / cluster_rows * shape.num_tiles;
-  const int64_t waves = (clusters + kPairsAtOnce - 1) / kPairsAtOnce;
+  const auto groups = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
+  const int64_t clusters = groups(shape.num_rows, ClusterRows(cost.tile)) *
+                           groups(shape.num_tiles, ClusterColumnTiles(cost.tile));
+  const int64_t waves = groups(clusters, kPairsAtOnce);
   const bool is_cached =
       !IsSwapped(cost.tile) || shape.num_rows * shape.depth <= kCachedHiddenElements;
-  return static_cast<double>(waves * cluster_rows) * (is_cached ? 1.0 : kUncachedFactor) *
-         (cost.rate * static_cast<double>(shape.depth) + cost.overhead);
+  const double per_wave = (is_cached ? 1.0 : kUncachedFactor) *
+                          (cost.rate * static_cast<double>(shape.depth) + cost.overhead);
+  return static_cast<double>(TileRows(cost.tile)) *
+         (static_cast<double>(waves) * per_wave + cost.last);
 }
 
 /// Returns the lowest cost of a tile, the first one among equals.
@@ -84,21 +93,23 @@ bool FitsAtOnce(const FusedShape& shape) {
   return (shape.num_rows + kBlockRows - 1) / kBlockRows * shape.num_tiles <= kBlocksAtOnce;
 }
 
-/// Returns the fastest order of tiles of 128 rows.
-FusedChoice ChoosePingPong(const FusedShape& shape) {
-  constexpr FusedTile kPingPong = FusedTile::k128PingPong;
+/// Returns a tile of 128 rows and its fastest order. The swizzle of k128Columns is that of
+/// k128PingPong in rows and columns: its clusters have half the rows and twice the columns.
+FusedChoice OrderOf(FusedTile tile, const FusedShape& shape) {
+  const bool has_columns = tile == FusedTile::k128Columns;
   if (shape.num_rows <= kFewRowsMax || shape.depth < kAlongVocabDepthMin) {
-    return {kPingPong, FusedRaster::kAlongRows, shape.depth <= kWideDepthMax ? 8 : 4};
+    const int32_t columns = shape.depth <= kWideDepthMax ? 8 : 4;
+    return {tile, FusedRaster::kAlongRows, has_columns ? columns / 2 : columns};
   }
-  return {kPingPong, FusedRaster::kAlongVocab, 8};
+  return {tile, FusedRaster::kAlongVocab, has_columns ? 16 : 8};
 }
 
 /// Returns the cheapest tile and its order.
 template <size_t kCount>
 FusedChoice ChooseCheapest(const FusedShape& shape, const TileCost (&costs)[kCount]) {
   const FusedTile tile = Cheapest(shape, costs).tile;
-  return tile == FusedTile::k128PingPong ? ChoosePingPong(shape)
-                                         : FusedChoice{tile, FusedRaster::kAlongRows, 1};
+  const bool has_order = tile == FusedTile::k128PingPong || tile == FusedTile::k128Columns;
+  return has_order ? OrderOf(tile, shape) : FusedChoice{tile, FusedRaster::kAlongRows, 1};
 }
 
 }  // namespace
@@ -118,7 +129,7 @@ FusedChoice ChooseFused(const FusedShape& shape) {
     return {kCooperativeCost.tile, FusedRaster::kAlongVocab, 4};
   }
   return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kPartialsCosts)
-                                           : ChoosePingPong(shape);
+                                           : ChooseCheapest(shape, kManyRowsCosts);
 }
 
 FusedChoice ChooseMma(int64_t num_rows) {
@@ -138,21 +149,24 @@ FusedChoice ChooseFor(FusedArch arch, const FusedShape& shape) {
 
 FusedChoice ChooseCaching(const FusedShape& shape) {
   return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kCachingCosts)
-                                           : ChoosePingPong(shape);
+                                           : ChooseCheapest(shape, kManyRowsCosts);
 }
 
 FusedChoice ChooseGradient(const FusedShape& shape) {
+  if (shape.num_rows <= ClusterRows(FusedTile::k64Pair)) {
+    return {FusedTile::k64Pair, FusedRaster::kAlongRows, 1};
+  }
   return shape.num_rows <= kSwappedRowsMax ? ChooseCheapest(shape, kGradientCosts)
-                                           : ChoosePingPong(shape);
+                                           : ChooseCheapest(shape, kManyRowsCosts);
 }
 
 int64_t FusedRowStep(const FusedShape& shape) {
   const FusedChoice choice = ChooseFused(shape);
   if (choice.tile == FusedTile::k64PingPong) return TileRows(choice.tile);
-  if (shape.num_rows > ClusterRows(FusedTile::k64Pair) && shape.num_rows <= kSwappedRowsMax) {
-    return shape.num_rows <= kFewRowsMax ? kFineStep : kCoarseStep;
+  if (choice.tile == FusedTile::k64Pair || choice.tile == FusedTile::k256Cooperative) {
+    return ClusterRows(choice.tile);
   }
-  return ClusterRows(choice.tile);
+  return shape.num_rows <= kFewRowsMax ? kFineStep : kCoarseStep;
 }
 
 int64_t RowStepFor(FusedArch arch, const FusedShape& shape) {

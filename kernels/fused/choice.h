@@ -13,12 +13,13 @@ enum class FusedArch : int32_t {
 
 /// Block tiles that the kernels are built for: rows x 192 columns. On one GPU all give
 /// bit-identical results. In swapped tiles the weight is the tensor cores' operand A, so their
-/// number of rows need not be a multiple of 64. Except for k64PingPong and the kMma tiles, tiles
-/// come in pairs that share each weight tile.
+/// number of rows need not be a multiple of 64. Except for k64PingPong, k128Columns and the kMma
+/// tiles, tiles come in pairs that share each weight tile.
 enum class FusedTile : int32_t {
   k64PingPong,      ///< For up to 64 rows; takes as long as reading the weight.
   k64Pair,          ///< For up to 128 rows.
   k128PingPong,     ///< The epilogue of one tile overlaps the products of the next.
+  k128Columns,      ///< As k128PingPong, but a pair shares the hidden rows of two column tiles.
   k256Cooperative,  ///< Has the least operand traffic, but its epilogue overlaps nothing.
   kSwapped80,       ///< Swapped tiles are for numbers of rows that leave few of their rows empty.
   kSwapped96,
@@ -47,6 +48,7 @@ constexpr int64_t TileRows(FusedTile tile) {
     case FusedTile::kMma64:
       return 64;
     case FusedTile::k128PingPong:
+    case FusedTile::k128Columns:
     case FusedTile::kMma128:
       return 128;
     case FusedTile::k256Cooperative:
@@ -67,14 +69,18 @@ constexpr bool IsMma(FusedTile tile) { return tile >= FusedTile::kMma64; }
 /// Returns true if the weight is operand A.
 constexpr bool IsSwapped(FusedTile tile) { return tile >= FusedTile::kSwapped80 && !IsMma(tile); }
 
-/// Returns the number of blocks of a cluster, which are adjacent along the rows.
-constexpr int64_t ClusterBlocks(FusedTile tile) {
-  return tile == FusedTile::k64PingPong || IsMma(tile) ? 1 : 2;
+/// Returns the number of column tiles that one cluster processes.
+constexpr int64_t ClusterColumnTiles(FusedTile tile) {
+  return tile == FusedTile::k128Columns ? 2 : 1;
 }
 
 /// Returns the number of rows that one cluster processes. A partly filled cluster takes as long as
 /// a full one.
-constexpr int64_t ClusterRows(FusedTile tile) { return TileRows(tile) * ClusterBlocks(tile); }
+constexpr int64_t ClusterRows(FusedTile tile) {
+  const bool is_pair_of_rows =
+      tile != FusedTile::k64PingPong && tile != FusedTile::k128Columns && !IsMma(tile);
+  return TileRows(tile) * (is_pair_of_rows ? 2 : 1);
+}
 
 /// Size of the product that a launch computes.
 struct FusedShape {
@@ -94,11 +100,11 @@ FusedChoice ChooseMma(int64_t num_rows);
 FusedChoice ChooseFor(FusedArch arch, const FusedShape& shape);
 
 /// Returns the fastest choice on Hopper for a launch that caches exponentials, whose instances
-/// exist for k128PingPong, kSwapped80 and kSwapped96.
+/// exist for k128PingPong, k128Columns, kSwapped80 and kSwapped96.
 FusedChoice ChooseCaching(const FusedShape& shape);
 
 /// Returns the fastest choice for gradients, whose instances exist for k64Pair, k128PingPong,
-/// kSwapped80 and kSwapped96.
+/// k128Columns, kSwapped80 and kSwapped96.
 FusedChoice ChooseGradient(const FusedShape& shape);
 
 /// Returns the number of rows whose multiples are efficient batch sizes near `shape` on Hopper:

@@ -61,6 +61,7 @@ constexpr NamedTile kHopperTiles[] = {
     {kernels::FusedTile::k64PingPong, "the fused kernel with 64 rows"},
     {kernels::FusedTile::k64Pair, "the fused kernel with pairs of 64 rows"},
     {kernels::FusedTile::k128PingPong, "the fused kernel with pairs of 128 rows"},
+    {kernels::FusedTile::k128Columns, "the fused kernel with 128 rows and pairs of column tiles"},
     {kernels::FusedTile::k256Cooperative, "the fused kernel with pairs of 256 rows"},
     {kernels::FusedTile::kSwapped80, "the fused kernel with swapped tiles of 80 rows"},
     {kernels::FusedTile::kSwapped96, "the fused kernel with swapped tiles of 96 rows"},

@@ -235,6 +235,7 @@ absl::Status MeasureChoicesForManyRows(const Flags& flags, Stopwatch& watch) {
   const std::map<std::string, kernels::FusedChoice> choices = {
       {"128 rows 4", {FusedTile::k128PingPong, kRows, 4}},
       {"128 rows 8", {FusedTile::k128PingPong, kRows, 8}},
+      {"128 columns 4", {FusedTile::k128Columns, kVocab, 4}},
       {"128 vocabulary 2", {FusedTile::k128PingPong, kVocab, 2}},
       {"128 vocabulary 4", {FusedTile::k128PingPong, kVocab, 4}},
       {"128 vocabulary 8", {FusedTile::k128PingPong, kVocab, 8}},
@@ -290,6 +291,7 @@ absl::Status MeasureChoices(const Flags& flags, Stopwatch& watch, std::vector<Be
       {"64", {FusedTile::k64PingPong, FusedRaster::kAlongRows, 1}},
       {"64x2", {FusedTile::k64Pair, FusedRaster::kAlongRows, 1}},
       {"128", {FusedTile::k128PingPong, FusedRaster::kAlongRows, 1}},
+      {"128c", {FusedTile::k128Columns, FusedRaster::kAlongRows, 2}},
       {"s80", {FusedTile::kSwapped80, FusedRaster::kAlongRows, 1}},
       {"s96", {FusedTile::kSwapped96, FusedRaster::kAlongRows, 1}},
       {"s112", {FusedTile::kSwapped112, FusedRaster::kAlongRows, 1}},

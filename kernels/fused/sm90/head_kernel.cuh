@@ -34,12 +34,13 @@ struct HeadKernel {
   static constexpr bool kSwapped = IsSwapped(kTile);
   using Rows = cute::Int<TileRows(kTile)>;
   using Columns = cute::Int<kTileColumns>;
-  using Blocks = cute::Int<ClusterBlocks(kTile)>;
+  using RowBlocks = cute::Int<ClusterRows(kTile) / TileRows(kTile)>;
+  using ColumnBlocks = cute::Int<ClusterColumnTiles(kTile)>;
   using BlockShape =
       cute::conditional_t<kSwapped, cute::Shape<Columns, Rows, cute::Int<kSplitAlignment>>,
                           cute::Shape<Rows, Columns, cute::Int<kSplitAlignment>>>;
-  using ClusterShape = cute::conditional_t<kSwapped, cute::Shape<cute::_1, Blocks, cute::_1>,
-                                           cute::Shape<Blocks, cute::_1, cute::_1>>;
+  using ClusterShape = cute::conditional_t<kSwapped, cute::Shape<ColumnBlocks, RowBlocks, cute::_1>,
+                                           cute::Shape<RowBlocks, ColumnBlocks, cute::_1>>;
   using Schedule = cute::conditional_t<kTile == FusedTile::k256Cooperative,
                                        cutlass::gemm::KernelTmaWarpSpecializedCooperative,
                                        cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
@@ -64,7 +65,7 @@ struct HeadKernel {
   using Mainloop = typename MainloopOf<kSwapped, Collective>::Type;
   using Kernel =
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int32_t, int32_t, int32_t, int32_t>,
-                                           Mainloop, Epilogue, RowSchedulerTag>;
+                                           Mainloop, Epilogue, RowSchedulerTag<kSwapped ? 1 : 0>>;
 };
 
 /// Enqueues the products of the operands in `params`, which must have been checked. The epilogue
@@ -137,8 +138,8 @@ cudaError_t LaunchHeadKernel(const FusedPartialsParams& params, const FusedChoic
   cudaLaunchAttribute attributes[] = {{}, OverlapAttribute()};
   cudaLaunchAttribute& cluster = attributes[0];
   cluster.id = cudaLaunchAttributeClusterDimension;
-  constexpr auto kBlocks = static_cast<unsigned>(ClusterBlocks(kTile));
-  cluster.val.clusterDim = {Instance::kSwapped ? 1 : kBlocks, Instance::kSwapped ? kBlocks : 1, 1};
+  using ClusterShape = typename Instance::ClusterShape;
+  cluster.val.clusterDim = {cute::size<0>(ClusterShape{}), cute::size<1>(ClusterShape{}), 1};
   cudaLaunchConfig_t config{};
   config.gridDim = Kernel::get_grid_shape(kernel_params);
   config.blockDim = Kernel::get_block_shape();

@@ -6,7 +6,7 @@
 //           the hidden rows and passes cache hints (head_loads.cuh).
 // Work      One elected thread of the producer warp issues the TMA loads.
 // Traffic   Each step of 64 along K reads 128 bytes per row and per column of the block tile;
-//           blocks of a cluster share one load of the weight.
+//           blocks of a cluster share one load of the weight, or one of the hidden rows.
 // Source    Our own, derived from CUTLASS's warp-specialised TMA mainloop.
 
 #include <cstdint>
@@ -30,8 +30,11 @@ struct HeadMainloop : HeadLoads<Base, 0> {
   using typename Base::TensorStorage;
   using ClusterShape = typename Base::DispatchPolicy::ClusterShape;
 
-  static_assert(cute::size<1>(ClusterShape{}) == 1, "hidden rows are not multicast");
-  static_assert(cute::is_same_v<GmemTiledCopyA, cute::SM90_TMA_LOAD>);
+  static constexpr bool kSharesHidden =
+      cute::is_same_v<GmemTiledCopyA, cute::SM90_TMA_LOAD_MULTICAST>;
+  static constexpr bool kSharesWeight =
+      cute::is_same_v<GmemTiledCopyB, cute::SM90_TMA_LOAD_MULTICAST>;
+  static_assert(!kSharesHidden || !kSharesWeight, "a cluster has one row or one column of blocks");
 
   using typename Loads::Arguments;
   using typename Loads::Params;
@@ -59,16 +62,17 @@ struct HeadMainloop : HeadLoads<Base, 0> {
     Tensor hidden_stages = make_tensor(make_smem_ptr(storage.smem_A.data()), SmemLayoutA{});
     Tensor weight_stages = make_tensor(make_smem_ptr(storage.smem_B.data()), SmemLayoutB{});
     auto [row_tile, column_tile, unused_k, batch] = coordinate;
-    auto hidden_copy = params.tma_load_a.get_slice(0);
-    auto weight_copy = params.tma_load_b.get_slice(block_rank);
+    auto hidden_copy = params.tma_load_a.get_slice(kSharesHidden ? block_rank : 0);
+    auto weight_copy = params.tma_load_b.get_slice(kSharesWeight ? block_rank : 0);
     const int32_t readable_tile = Loads::ReadableTile(params, row_tile);
     Tensor hidden_from = hidden_copy.partition_S(get<0>(inputs)(_, _, readable_tile, _, batch));
     Tensor hidden_to = hidden_copy.partition_D(hidden_stages);
     Tensor weight_from = weight_copy.partition_S(get<1>(inputs)(_, _, column_tile, _, batch));
     Tensor weight_to = weight_copy.partition_D(weight_stages);
-    constexpr bool kMulticasts = is_same_v<GmemTiledCopyB, SM90_TMA_LOAD_MULTICAST>;
-    constexpr auto kAllBlocks = static_cast<uint16_t>(
-        kMulticasts ? (1U << static_cast<unsigned>(size<0>(ClusterShape{}))) - 1U : 0U);
+    constexpr auto kAllBlocks =
+        static_cast<uint16_t>((1U << static_cast<unsigned>(size(ClusterShape{}))) - 1U);
+    constexpr uint16_t kHiddenTo = kSharesHidden ? kAllBlocks : 0;
+    constexpr uint16_t kWeightTo = kSharesWeight ? kAllBlocks : 0;
 
     int32_t weight_step = 0;
     CUTLASS_PRAGMA_NO_UNROLL
@@ -76,9 +80,9 @@ struct HeadMainloop : HeadLoads<Base, 0> {
       pipeline.producer_acquire(write);
       BarrierType* const barrier = pipeline.producer_get_barrier(write);
       const int stage = write.index();
-      copy(params.tma_load_a.with(*barrier, 0, params.hidden_hint), hidden_from(_, _, _, *step),
-           hidden_to(_, _, _, stage));
-      copy(params.tma_load_b.with(*barrier, kAllBlocks, params.weight_hint),
+      copy(params.tma_load_a.with(*barrier, kHiddenTo, params.hidden_hint),
+           hidden_from(_, _, _, *step), hidden_to(_, _, _, stage));
+      copy(params.tma_load_b.with(*barrier, kWeightTo, params.weight_hint),
            weight_from(_, _, _, weight_step), weight_to(_, _, _, stage));
       if (++weight_step == params.weight_steps) weight_step = 0;
     }

@@ -21,9 +21,9 @@
 
 namespace logprobd::kernels::internal {
 
-/// A CUTLASS tile scheduler whose clusters extend along the rows. Rows are CUTLASS's M, or its N if
-/// clusters extend along N (swapped tiles).
-template <class TileShape, class ClusterShape>
+/// A CUTLASS tile scheduler whose clusters extend along the rows or along the columns. Rows are
+/// CUTLASS's mode `kRowMode`: 0 for M, 1 for N.
+template <int kRowMode, class TileShape, class ClusterShape>
 class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
   using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
 
@@ -36,7 +36,7 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   struct Params : Base::Params {
     const int64_t* num_rows = nullptr;
     uint32_t row_clusters = 0;  ///< Of the problem's rows.
-    uint32_t column_tiles = 0;
+    uint32_t column_clusters = 0;
     uint32_t group_lines_max = 1;  ///< Largest number of lines that are processed together.
   };
 
@@ -51,8 +51,9 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
         problem, tile, cluster, hardware, arguments, workspace, epilogue_parts, step_alignment);
     params.num_rows = arguments.num_rows;
     params.row_clusters = ClustersOf(static_cast<uint32_t>(cute::get<kRowMode>(problem)));
-    params.column_tiles =
-        (static_cast<uint32_t>(cute::get<1 - kRowMode>(problem)) + kColumns - 1) / kColumns;
+    params.column_clusters =
+        (static_cast<uint32_t>(cute::get<1 - kRowMode>(problem)) + kClusterColumns - 1) /
+        kClusterColumns;
     params.group_lines_max = static_cast<uint32_t>(arguments.max_swizzle_size);
     return params;
   }
@@ -78,7 +79,7 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
     const uint32_t row_clusters = params_.num_rows == nullptr
                                       ? params_.row_clusters
                                       : ClustersOf(static_cast<uint32_t>(*params_.num_rows));
-    const uint32_t columns = params_.column_tiles;
+    const uint32_t columns = params_.column_clusters;
     const uint32_t cluster = block_ / kClusterBlocks;
     if (cluster >= row_clusters * columns) return WorkTileInfo::invalid_work_tile();
     const TilePosition tile =
@@ -86,10 +87,13 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
                          IsAlongRows() ? row_clusters : columns, params_.group_lines_max});
     const uint32_t row_cluster = IsAlongRows() ? tile.in_line : tile.line;
     const uint32_t column = IsAlongRows() ? tile.line : tile.in_line;
+    const uint32_t rank = block_ % kClusterBlocks;
     const auto row_block =
-        static_cast<int32_t>(row_cluster * kClusterBlocks + block_ % kClusterBlocks);
-    const auto column_tile = static_cast<int32_t>(column);
-    return {kRowsAreN ? column_tile : row_block, kRowsAreN ? row_block : column_tile, 0, true};
+        static_cast<int32_t>(row_cluster * kRowBlocks + (kRowBlocks > 1 ? rank : 0));
+    const auto column_tile =
+        static_cast<int32_t>(column * kColumnBlocks + (kColumnBlocks > 1 ? rank : 0));
+    return {kRowMode == 1 ? column_tile : row_block, kRowMode == 1 ? row_block : column_tile, 0,
+            true};
   }
 
   /// This function is deleted because the base's version reads members that only the base's
@@ -106,12 +110,12 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
   }
 
  private:
-  static constexpr bool kRowsAreN = cute::size<1>(ClusterShape{}) > 1;
-  static constexpr int kRowMode = kRowsAreN ? 1 : 0;
-  static constexpr uint32_t kClusterBlocks = cute::size<kRowMode>(ClusterShape{});
-  static constexpr uint32_t kClusterRows = cute::size<kRowMode>(TileShape{}) * kClusterBlocks;
-  static constexpr uint32_t kColumns = cute::size<1 - kRowMode>(TileShape{});
-  static_assert(cute::size(ClusterShape{}) == kClusterBlocks);
+  static constexpr uint32_t kRowBlocks = cute::size<kRowMode>(ClusterShape{});
+  static constexpr uint32_t kColumnBlocks = cute::size<1 - kRowMode>(ClusterShape{});
+  static constexpr uint32_t kClusterBlocks = cute::size(ClusterShape{});
+  static constexpr uint32_t kClusterRows = cute::size<kRowMode>(TileShape{}) * kRowBlocks;
+  static constexpr uint32_t kClusterColumns = cute::size<1 - kRowMode>(TileShape{}) * kColumnBlocks;
+  static_assert(kRowBlocks == 1 || kColumnBlocks == 1);
 
   /// Returns the number of clusters that process `num_rows` rows.
   CUTLASS_HOST_DEVICE static uint32_t ClustersOf(uint32_t num_rows) {
@@ -120,7 +124,7 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 
   CUTLASS_DEVICE bool IsAlongRows() const {
     return params_.raster_order_ ==
-           (kRowsAreN ? Base::RasterOrder::AlongN : Base::RasterOrder::AlongM);
+           (kRowMode == 1 ? Base::RasterOrder::AlongN : Base::RasterOrder::AlongM);
   }
 
   const Params& params_;
@@ -129,16 +133,17 @@ class RowScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedul
 };
 
 /// Tag by which CUTLASS's TileSchedulerSelector finds RowScheduler.
+template <int kRowMode>
 struct RowSchedulerTag {};
 
 }  // namespace logprobd::kernels::internal
 
 namespace cutlass::gemm::kernel::detail {
 
-template <class TileShape, class ClusterShape, uint32_t kStages>
-struct TileSchedulerSelector<logprobd::kernels::internal::RowSchedulerTag, arch::Sm90, TileShape,
-                             ClusterShape, kStages> {
-  using Scheduler = logprobd::kernels::internal::RowScheduler<TileShape, ClusterShape>;
+template <int kRowMode, class TileShape, class ClusterShape, uint32_t kStages>
+struct TileSchedulerSelector<logprobd::kernels::internal::RowSchedulerTag<kRowMode>, arch::Sm90,
+                             TileShape, ClusterShape, kStages> {
+  using Scheduler = logprobd::kernels::internal::RowScheduler<kRowMode, TileShape, ClusterShape>;
 };
 
 }  // namespace cutlass::gemm::kernel::detail

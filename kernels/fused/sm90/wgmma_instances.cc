@@ -26,6 +26,8 @@ cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choic
     switch (choice.tile) {
       case FusedTile::k128PingPong:
         return LaunchOf<FusedTile::k128PingPong, kDtype, true>(params, choice, stream);
+      case FusedTile::k128Columns:
+        return LaunchOf<FusedTile::k128Columns, kDtype, true>(params, choice, stream);
       case FusedTile::kSwapped80:
         return LaunchOf<FusedTile::kSwapped80, kDtype, true>(params, choice, stream);
       case FusedTile::kSwapped96:
@@ -41,6 +43,8 @@ cudaError_t LaunchOf(const FusedPartialsParams& params, const FusedChoice& choic
       return LaunchOf<FusedTile::k64Pair, kDtype>(params, choice, stream);
     case FusedTile::k128PingPong:
       return LaunchOf<FusedTile::k128PingPong, kDtype>(params, choice, stream);
+    case FusedTile::k128Columns:
+      return LaunchOf<FusedTile::k128Columns, kDtype>(params, choice, stream);
     case FusedTile::k256Cooperative:
       return LaunchOf<FusedTile::k256Cooperative, kDtype>(params, choice, stream);
     case FusedTile::kSwapped80:
@@ -88,6 +92,8 @@ cudaError_t LaunchWgmmaGradient(const FusedGradientParams& params, const FusedCh
       return LaunchOf<FusedTile::k64Pair>(params, choice, stream);
     case FusedTile::k128PingPong:
       return LaunchOf<FusedTile::k128PingPong>(params, choice, stream);
+    case FusedTile::k128Columns:
+      return LaunchOf<FusedTile::k128Columns>(params, choice, stream);
     case FusedTile::kSwapped80:
       return LaunchOf<FusedTile::kSwapped80>(params, choice, stream);
     case FusedTile::kSwapped96:

@@ -37,14 +37,35 @@ TEST(FusedChoiceTest, TheTileLeavesFewRowsEmpty) {
   EXPECT_EQ(Choose(256, 4'096).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(448, 4'096).tile, FusedTile::kSwapped112);
   EXPECT_EQ(Choose(1'040, 4'096).tile, FusedTile::kSwapped112);
-  EXPECT_EQ(Choose(2'100, 5'376).tile, FusedTile::kSwapped96);
-  for (const int64_t depth : {2'048, 4'096, 8'192}) {
-    for (int64_t rows = 129; rows <= 4'608; rows += 13) {
+  EXPECT_EQ(Choose(2'100, 5'376).tile, FusedTile::k128Columns);
+  for (const int64_t depth : {896, 1'024, 2'048, 4'096, 4'544}) {
+    for (int64_t rows = 129; rows <= 9'000; rows += 13) {
       const int64_t cluster_rows = ClusterRows(Choose(rows, depth).tile);
       const int64_t computed = (rows + cluster_rows - 1) / cluster_rows * cluster_rows;
-      EXPECT_LE(computed - rows, std::max<int64_t>(64, rows / 6)) << rows << " rows of " << depth;
+      EXPECT_LT(computed - rows, std::min<int64_t>(128, rows / 2)) << rows << " rows of " << depth;
     }
   }
+}
+
+// Regression: pairs along the rows computed 768 rows for 640, which took 1.15 times as long.
+TEST(FusedChoiceTest, AnOddNumberOfBlocksOf128RowsUsesPairsOfColumnTiles) {
+  for (const int64_t rows : {384, 640, 1'300, 2'077, 4'872, 8'320}) {
+    EXPECT_EQ(Choose(rows, 896).tile, FusedTile::k128Columns) << rows << " rows";
+  }
+  EXPECT_EQ(Choose(640, 1'024).swizzle, 4);
+  EXPECT_EQ(Choose(640, 2'048).swizzle, 2);
+  EXPECT_EQ(Choose(8'320, 4'096).raster, FusedRaster::kAlongVocab);
+  EXPECT_EQ(Choose(8'320, 4'096).swizzle, 16);
+}
+
+// Regression: 256 rows of a vocabulary of 32,000 took 1.2 times as long in blocks of 128 rows,
+// whose last epilogue is longer.
+TEST(FusedChoiceTest, FewTilesUseBlocksWithAShortEpilogue) {
+  const auto tile = [](int64_t rows) {
+    return ChooseFused({.num_rows = rows, .num_tiles = 167, .depth = 1'024}).tile;
+  };
+  for (const int64_t rows : {200, 256, 384, 512}) EXPECT_EQ(tile(rows), FusedTile::k64Pair);
+  EXPECT_EQ(tile(2'048), FusedTile::k128PingPong);
 }
 
 // Regression: blocks of 128 rows took twice as long for one tile of a thousand rows.
@@ -90,7 +111,8 @@ TEST(FusedChoiceTest, GradientsUseTilesThatLeaveFewRowsEmpty) {
   };
   for (const int64_t rows : {1, 64, 128}) EXPECT_EQ(tile(rows), FusedTile::k64Pair);
   for (const int64_t rows : {129, 160, 307, 320}) EXPECT_EQ(tile(rows), FusedTile::kSwapped80);
-  for (const int64_t rows : {192, 384, 520}) EXPECT_EQ(tile(rows), FusedTile::kSwapped96);
+  for (const int64_t rows : {192, 520}) EXPECT_EQ(tile(rows), FusedTile::kSwapped96);
+  EXPECT_EQ(tile(384), FusedTile::k128Columns);
   for (const int64_t rows : {256, 512, 1'024, 8'192}) {
     EXPECT_EQ(tile(rows), FusedTile::k128PingPong);
   }
@@ -102,8 +124,8 @@ TEST(FusedChoiceTest, HiddenRowsBeyondTheCacheAreNotReadForEachColumnTile) {
   EXPECT_EQ(Choose(4'096, 8'192).tile, FusedTile::k256Cooperative);
   EXPECT_EQ(Choose(4'096, 4'096).tile, FusedTile::k128PingPong);
   EXPECT_EQ(Choose(3'072, 4'096).tile, FusedTile::k128PingPong);
-  EXPECT_EQ(Choose(4'200, 5'376).tile, FusedTile::k128PingPong);
-  EXPECT_EQ(Choose(2'100, 8'192).tile, FusedTile::kSwapped96);
+  EXPECT_EQ(Choose(4'200, 5'376).tile, FusedTile::k128Columns);
+  EXPECT_EQ(Choose(2'100, 8'192).tile, FusedTile::k128Columns);
 }
 
 // A gradient is written for every logit, which takes longer from swapped tiles.
@@ -111,7 +133,7 @@ TEST(FusedChoiceTest, ShallowProductsOfGradientsUseNoSwappedTiles) {
   for (const int64_t rows : {130, 300, 520, 1'040, 1'300, 2'100}) {
     const FusedTile tile =
         ChooseGradient({.num_rows = rows, .num_tiles = kManyTiles, .depth = 896}).tile;
-    EXPECT_TRUE(tile == FusedTile::k64Pair || tile == FusedTile::k128PingPong) << rows << " rows";
+    EXPECT_FALSE(IsSwapped(tile)) << rows << " rows";
   }
 }
 
@@ -150,8 +172,8 @@ TEST(FusedChoiceTest, TheRowStepFollowsTheTilesThatLeaveFewRowsEmpty) {
   EXPECT_EQ(step(100, 4'096), 128);
   EXPECT_EQ(step(300, 4'096), 64);
   EXPECT_EQ(step(1'024, 896), 64);
-  EXPECT_EQ(step(4'000, 4'096), 256);
-  EXPECT_EQ(step(8'192, 896), 256);
+  EXPECT_EQ(step(4'000, 4'096), 128);
+  EXPECT_EQ(step(8'192, 896), 128);
   EXPECT_EQ(step(8'192, 7'168), 512);
 }
 

@@ -95,9 +95,10 @@ void FusedTest::SetUp() {
 std::vector<FusedTile> TilesToTest() {
   std::vector<FusedTile> tiles = {FusedTile::kMma64, FusedTile::kMma128};
   if (kernels::FusedArchOfCurrentDevice() == kernels::FusedArch::kSm90) {
-    tiles.insert(tiles.end(), {FusedTile::k64PingPong, FusedTile::k64Pair, FusedTile::k128PingPong,
-                               FusedTile::k256Cooperative, FusedTile::kSwapped80,
-                               FusedTile::kSwapped96, FusedTile::kSwapped112});
+    tiles.insert(tiles.end(),
+                 {FusedTile::k64PingPong, FusedTile::k64Pair, FusedTile::k128PingPong,
+                  FusedTile::k128Columns, FusedTile::k256Cooperative, FusedTile::kSwapped80,
+                  FusedTile::kSwapped96, FusedTile::kSwapped112});
   }
   return tiles;
 }
@@ -105,8 +106,8 @@ std::vector<FusedTile> TilesToTest() {
 std::vector<FusedTile> CachingTilesToTest() {
   std::vector<FusedTile> tiles = {FusedTile::kMma128};
   if (kernels::FusedArchOfCurrentDevice() == kernels::FusedArch::kSm90) {
-    tiles.insert(tiles.end(),
-                 {FusedTile::k128PingPong, FusedTile::kSwapped80, FusedTile::kSwapped96});
+    tiles.insert(tiles.end(), {FusedTile::k128PingPong, FusedTile::k128Columns,
+                               FusedTile::kSwapped80, FusedTile::kSwapped96});
   }
   return tiles;
 }
