@@ -50,7 +50,9 @@ def records_of(bench: str, folder: pathlib.Path) -> list[dict]:
     return json.loads(results.read_text())
 
 
-@pytest.mark.parametrize(("bench", "records"), [("dtypes", 7), ("divergence", 9), ("transforms", 14)])
+@pytest.mark.parametrize(
+    ("bench", "records"), [("dtypes", 7), ("divergence", 9), ("transforms", 14)]
+)
 def test_every_contender_with_a_target_has_a_record(bench, records, tmp_path):
     assert len(records_of(bench, tmp_path)) == records
 
