@@ -32,7 +32,7 @@ constexpr int64_t kPairsAtOnce = 66;
 /// Time of a row of a block tile: `rate` per unit of depth plus `overhead`, in units of the time
 /// that k128PingPong takes per row and unit of depth; `last` is added once per launch, because the
 /// epilogue of a block's last tile overlaps nothing. Fitted to times of an H200
-/// (tests/bench/CHOICES.md). Of equal tiles the first one is faster where a launch has few rows.
+/// (tests/bench/FUSED.md). Of equal tiles the first one is faster where a launch has few rows.
 struct TileCost {
   FusedTile tile;
   double rate;
