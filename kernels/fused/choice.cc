@@ -20,7 +20,8 @@ constexpr int64_t kFewRowsMax = 1'024;
 /// empty rows of other tiles weigh less than the hidden rows that swapped tiles read again.
 constexpr int64_t kSwappedRowsMax = 4'608;
 
-/// Row steps up to kFewRowsMax and above, whose multiples leave few rows of the last cluster empty.
+/// Row steps up to kFewRowsMax and beyond, whose multiples leave few rows of the last cluster
+/// empty.
 constexpr int64_t kFineStep = 64;
 constexpr int64_t kCoarseStep = 128;
 
@@ -31,8 +32,9 @@ constexpr int64_t kPairsAtOnce = 66;
 
 /// Time of a row of a block tile: `rate` per unit of depth plus `overhead`, in units of the time
 /// that k128PingPong takes per row and unit of depth; `last` is added once per launch, because the
-/// epilogue of a block's last tile overlaps nothing. Fitted to times of an H200
-/// (tests/bench/FUSED.md). Of equal tiles the first one is faster where a launch has few rows.
+/// epilogue of a block's last tile overlaps nothing; gradients fit better without it. Fitted to
+/// times of an H200 (tests/bench/FUSED.md). Of equal tiles the first one is faster where a launch
+/// has few rows.
 struct TileCost {
   FusedTile tile;
   double rate;
@@ -163,10 +165,11 @@ FusedChoice ChooseGradient(const FusedShape& shape) {
 int64_t FusedRowStep(const FusedShape& shape) {
   const FusedChoice choice = ChooseFused(shape);
   if (choice.tile == FusedTile::k64PingPong) return TileRows(choice.tile);
-  if (choice.tile == FusedTile::k64Pair || choice.tile == FusedTile::k256Cooperative) {
-    return ClusterRows(choice.tile);
-  }
-  return shape.num_rows <= kFewRowsMax ? kFineStep : kCoarseStep;
+  if (shape.num_rows <= ClusterRows(FusedTile::k64Pair)) return ClusterRows(FusedTile::k64Pair);
+  if (shape.num_rows <= kFewRowsMax) return kFineStep;
+  const bool cooperates =
+      choice.tile == FusedTile::k256Cooperative && shape.num_rows > kSwappedRowsMax;
+  return cooperates ? ClusterRows(choice.tile) : kCoarseStep;
 }
 
 int64_t RowStepFor(FusedArch arch, const FusedShape& shape) {

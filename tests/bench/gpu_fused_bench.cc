@@ -235,7 +235,7 @@ absl::Status MeasureChoicesForManyRows(const Flags& flags, Stopwatch& watch) {
   const std::map<std::string, kernels::FusedChoice> choices = {
       {"128 rows 4", {FusedTile::k128PingPong, kRows, 4}},
       {"128 rows 8", {FusedTile::k128PingPong, kRows, 8}},
-      {"128 columns 4", {FusedTile::k128Columns, kVocab, 4}},
+      {"128 columns vocabulary 16", {FusedTile::k128Columns, kVocab, 16}},
       {"128 vocabulary 2", {FusedTile::k128PingPong, kVocab, 2}},
       {"128 vocabulary 4", {FusedTile::k128PingPong, kVocab, 4}},
       {"128 vocabulary 8", {FusedTile::k128PingPong, kVocab, 8}},

@@ -172,6 +172,7 @@ TEST(FusedChoiceTest, TheRowStepFollowsTheTilesThatLeaveFewRowsEmpty) {
   EXPECT_EQ(step(100, 4'096), 128);
   EXPECT_EQ(step(300, 4'096), 64);
   EXPECT_EQ(step(1'024, 896), 64);
+  for (const int64_t rows : {2'048, 2'100, 2'503}) EXPECT_EQ(step(rows, 5'376), 128);
   EXPECT_EQ(step(4'000, 4'096), 128);
   EXPECT_EQ(step(8'192, 896), 128);
   EXPECT_EQ(step(8'192, 7'168), 512);
