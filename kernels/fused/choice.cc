@@ -45,7 +45,7 @@ constexpr TileCost kPartialsCosts[] = {
     {FusedTile::k64Pair, 1.05, 110, 1'800},    {FusedTile::k128PingPong, 1.0, 0, 1'800},
     {FusedTile::k128Columns, 1.0, 0, 1'800},   {FusedTile::kSwapped80, 0.91, 435, 1'800},
     {FusedTile::kSwapped96, 0.92, 400, 1'800}, {FusedTile::kSwapped112, 0.915, 283, 1'800}};
-/// Of more than kFewRowsMax rows and at least kCooperativeDepthMin.
+/// The cost for more than kFewRowsMax rows and a depth of at least kCooperativeDepthMin.
 constexpr TileCost kCooperativeCost = {FusedTile::k256Cooperative, 0.955, 165, 1'800};
 constexpr TileCost kCachingCosts[] = {{FusedTile::k128PingPong, 1.0, 0, 1'800},
                                       {FusedTile::k128Columns, 1.0, 0, 1'800},
@@ -56,7 +56,7 @@ constexpr TileCost kGradientCosts[] = {{FusedTile::k64Pair, 1.12, 0, 0},
                                        {FusedTile::k128Columns, 1.0, 0, 0},
                                        {FusedTile::kSwapped80, 0.91, 1'000, 0},
                                        {FusedTile::kSwapped96, 0.905, 600, 0}};
-/// Of more than kSwappedRowsMax rows.
+/// The costs for more than kSwappedRowsMax rows.
 constexpr TileCost kManyRowsCosts[] = {{FusedTile::k128PingPong, 1.0, 0, 0},
                                        {FusedTile::k128Columns, 1.0, 0, 0}};
 

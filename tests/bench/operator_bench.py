@@ -134,6 +134,11 @@ def mean_loss_in_double(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple
     return (-in_double(hidden, weight, target)[0].mean(),)
 
 
+def forward_of(scores: Callable[..., tuple[Tensor, ...]], given: Inputs) -> None:
+    with torch.no_grad():
+        scores(given.hidden, given.weight, given.target)
+
+
 def trained(scores: Callable, given: Inputs) -> None:
     """Runs forward and backward, with a gradient for each token unless the score is one loss."""
     given.hidden.grad = given.weight.grad = None

@@ -26,6 +26,7 @@ from logprobd_ops.compat.liger import liger_fused_linear_cross_entropy
 from operator_bench import (
     GEMMS,
     Inputs,
+    forward_of,
     inputs_of,
     records_with_targets,
     three_gemms,
@@ -60,11 +61,6 @@ def under_autocast(
 def liger_mean_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
     loss = liger_fused_linear_cross_entropy(hidden, weight, target)
     return (loss if isinstance(loss, Tensor) else loss.loss,)
-
-
-def forward_of(scores: Callable[..., tuple[Tensor, ...]], given: Inputs) -> None:
-    with torch.no_grad():
-        scores(given.hidden, given.weight, given.target)
 
 
 def in_dtypes(given: Inputs, hidden: torch.dtype, weight: torch.dtype) -> Inputs:

@@ -17,33 +17,33 @@ import functools
 import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 
 import bench_records
 import operator_bench  # finds the packages below
 import torch
 from e2e.fixture import say
 from logprobd_ops import linear_cross_entropy, linear_logprob
-from operator_bench import GEMMS, Inputs, inputs_of, three_gemms, timed_rounds, trained, warmed_up
+from operator_bench import (
+    GEMMS,
+    forward_of,
+    inputs_of,
+    three_gemms,
+    timed_rounds,
+    trained,
+    warmed_up,
+)
 from torch import Tensor
 
 PLAIN = "plain"
-# Those of Gemma 2 (2B and 9B) and Gemma 3n, and small heads.
+# The heads of Gemma 2 (2B and 9B) and Gemma 3n, and small heads.
 HEADS = "2304x256000:4096,3584x256000:4096,2048x262144:1024,1024x151936:1024,1024x151936:8192,896x151936:263"
 BACKWARD_SHARE = 0.08  # what a transform may add to the backward, of the time of three GEMMs
-
-Scores = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def forward_limit(hidden: int) -> float:
     """Returns the largest allowed ratio of the time of a forward to that of the plain one."""
     limits = {3584: 1.03, 2304: 1.05, 2048: 1.06}
     return next((limit for depth, limit in limits.items() if hidden >= depth), 1.15)
-
-
-def forward(scores: Scores, given: Inputs) -> None:
-    with torch.no_grad():
-        scores(given.hidden, given.weight, given.target)
 
 
 def scored(options: dict, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -67,7 +67,7 @@ def measure(args: Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
         "soft cap of 30 and bias": {"softcap": 30.0, "bias": bias},
     }
     modes = {
-        "forward": (scored, forward),
+        "forward": (scored, forward_of),
         "forward and backward": (scored, trained),
         "forward and backward of the mean loss": (mean_loss, trained),
     }
@@ -82,21 +82,18 @@ def measure(args: Namespace, rows: int, hidden: int, vocab: int) -> list[dict]:
         for call in calls.values():
             warmed_up(call)
         milliseconds = timed_rounds(calls, args.device, args.rounds)
+        baselines = {name: PLAIN for name in transforms if name != PLAIN}
         limit = forward_limit(hidden)
         if run is trained:
+            baselines = {PLAIN: GEMMS} | baselines
             of = {name: statistics.median(figures) for name, figures in milliseconds.items()}
             limit = 1 + BACKWARD_SHARE * of[GEMMS] / of[PLAIN]
-        for name, figures in milliseconds.items():
-            if name == GEMMS:
-                continue
-            baseline = GEMMS if name == PLAIN and run is trained else PLAIN
-            if name == baseline:
-                continue
+        for name, baseline in baselines.items():
             records.append(
                 bench_records.record_of_rounds(
                     f"{mode.capitalize()}, {name}, {shape}",
                     "ms",
-                    figures,
+                    milliseconds[name],
                     baseline=(baseline, milliseconds[baseline]),
                     note="" if args.quick or name == PLAIN else f"target at most {limit:.3f}",
                 )

@@ -300,9 +300,11 @@ def health_of(*answers: bytes | None):
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield f"127.0.0.1:{port}", checks
-    is_over.set()
-    server.stop(None).wait()
+    try:
+        yield f"127.0.0.1:{port}", checks
+    finally:
+        is_over.set()
+        server.stop(None).wait()
 
 
 def test_wait_ready_checks_again_when_a_check_is_not_answered(monkeypatch):
