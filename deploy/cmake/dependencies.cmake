@@ -107,3 +107,18 @@ if(LOGPROBD_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()
+
+# Finds PyTorch for the calling folder. PyTorch's own search for CUDA clears the cached paths of CUDA's libraries and may
+# find them under another name, such as lib64 instead of lib; the next configuration would then link every program again,
+# also while tests run it. So the paths are put back.
+macro(logprobd_find_torch)
+  get_cmake_property(logprobd_cuda_libraries CACHE_VARIABLES)
+  list(FILTER logprobd_cuda_libraries INCLUDE REGEX "^CUDA_.*_LIBRARY$")
+  foreach(library IN LISTS logprobd_cuda_libraries)
+    set(logprobd_found_${library} ${${library}})
+  endforeach()
+  find_package(Torch REQUIRED)
+  foreach(library IN LISTS logprobd_cuda_libraries)
+    set(${library} ${logprobd_found_${library}} CACHE FILEPATH "" FORCE)
+  endforeach()
+endmacro()

@@ -80,9 +80,16 @@ class Quickstarted:
         return text.replace(":8470", f":{self.port}").replace(":9470", f":{self.http_port}")
 
 
+def link_times(binaries: pathlib.Path) -> dict[str, int]:
+    """Returns when each program and library of the build was linked, in nanoseconds."""
+    files = [*binaries.iterdir(), *(binaries.parent / "lib").iterdir()]
+    return {file.name: file.stat().st_mtime_ns for file in files}
+
+
 @pytest.fixture(scope="module")
 def quickstarted(binaries, packages, operator_packages):
     started = Quickstarted(packages, operator_packages)
+    started.link_times = link_times(binaries)
     result = subprocess.run(
         ["bash", "deploy/quickstart.sh", "--keep", *started.options()],
         cwd=ROOT,
@@ -131,6 +138,11 @@ def test_command_of_a_readme_runs(quickstarted, operator_path, file: str, comman
         env=quickstarted.environment | ({"PATH": operator_path} if has_operator_path(file) else {}),
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_commands_of_readmes_do_not_link_the_build_again(binaries, quickstarted) -> None:
+    # Other tests run these programs at the same time, and a library that is being written cannot be loaded.
+    assert link_times(binaries) == quickstarted.link_times
 
 
 def test_the_readme_example_in_python_runs(quickstarted) -> None:
