@@ -101,8 +101,13 @@ void Balance::SetAddresses(const std::vector<std::string>& addresses) {
   std::vector<Server> servers;
   for (const std::string& address : addresses) {
     Server* const known = Find(address);
-    servers.push_back(known != nullptr ? std::move(*known) : Server{});
-    servers.back().address = address;
+    Server& server = servers.emplace_back();
+    if (known != nullptr) {
+      server = std::move(*known);
+    } else {
+      server.address = address;
+      server.record = ++num_records_;
+    }
   }
   servers_ = std::move(servers);
   CompareHeads();
@@ -130,16 +135,17 @@ absl::StatusOr<std::optional<Balance::Taken>> Balance::Take(int64_t bytes,
   Server& server = servers_[next];
   ++server.requests;
   server.bytes += bytes;
-  return Taken{.address = server.address, .version = server.Version(preference.head, now)};
+  return Taken{.address = server.address,
+               .record = server.record,
+               .version = server.Version(preference.head, now)};
 }
 
-void Balance::Release(const std::string& address, int64_t bytes) {
+void Balance::Release(const Taken& taken, int64_t bytes) {
   const absl::MutexLock lock(&mutex_);
-  Server* const server = Find(address);
-  // A server that was removed and added again has no record of the request.
-  if (server == nullptr || server->requests == 0) return;
+  Server* const server = Find(taken.address);
+  if (server == nullptr || server->record != taken.record) return;
   --server->requests;
-  server->bytes = std::max<int64_t>(0, server->bytes - bytes);
+  server->bytes -= bytes;
 }
 
 void Balance::SawVersion(const std::string& address, const std::string& head, uint64_t version) {

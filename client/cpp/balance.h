@@ -38,7 +38,8 @@ struct ServerPreference {
 ///
 /// A request is sent to the ready server with the fewest unanswered bytes of this client; servers
 /// with equal bytes take turns. Addresses identify servers. Calls about a removed server have no
-/// effect.
+/// effect. One that was removed and added again has a new record: requests from before count no
+/// more.
 class Balance {
  public:
   struct Options {
@@ -50,6 +51,7 @@ class Balance {
 
   struct Taken {
     std::string address;
+    uint64_t record = 0;   ///< Tells the server's record from others of its address.
     uint64_t version = 0;  ///< Version of the preferred head that it probably holds; 0 if unknown.
   };
 
@@ -71,8 +73,8 @@ class Balance {
   /// or nullopt if no server is ready. Returns FAILED_PRECONDITION if servers hold different heads;
   /// the message names both servers.
   absl::StatusOr<std::optional<Taken>> Take(int64_t bytes, const ServerPreference& preference);
-  /// Notes that a request has ended, with or without success.
-  void Release(const std::string& address, int64_t bytes);
+  /// Notes that a request of `bytes` that Take gave to `taken` has ended, with or without success.
+  void Release(const Taken& taken, int64_t bytes);
 
   /// Notes that the server has answered a request for `head` with `version`.
   void SawVersion(const std::string& address, const std::string& head, uint64_t version);
@@ -111,6 +113,7 @@ class Balance {
  private:
   struct Server {
     std::string address;
+    uint64_t record = 0;
     bool is_ready = false;
     bool is_out = false;
     std::string reason;
@@ -141,6 +144,7 @@ class Balance {
   const Options options_;
   mutable absl::Mutex mutex_;
   std::vector<Server> servers_ ABSL_GUARDED_BY(mutex_);
+  uint64_t num_records_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string conflict_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_left_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

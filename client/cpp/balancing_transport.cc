@@ -125,21 +125,21 @@ void BalancingTransport::Send(std::shared_ptr<Request> request, bool may_wait) {
   // The request keeps no reference: the caller's memory is released when the transport is done.
   rpc.body.Swap(&request->rpc.body);
   options_.connections->Call(std::move(rpc),
-                             [this, request, address = (*taken)->address, bytes](RpcReply reply) {
-                               Receive(*request, address, bytes, std::move(reply));
+                             [this, request, taken = **taken, bytes](RpcReply reply) {
+                               Receive(*request, taken, bytes, std::move(reply));
                              });
 }
 
-void BalancingTransport::Receive(Request& request, const std::string& address, int64_t bytes,
+void BalancingTransport::Receive(Request& request, const Balance::Taken& taken, int64_t bytes,
                                  RpcReply reply) {
-  balance_.Release(address, bytes);
+  balance_.Release(taken, bytes);
   // This client did not cancel the request, so the server did, for example at the end of its drain.
   if (absl::IsCancelled(reply.status) && !IsGivenUp(request)) {
     reply.status = absl::UnavailableError(
         absl::StrCat("the server cancelled the request: ", reply.status.message()));
   }
-  if (!reply.status.ok()) TakeNoteOfFailure(request, address, reply);
-  reply.server = address;
+  if (!reply.status.ok()) TakeNoteOfFailure(request, taken.address, reply);
+  reply.server = taken.address;
   std::move(request.done)(std::move(reply));
 }
 

@@ -63,7 +63,7 @@ class BalancingTransport final : public RpcTransport {
 
   /// Sends to the next server. If none is ready and `may_wait`, waits for one.
   void Send(std::shared_ptr<Request> request, bool may_wait);
-  void Receive(Request& request, const std::string& address, int64_t bytes, RpcReply reply);
+  void Receive(Request& request, const Balance::Taken& taken, int64_t bytes, RpcReply reply);
   /// Tells the balance about a failure, and sets whether the request can go to another server.
   void TakeNoteOfFailure(const Request& request, const std::string& address, RpcReply& reply);
   void Fail(Request& request, absl::Status status);

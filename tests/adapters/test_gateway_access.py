@@ -11,7 +11,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import types
 import urllib.error
 import urllib.request
@@ -32,6 +31,7 @@ from logprobd_adapters.gateway import Gateway
 from logprobd_adapters.http_access import AccessError, Certificate, Tokens, check_reachable
 from server_process import ServerProcess
 from token_file import TokenFile
+from waiting import wait_until
 
 MODULE = [sys.executable, "-m", "logprobd_adapters.gateway_command"]
 TOLERANCE = 1e-5  # nats
@@ -472,7 +472,5 @@ def test_sighup_reads_the_tokens_again(built_operator, environment, folder, toke
         second = TokenFile(tokens.path).add("second", "score")
         gateway.process.send_signal(signal.SIGHUP)
 
-        deadline = time.monotonic() + 30
-        while status_of(models, second) != 200:
-            assert time.monotonic() < deadline, gateway.log
+        wait_until(lambda: status_of(models, second) == 200)
         assert status_of(models, first) == 401

@@ -135,6 +135,7 @@ class Run:
 def test_calls_end_as_the_policy_says_whatever_the_servers_do(kind, seed, request, monkeypatch):
     binaries = request.getfixturevalue("binaries") if kind == "cpp" else None
     schedule = draw_schedule(seed)
+    # The C++ client takes no function that lists addresses; balance_schedule_test.cc changes them.
     schedule = dataclasses.replace(schedule, follows=schedule.follows and kind != "cpp")
     monkeypatch.setattr(addresses, "RESOLVE_SECONDS", 0.05)
     monkeypatch.setattr(addresses, "RESOLVE_PAUSE_SECONDS", 0.05)

@@ -18,6 +18,7 @@ import pytest
 from certificate_rotation import certificate_in, install, rotate, served_certificate
 from logprobd import Tls
 from tls_certificates import Authority, self_signed
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,13 +72,6 @@ def flags(tls: Tls) -> list[object]:
     found = [("--tls-ca", tls.ca), ("--tls-cert", tls.cert), ("--tls-key", tls.key)]
     found.append(("--tls-server-name", tls.server_name))
     return [part for flag, value in found if value is not None for part in (flag, value)]
-
-
-def await_true(condition, what: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def test_weights_are_changed_over_tls(ca, pair, start) -> None:
@@ -185,7 +179,7 @@ def revocation(start, pair, tmp_path):
             self.server = start(pair, "--tls-client-ca", self.ca.cert, "--tls-crl-dir", self.folder)
 
         def await_refusal(self) -> None:
-            await_true(lambda: is_refused(self.server, self.leaver), "still accepted")
+            wait_until(lambda: is_refused(self.server, self.leaver), "still accepted")
             assert not is_refused(self.server, self.stayer)
 
     found = Revocation()
@@ -310,12 +304,12 @@ def test_a_damaged_list_keeps_the_last_one_in_force(revocation, ca) -> None:
 
     listed.write_text("garbage")
     server = revocation.server
-    await_true(lambda: server.metric("logprobd_tls_revocation_problems") > 0, "not counted")
+    wait_until(lambda: server.metric("logprobd_tls_revocation_problems") > 0, "not counted")
 
     revocation.await_refusal()
     assert "crl.pem" in "".join(server.log) or ".r0" in "".join(server.log)
     revocation.ca.write_list(listed)
-    await_true(lambda: server.metric("logprobd_tls_revocation_problems") == 0, "not mended")
+    wait_until(lambda: server.metric("logprobd_tls_revocation_problems") == 0, "not mended")
 
 
 def test_an_expired_list_refuses_the_clients_of_its_ca_and_says_so(revocation, ca) -> None:
@@ -330,7 +324,7 @@ def test_an_expired_list_refuses_the_clients_of_its_ca_and_says_so(revocation, c
     assert server.metric("logprobd_tls_refused_certificates_total", reason="list_expired") >= 1
 
     revocation.ca.write_list(revocation.folder / "crl.pem")
-    await_true(lambda: not is_refused(server, revocation.leaver), "a new list has no effect")
+    wait_until(lambda: not is_refused(server, revocation.leaver), "a new list has no effect")
 
 
 def test_a_server_that_cannot_be_trusted_is_refused_with_a_reason(
@@ -457,7 +451,7 @@ def test_a_bad_pair_leaves_the_old_one_in_use(start, ca, tmp_path) -> None:
     server = start(live)
 
     shutil.copy(second[1], live[1])  # a key without its certificate
-    await_true(
+    wait_until(
         lambda: server.metric("logprobd_tls_reloads_total", result="failed") == 1, "not counted"
     )
 
@@ -466,5 +460,5 @@ def test_a_bad_pair_leaves_the_old_one_in_use(start, ca, tmp_path) -> None:
     with client(server.grpc, Tls(ca=ca.cert)) as connected:
         score(connected)
     shutil.copy(second[0], live[0])
-    await_true(lambda: served_certificate(server.grpc) == certificate_in(second[0]), "not served")
+    wait_until(lambda: served_certificate(server.grpc) == certificate_in(second[0]), "not served")
     assert server.metric("logprobd_tls_reloads_total", result="failed") == 1

@@ -7,12 +7,12 @@ import signal
 import socket
 import ssl
 import threading
-import time
 
 import logprobd
 import numpy as np
 from server_process import ServerProcess
 from tls_certificates import Authority
+from waiting import wait_until
 
 CLIENTS = 2
 SERVED_WITHIN_S = 60
@@ -113,7 +113,8 @@ def rotate(
 
 
 def _await_served(server: ServerProcess, certificate: bytes, number: int) -> None:
-    deadline = time.monotonic() + SERVED_WITHIN_S
-    while served_certificate(server.grpc) != certificate:
-        assert time.monotonic() < deadline, f"certificate {number} is not served"
-        time.sleep(0.05)
+    wait_until(
+        lambda: served_certificate(server.grpc) == certificate,
+        f"certificate {number} is not served",
+        SERVED_WITHIN_S,
+    )

@@ -7,8 +7,9 @@ import signal
 import ssl
 import subprocess
 import threading
-import time
 import urllib.request
+
+from waiting import becomes_true
 
 # A line of text or of JSON.
 READY = re.compile(r'\bready\b.*\bgrpc(?:=|":")(?P<grpc>[^\s"]+).*\bhttp(?:=|":")(?P<http>[^\s"]+)')
@@ -155,9 +156,4 @@ class ServerProcess:
 
     def eventually(self, condition, seconds: float = 10) -> bool:
         """Returns whether `condition()` becomes true within `seconds`."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if condition():
-                return True
-            time.sleep(0.02)
-        return bool(condition())
+        return becomes_true(condition, seconds)

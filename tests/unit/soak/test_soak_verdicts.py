@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -17,13 +16,12 @@ import sampler
 import slope
 import soak
 from server_process import ServerProcess
+from waiting import wait_until
 
 
 def test_a_process_is_sampled_until_the_end() -> None:
     with sampler.Sampler(os.getpid(), lambda: None, interval_s=0.01) as samples:
-        deadline = time.monotonic() + 20
-        while len(samples.times) < 3 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda: len(samples.times) >= 3)
     times, series = samples.after(samples.times[1])
 
     assert len(times) == len(samples.times) - 1
@@ -45,8 +43,8 @@ def test_a_failed_read_of_the_gpu_memory_keeps_the_last_value() -> None:
 
 def test_sampling_a_process_that_has_ended_raises_oserror() -> None:
     child = subprocess.Popen(["true"])
-    while pathlib.Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
-        time.sleep(0.001)
+    stat = pathlib.Path(f"/proc/{child.pid}/stat")
+    wait_until(lambda: stat.read_text().split()[2] == "Z")
 
     with pytest.raises(OSError):  # a KeyError would end the sampling thread unnoticed
         sampler.memory_of(child.pid)
@@ -199,9 +197,7 @@ def test_each_head_is_swapped_and_rolled_back_and_failures_are_recorded() -> Non
     folders = [pathlib.Path("a"), pathlib.Path("b")]
 
     with soak.Swapper(heads, folders, 0.001, after_change=lambda: changes.append(1)) as swapper:
-        deadline = time.monotonic() + 20
-        while len(heads[1].loads) < 5 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: len(heads[1].loads) >= 5)
 
     for head in heads:
         assert head.loads[:5] == [(2, "b"), (3, "a"), (4, "b"), (4, "b"), (5, "a")]

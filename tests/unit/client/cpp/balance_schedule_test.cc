@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "client/cpp/balance.h"
 #include "client/cpp/policy.h"
 #include "gtest/gtest.h"
+#include "tests/support/draws.h"
 
 namespace logprobd::client {
 namespace {
@@ -36,7 +36,7 @@ ServerInfo InfoOf(int64_t vocab_size) {
 struct Past {
   std::vector<std::pair<absl::Time, absl::Duration>> refusals = {};
   std::vector<absl::Time> left = {};  ///< Failures while it was in use, and failed checks.
-  std::vector<int64_t> requests = {};
+  std::vector<std::pair<Balance::Taken, int64_t>> requests = {};  ///< Unanswered, with their bytes.
   absl::Time checked_at = absl::InfinitePast();
   int64_t vocab_size = 0;  ///< Of the last successful check.
   bool is_ready = false;
@@ -48,7 +48,7 @@ struct Past {
   }
   int64_t bytes() const {
     int64_t sum = 0;
-    for (const int64_t each : requests) sum += each;
+    for (const auto& [taken, bytes] : requests) sum += bytes;
     return sum;
   }
   absl::Duration pause_max() const {
@@ -61,45 +61,38 @@ struct Past {
 class Schedule {
  public:
   explicit Schedule(uint32_t seed)
-      : random_(seed),
-        balance_({.solo = false,
-                  .now = [this] { return now_; },
-                  .unit_random = [this] { return std::uniform_real_distribution<>()(random_); }},
-                 {"a", "b", "c"}),
+      : draws_(seed),
+        balance_(
+            {.solo = false,
+             .now = [this] { return now_; },
+             .unit_random = [this] { return static_cast<double>(draws_.Between(0, 999)) / 1000; }},
+            {"a", "b", "c"}),
         listed_({{"a", {}}, {"b", {}}, {"c", {}}}) {}
 
   void Run() {
     using Event = void (Schedule::*)();
-    constexpr std::array<std::pair<Event, int>, 8> kWeights = {{{&Schedule::Take, 8},
-                                                                {&Schedule::Release, 6},
-                                                                {&Schedule::Wait, 4},
-                                                                {&Schedule::BeginChecks, 3},
-                                                                {&Schedule::EndCheck, 5},
-                                                                {&Schedule::Refuse, 3},
-                                                                {&Schedule::Fail, 1},
-                                                                {&Schedule::ChangeAddresses, 1}}};
-    std::vector<Event> events;
-    for (const auto& [event, weight] : kWeights) events.insert(events.end(), weight, event);
+    constexpr std::array<Event, 9> kEvents = {
+        &Schedule::Take,   &Schedule::Release,     &Schedule::ReleaseOfRemoved,
+        &Schedule::Wait,   &Schedule::BeginChecks, &Schedule::EndCheck,
+        &Schedule::Refuse, &Schedule::Fail,        &Schedule::ChangeAddresses};
     for (int step = 0; step < kSteps && !::testing::Test::HasFatalFailure(); ++step) {
-      (this->*events[Draw(events.size())])();
+      (this->*kEvents[draws_.ByWeight({8, 6, 2, 4, 3, 5, 3, 1, 1})])();
       if (!::testing::Test::HasFatalFailure()) CompareStates();
     }
   }
 
  private:
-  size_t Draw(size_t count) { return std::uniform_int_distribution<size_t>(0, count - 1)(random_); }
-
   /// Returns a random address of those that `has` names, or "".
   std::string AddressWhere(const std::function<bool(const Past&)>& has) {
     std::vector<std::string> found;
     for (const auto& [address, past] : listed_) {
       if (has(past)) found.push_back(address);
     }
-    return found.empty() ? "" : found[Draw(found.size())];
+    return found.empty() ? "" : draws_.OneOf(found);
   }
 
   void Take() {
-    const auto bytes = static_cast<int64_t>(1 + Draw(10));
+    const int64_t bytes = draws_.Between(1, 10);
     std::set<int64_t> vocab_sizes;
     bool has_idle = false;
     for (const auto& [address, past] : listed_) {
@@ -121,21 +114,28 @@ class Schedule {
         ASSERT_LE(chosen.bytes(), past.bytes()) << address;
       }
     }
-    chosen.requests.push_back(bytes);
+    chosen.requests.emplace_back(**taken, bytes);
   }
 
   void Release() {
     const std::string address = AddressWhere([](const Past& past) { return past.bytes() > 0; });
     if (address.empty()) return;
-    std::vector<int64_t>& requests = listed_[address].requests;
-    balance_.Release(address, requests.back());
+    ReleaseLast(listed_[address].requests);
+  }
+
+  void ReleaseOfRemoved() {
+    if (!of_removed_.empty()) ReleaseLast(of_removed_);
+  }
+
+  void ReleaseLast(std::vector<std::pair<Balance::Taken, int64_t>>& requests) {
+    balance_.Release(requests.back().first, requests.back().second);
     requests.pop_back();
   }
 
   void Wait() {
     constexpr std::array kTimes = {absl::Milliseconds(10), absl::Milliseconds(300),
                                    absl::Seconds(2), policy::kCheck};
-    now_ += kTimes[Draw(kTimes.size())];
+    now_ += draws_.OneOf(kTimes);
   }
 
   void BeginChecks() {
@@ -166,13 +166,13 @@ class Schedule {
     if (address.empty()) return;
     Past& past = listed_[address];
     const absl::Time began = *std::exchange(past.check_began, std::nullopt);
-    if (Draw(4) == 0) {
+    if (draws_.Chance(25)) {
       balance_.Checked(address, absl::UnavailableError("no answer"), began);
       past.left.push_back(now_);
       past.is_ready = false;
       return;
     }
-    const int64_t vocab_size = Draw(10) == 0 ? 11 : 10;
+    const int64_t vocab_size = draws_.Chance(10) ? 11 : 10;
     balance_.Checked(address, InfoOf(vocab_size), began);
     if (!past.is_ready && !past.left.empty() && past.left.back() > began) return;
     past.is_ready = true;
@@ -183,10 +183,9 @@ class Schedule {
   void Refuse() {
     const std::string address = AddressWhere([](const Past& past) { return past.is_ready; });
     if (address.empty()) return;
-    constexpr std::array kHints = {absl::ZeroDuration(), absl::Milliseconds(200), absl::Seconds(3)};
-    const size_t choice = Draw(kHints.size() + 1);
-    std::optional<absl::Duration> hint;
-    if (choice < kHints.size()) hint = kHints[choice];
+    const std::array<std::optional<absl::Duration>, 4> hints = {
+        absl::ZeroDuration(), absl::Milliseconds(200), absl::Seconds(3), std::nullopt};
+    const std::optional<absl::Duration> hint = draws_.OneOf(hints);
     balance_.Busy(address, hint);
     listed_[address].refusals.emplace_back(now_, hint.value_or(policy::kBusy));
   }
@@ -199,21 +198,24 @@ class Schedule {
     listed_[address].is_ready = false;
   }
 
-  /// Removes and adds servers. One that still has a request or a check stays.
+  /// Removes and adds servers. One whose check is running stays.
   void ChangeAddresses() {
     std::map<std::string, Past> changed;
     std::vector<std::string> addresses;
     for (int i = 0; i < kNumAddresses; ++i) {
       const std::string address(1, static_cast<char>('a' + i));
       const auto known = listed_.find(address);
-      const bool must_stay = known != listed_.end() && (!known->second.requests.empty() ||
-                                                        known->second.check_began.has_value());
-      if (!must_stay && Draw(2) == 0) continue;
+      const bool must_stay = known != listed_.end() && known->second.check_began.has_value();
+      if (!must_stay && draws_.Chance(50)) continue;
       changed[address] = known == listed_.end() ? Past{} : known->second;
       addresses.push_back(address);
     }
     if (addresses.empty()) return;
     balance_.SetAddresses(addresses);
+    for (auto& [address, past] : listed_) {
+      if (changed.count(address) == 1) continue;
+      of_removed_.insert(of_removed_.end(), past.requests.begin(), past.requests.end());
+    }
     listed_ = std::move(changed);
   }
 
@@ -235,14 +237,15 @@ class Schedule {
     ASSERT_EQ(balance_.num_checked(), num_checked);
   }
 
-  std::mt19937 random_;
+  testing::Draws draws_;
   absl::Time now_ = absl::UnixEpoch() + absl::Seconds(1000);
   Balance balance_;
   std::map<std::string, Past> listed_;
+  std::vector<std::pair<Balance::Taken, int64_t>> of_removed_;  ///< Unanswered requests.
 };
 
 TEST(BalanceScheduleTest, EveryChoiceFollowsFromTheEventsBeforeIt) {
-  for (uint32_t seed = 0; seed < kSchedules; ++seed) {
+  for (const uint32_t seed : testing::SeedsOfDraws(kSchedules)) {
     SCOPED_TRACE(seed);
     Schedule(seed).Run();
     if (HasFatalFailure()) return;

@@ -40,11 +40,17 @@ class BalanceTest : public ::testing::Test {
     }
   }
 
-  static std::string Take(Balance& balance, int64_t bytes,
-                          const ServerPreference& preference = {}) {
+  /// Returns the server of a request; its address is "" if there is none.
+  static Balance::Taken TakeServer(Balance& balance, int64_t bytes,
+                                   const ServerPreference& preference = {}) {
     const absl::StatusOr<std::optional<Balance::Taken>> taken = balance.Take(bytes, preference);
     EXPECT_TRUE(taken.ok()) << taken.status();
-    return taken.ok() && taken->has_value() ? (*taken)->address : "";
+    return taken.ok() ? taken->value_or(Balance::Taken{}) : Balance::Taken{};
+  }
+
+  static std::string Take(Balance& balance, int64_t bytes,
+                          const ServerPreference& preference = {}) {
+    return TakeServer(balance, bytes, preference).address;
   }
 
   static std::vector<State> StatesOf(const Balance& balance) {
@@ -72,8 +78,9 @@ TEST_F(BalanceTest, LetsEqualsTakeTurns) {
 
   std::vector<std::string> taken;
   for (int i = 0; i < 5; ++i) {
-    taken.push_back(Take(balance, 10));
-    balance.Release(taken.back(), 10);
+    const Balance::Taken server = TakeServer(balance, 10);
+    taken.push_back(server.address);
+    balance.Release(server, 10);
   }
 
   EXPECT_THAT(taken, ElementsAre("a", "b", "c", "a", "b"));
@@ -91,8 +98,9 @@ TEST_F(BalanceTest, TheOthersTakeTurnsWhileOneServerIsOut) {
 
     std::vector<std::string> taken;
     for (int i = 0; i < 5; ++i) {
-      taken.push_back(Take(balance, 10));
-      balance.Release(taken.back(), 10);
+      const Balance::Taken server = TakeServer(balance, 10);
+      taken.push_back(server.address);
+      balance.Release(server, 10);
     }
 
     EXPECT_EQ(taken, expected) << out;
@@ -311,10 +319,11 @@ TEST_F(BalanceTest, KeepsTheTightestLimitAndTheVersionOfEach) {
 TEST_F(BalanceTest, RemembersServersThatStay) {
   Balance balance(Options(), {"a", "b"});
   CheckAll(balance);
+  const Balance::Taken removed = TakeServer(balance, 1, {.excluded = {"b"}});
   EXPECT_EQ(Take(balance, 7, {.excluded = {"a"}}), "b");
 
   balance.SetAddresses({"b", "c"});
-  balance.Release("a", 1);  // the server was removed
+  balance.Release(removed, 1);
 
   ASSERT_EQ(balance.states().size(), 2U);
   EXPECT_EQ(balance.states()[0].address, "b");
@@ -327,21 +336,23 @@ TEST_F(BalanceTest, RemembersServersThatStay) {
 TEST_F(BalanceTest, AServerThatIsAddedAgainHasNoBytesOfItsEarlierRequests) {
   Balance balance(Options(), {"a", "b"});
   CheckAll(balance);
-  EXPECT_EQ(Take(balance, 10, {.excluded = {"b"}}), "a");
+  const Balance::Taken first = TakeServer(balance, 10, {.excluded = {"b"}});
+  const Balance::Taken second = TakeServer(balance, 10, {.excluded = {"b"}});
+  EXPECT_EQ(first.address, "a");
 
   balance.SetAddresses({"b"});
   balance.SetAddresses({"b", "a"});
   EXPECT_EQ(balance.states()[1].bytes, 0);
-  balance.Release("a", 10);  // the request from before the removal
+  balance.Release(first, 10);
   EXPECT_EQ(balance.states()[1].requests, 0);
   EXPECT_EQ(balance.states()[1].bytes, 0);
 
   CheckAll(balance);
-  EXPECT_EQ(Take(balance, 4, {.excluded = {"b"}}), "a");
+  const Balance::Taken third = TakeServer(balance, 4, {.excluded = {"b"}});
+  balance.Release(second, 10);
+  EXPECT_EQ(balance.states()[1].requests, 1);
   EXPECT_EQ(balance.states()[1].bytes, 4);
-  balance.Release("a", 10);  // another one from before the removal
-  EXPECT_EQ(balance.states()[1].bytes, 0);
-  balance.Release("a", 4);
+  balance.Release(third, 4);
   EXPECT_EQ(balance.states()[1].requests, 0);
   EXPECT_EQ(balance.states()[1].bytes, 0);
 }

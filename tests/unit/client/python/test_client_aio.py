@@ -25,6 +25,7 @@ from logprobd import (
 )
 from logprobd._wire import OUTPUTS
 from several_servers import fake
+from waiting import wait_until
 
 
 def run(server, body, **settings):
@@ -244,8 +245,7 @@ def test_close_cancels_what_is_in_flight(server, rows):
     async def body(c):
         await c.info()
         calls = [asyncio.ensure_future(c.score(*rows)), asyncio.ensure_future(stream(c))]
-        while len(server.requests) < 2:
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(wait_until, lambda: len(server.requests) == 2)
         await c.close()
         return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -295,8 +295,7 @@ def test_a_stream_cancelled_twice_leaves_no_work_behind(server, rows):
                 pass
 
         reading = asyncio.ensure_future(read())
-        while not server.requests:
-            await asyncio.sleep(0.005)
+        await asyncio.to_thread(wait_until, lambda: server.requests)
         while not reading.done():
             reading.cancel()
             await asyncio.sleep(0)

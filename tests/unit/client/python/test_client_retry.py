@@ -28,6 +28,7 @@ from logprobd._core import before
 from logprobd._fake_scoring import Refusal
 from logprobd.retry import RetryNotice, Window
 from logprobd.testing import FakeServer
+from waiting import wait_until
 
 
 class Highest(random.Random):
@@ -377,8 +378,7 @@ def test_close_cancels_what_is_in_flight(server, rows):
 
     thread = threading.Thread(target=score)
     thread.start()
-    while not server.requests:
-        time.sleep(0.005)
+    wait_until(lambda: server.requests)
     client.close()
     thread.join(timeout=5)
 

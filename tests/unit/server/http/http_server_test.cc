@@ -444,12 +444,10 @@ TEST_F(HttpServerTest, AnswersHealthWhileNoPageCanBeComputed) {
   blocks_pages_ = true;
   const std::vector<int> waiting = RequestPages(20);  // These are more clients than page threads.
 
-  const absl::Time begin = absl::Now();
   EXPECT_THAT(Get(port(), "/healthz"), StartsWith("HTTP/1.1 200"));
   EXPECT_THAT(Get(port(), "/readyz"), StartsWith("HTTP/1.1 200"));
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
 
-  release_pages_.Notify();
+  release_pages_.Notify();  // had they waited for a page, they would not have been answered
   for (const int fd : waiting) {
     EXPECT_THAT(ReadToEnd(fd), HasSubstr("logprobd, a test"));
   }
@@ -568,14 +566,14 @@ TEST_F(HttpServerTest, AnswersWhenFilesAreFreeAgain) {
 
 // The pause for want of files must not go on.
 TEST_F(HttpServerTest, AnswersAtOnceAlsoAfterFilesWereShort) {
-  constexpr int kRequests = 40;  // with a pause of 50 ms before each they take 2 s
+  constexpr int kRequests = 200;  // with a pause of 50 ms before each they take 10 s
   const int server_port = port();
   const auto expect_no_pauses = [&] {
     const absl::Time begin = absl::Now();
     for (int i = 0; i < kRequests; ++i) {
       EXPECT_THAT(Get(server_port, "/healthz"), StartsWith("HTTP/1.1 200"));
     }
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(8));
   };
   expect_no_pauses();
   int fd = -1;
