@@ -7,6 +7,7 @@ for draw.py to find out.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -85,7 +86,9 @@ class Bug:
     old: str
     new: str
     context: str
-    """The line of the file without its indentation, by which the list of equivalents knows it."""
+    """The line of the file without its indentation."""
+    place: str = "1 of 1"
+    """Which of the file's bugs with the same context, old and new text it is, as in "1 of 2"."""
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.begin] + self.new.encode() + source[self.end :]
@@ -291,24 +294,29 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def bugs_of(file: str, source: bytes) -> list[Bug]:
-    """Returns every bug that the rules know for a file, in the order of their places."""
+    """Returns every bug that the rules know for a file."""
     tree = tree_sitter.Parser(LANGUAGES[pathlib.PurePath(file).suffix]).parse(source)
     lines = source.decode(errors="replace").split("\n")
     found = []
+    same: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
     for node in walk(tree.root_node):
         for kind, rule in RULES.items():
-            for place, new in rule(node):
-                row = place.start_point[0]
-                found.append(
-                    Bug(
-                        file,
-                        row + 1,
-                        kind,
-                        place.start_byte,
-                        place.end_byte,
-                        text_of(place),
-                        new,
-                        lines[row].strip(),
-                    )
+            for changed, new in rule(node):
+                row = changed.start_point[0]
+                bug = Bug(
+                    file=file,
+                    line=row + 1,
+                    kind=kind,
+                    begin=changed.start_byte,
+                    end=changed.end_byte,
+                    old=text_of(changed),
+                    new=new,
+                    context=lines[row].strip(),
                 )
-    return found
+                found.append(bug)
+                same[bug.context, bug.old, bug.new].append(bug.begin)
+    return [
+        dataclasses.replace(bug, place=f"{1 + sorted(begins).index(bug.begin)} of {len(begins)}")
+        for bug in found
+        for begins in [same[bug.context, bug.old, bug.new]]
+    ]

@@ -51,6 +51,7 @@ FOLDERS = (
     "kernels/cpu",
 )
 EQUIVALENTS = FOLDER / "equivalents.toml"
+DRAWS = FOLDER / "draws.json"
 
 
 @dataclasses.dataclass
@@ -67,24 +68,33 @@ class Outcome:
         return shown | {"caught_by": self.caught_by, "seconds": round(self.seconds, 1)}
 
 
-def equivalents() -> set[tuple[str, str, str, str]]:
-    """Returns the bugs that make no difference: file, line of code, old and new text."""
-    listed = tomllib.loads(EQUIVALENTS.read_text()).get("equivalent", [])
-    return {(each["file"], each["context"], each["old"], each["new"]) for each in listed}
+Key = tuple[str, str, str, str, str]
+"""What names a bug also after its line has moved."""
 
 
-def survivors_of(results: list[pathlib.Path]) -> set[tuple[str, str, str, str]]:
-    """Returns the bugs of results that no test noticed, also if their lines have moved since."""
-    return {
-        (bug["file"], bug["context"], bug["old"], bug["new"])
-        for result in results
-        for bug in json.loads(result.read_text())["bugs"]
-        if not bug["caught_by"]
-    }
+def key_of(bug: dict[str, str]) -> Key:
+    place = bug.get("place", "1 of 1")
+    return bug["file"], bug["context"], bug["old"], bug["new"], place
 
 
-def key_of(bug: Bug) -> tuple[str, str, str, str]:
-    return bug.file, bug.context, bug.old, bug.new
+def key_of_bug(bug: Bug) -> Key:
+    return key_of(dataclasses.asdict(bug))
+
+
+def equivalents() -> list[Key]:
+    """Returns the bugs that make no difference."""
+    return list(map(key_of, tomllib.loads(EQUIVALENTS.read_text())["equivalent"]))
+
+
+def survivors_of(results: list[pathlib.Path]) -> set[Key]:
+    """Returns the bugs that no test noticed, of results of --out or of lists of them (draws.json)."""
+    keys = set()
+    for path in results:
+        read = json.loads(path.read_text())
+        for result in read if isinstance(read, list) else [read]:
+            bugs = result.get("survivors", result.get("bugs"))
+            keys |= {key_of(bug) for bug in bugs if not bug.get("caught_by")}
+    return keys
 
 
 def tracked(folder: str) -> list[str]:
@@ -254,7 +264,7 @@ def draws_of(args: argparse.Namespace, trials: Trials) -> list[Draw]:
         for folder in args.folder or FOLDERS
     }
     trials.prepare([name for names in files.values() for name in names])
-    known = equivalents()
+    known = set(equivalents())
     survived = None if args.again is None else survivors_of(args.again)
     found: dict[str, list[Bug]] = {}
     for folder, names in files.items():
@@ -262,8 +272,8 @@ def draws_of(args: argparse.Namespace, trials: Trials) -> list[Draw]:
         if lines is not None:
             bugs = [bug for bug in bugs if bug.line in lines[bug.file]]
         if survived is not None:
-            bugs = [bug for bug in bugs if key_of(bug) in survived]
-        seen = [bug for bug in bugs if trials.can_see(bug) and key_of(bug) not in known]
+            bugs = [bug for bug in bugs if key_of_bug(bug) in survived]
+        seen = [bug for bug in bugs if trials.can_see(bug) and key_of_bug(bug) not in known]
         unseen = {bug.file for bug in bugs} - {bug.file for bug in seen}
         if unseen and lines is None and survived is None:
             print(f"{folder}: no unit test runs {', '.join(sorted(unseen))}", file=sys.stderr)

@@ -107,7 +107,7 @@ def test_every_bug_of_python_can_be_compiled():
 
 
 def some_bug(kind: str, line: int) -> Bug:
-    return Bug("f.cc", line, kind, 0, 1, "<", "<=", "a < b")
+    return Bug("f.cc", line, kind, 0, 1, "<", "<=", "a < b", "1 of 1")
 
 
 def test_kinds_take_turns_and_each_bug_comes_once():
@@ -130,10 +130,24 @@ def test_a_seed_draws_the_same_bugs_again():
     assert first == again != other
 
 
-def test_each_equivalent_is_a_bug_that_can_be_drawn():
-    for file, context, old, new in draw.equivalents():
-        found = bugs_of(file, (ROOT / file).read_bytes())
-        assert any((bug.context, bug.old, bug.new) == (context, old, new) for bug in found), context
+def test_each_equivalent_is_one_bug_that_can_be_drawn():
+    equivalents = draw.equivalents()
+    assert len(set(equivalents)) == len(equivalents)
+    for key in equivalents:
+        found = [draw.key_of_bug(bug) for bug in bugs_of(key[0], (ROOT / key[0]).read_bytes())]
+        assert found.count(key) == 1, key
+
+
+def test_bugs_of_equal_lines_and_texts_are_told_apart():
+    code = b"int F() { return a[i] +\n  b[i] + c[i]; }\nint G() { return\n  b[i] + c[i]; }"
+    first = [bug for bug in bugs_of("f.cc", code) if bug.kind == "first"]
+    assert sorted((bug.line, bug.place) for bug in first) == [
+        (1, "1 of 1"),
+        (2, "1 of 4"),
+        (2, "2 of 4"),
+        (4, "3 of 4"),
+        (4, "4 of 4"),
+    ]
 
 
 def test_survivors_are_found_again_where_their_lines_have_moved_to(tmp_path):
@@ -144,8 +158,18 @@ def test_survivors_are_found_again_where_their_lines_have_moved_to(tmp_path):
 
     moved = bugs_of("f.cc", b"\n\nint F() { return 1; }")
 
-    again = [bug for bug in moved if draw.key_of(bug) in draw.survivors_of([result])]
+    again = [bug for bug in moved if draw.key_of_bug(bug) in draw.survivors_of([result])]
     assert [(bug.line, bug.new) for bug in again] == [(3, survived.new)]
+
+
+def test_the_committed_draws_name_their_survivors():
+    results = json.loads(draw.DRAWS.read_text())
+    survivors = draw.survivors_of([draw.DRAWS])
+    assert 0 < len(survivors) <= sum(len(result["survivors"]) for result in results)
+    for result in results:
+        tried = sum(folder["tried"] for folder in result["folders"].values())
+        caught = sum(folder["caught"] for folder in result["folders"].values())
+        assert tried - caught == len(result["survivors"]), result["commit"]
 
 
 def test_changed_lines_are_those_of_the_work_tree(tmp_path, monkeypatch):
