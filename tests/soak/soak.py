@@ -64,6 +64,7 @@ KILL_EVERY_S = 8.0
 SWAP_EVERY_S = 5.0
 ROLLBACK_EVERY = 3  # swaps of a head
 SCRAPE_EVERY_S = 1.0
+SCRAPE_TIMEOUT_S = 10.0  # the default of Prometheus
 SAY_EVERY_S = 30.0
 LEAK_LIBRARY = "leak.so"
 # glibc returns blocks above 32 MiB, such as those of a real head, at once. The smaller heads of the CPU run and the
@@ -167,12 +168,13 @@ def gpu_memory_reader(pid: int) -> Callable[[], float | None]:
     return lambda: gpu_memory_of_mib(pid)
 
 
-def scrape(server: ServerProcess) -> bool:
-    """Returns whether /metrics could be read."""
+def scrape_error(server: ServerProcess) -> str:
+    """Returns why /metrics could not be read in the time that Prometheus allows, or "" if it could."""
     try:
-        return server.get("/metrics")[0] == 200
-    except OSError:
-        return False
+        status, _ = server.get("/metrics", timeout=SCRAPE_TIMEOUT_S)
+    except OSError as error:
+        return str(error)
+    return "" if status == 200 else f"status {status}"
 
 
 def run(
@@ -186,7 +188,8 @@ def run(
         device=options.device,
         environment=ALLOCATOR | (environment or {}),
     )
-    scrapes, lost_scrapes = 0, 0
+    scrapes = 0
+    scrape_errors: list[str] = []
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running(process, "logprobd"))
         load = stack.enter_context(
@@ -218,7 +221,8 @@ def run(
                 load.kill_one()
             if read.is_due():
                 scrapes += 1
-                lost_scrapes += not scrape(server)
+                if error := scrape_error(server):
+                    scrape_errors.append(error)
             if report.is_due():
                 last = {name: values[-1] for name, values in sampler.series.items()}
                 say(
@@ -235,8 +239,10 @@ def run(
         if server.process.poll() is not None:
             end = "".join(server.log[-LOG_LINES_SHOWN:])
             surprises.append(f"the server ended with {server.process.returncode}:\n{end}")
-        if lost_scrapes:
-            surprises.append(f"{lost_scrapes} of {scrapes} scrapes failed")
+        if scrape_errors:
+            surprises.append(
+                f"{len(scrape_errors)} of {scrapes} scrapes failed, first: {scrape_errors[0]}"
+            )
         if not swapper.swaps and lasted > 2 * options.swap_every_s:
             surprises.append("no weights were swapped")
         calls, kills = load.calls(), load.kills

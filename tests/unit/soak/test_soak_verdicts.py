@@ -51,11 +51,11 @@ def test_sampling_a_process_that_has_ended_raises_oserror() -> None:
     child.wait()
 
 
-def test_a_scrape_that_fails_returns_false(binaries: pathlib.Path) -> None:
+def test_a_scrape_that_fails_says_why(binaries: pathlib.Path) -> None:
     server = ServerProcess(binaries)
     server.http = "127.0.0.1:1"
 
-    assert not soak.scrape(server)
+    assert "refused" in soak.scrape_error(server)
 
 
 def test_a_leak_library_next_to_the_programs_is_used(tmp_path: pathlib.Path, monkeypatch) -> None:
