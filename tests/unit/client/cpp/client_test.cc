@@ -412,6 +412,18 @@ TEST_F(ClientTest, SaysWhatItWaitedForWhenTheTimeIsUp) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("not serving yet"));
 }
 
+TEST(UnansweredTest, WaitReadySaysHowItsOnlyCheckEnded) {
+  const testing::LoopbackListener listener;
+  const auto client = Client::Create({.address = listener.address()});
+  ASSERT_TRUE(client.ok());
+
+  const absl::Status status = (*client)->WaitReady(absl::Milliseconds(50));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("was not ready within 50ms: "));
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("it was not asked")));
+}
+
 TEST(ClientOptionsTest, NamesTheBadOption) {
   const auto message = [](const Client::Options& options) {
     return std::string(Client::Create(options).status().message());

@@ -1,5 +1,7 @@
 #include "server/base/log.h"
 
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdlib>
 #include <random>
@@ -256,6 +258,17 @@ TEST(LogDeathTest, ACrashWaitsForTheLinesBeforeIt) {
         std::abort();
       },
       ::testing::KilledBySignal(SIGABRT), "number=2999\n");
+}
+
+TEST(LogDeathTest, ASignalOfAnotherProcessEndsThisOneToo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const LogThread thread;
+        kill(getpid(), SIGSEGV);
+        std::_Exit(0);
+      },
+      ::testing::KilledBySignal(SIGSEGV), "");
 }
 
 TEST(LogDeathTest, AnExceptionThatNothingCatchesIsLogged) {
