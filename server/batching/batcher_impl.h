@@ -167,7 +167,6 @@ struct Batcher::Impl {
   absl::Time wake_time_ ABSL_GUARDED_BY(mutex_);
   absl::Time published_time_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::array<QueueLoad, kNumPriorities> published_ ABSL_GUARDED_BY(mutex_);
-  bool has_published_age_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -228,7 +228,7 @@ void Batcher::Impl::RelaunchLocked(Slot& slot) {
 bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
   const bool has_age = versions_.has_rows();
   std::array<bool, kNumPriorities> has_changed{};
-  bool any = (has_age && now - published_time_ >= kGaugePeriod) || has_age != has_published_age_;
+  bool any = has_age && now - published_time_ >= kGaugePeriod;
   for (size_t i = 0; i < published_.size(); ++i) {
     const QueueLoad& load = admission_.of(static_cast<Priority>(i));
     has_changed[i] = load.rows != published_[i].rows || load.bytes != published_[i].bytes ||
@@ -238,7 +238,6 @@ bool Batcher::Impl::PublishGaugesLocked(absl::Time now) {
   }
   if (!any) return false;
   published_time_ = now;
-  has_published_age_ = has_age;
   const double age = has_age ? absl::ToDoubleSeconds(now - versions_.OldestSubmitted()) : 0;
   const std::array<QueueLoad, kNumPriorities> loads = published_;
   mutex_.Unlock();

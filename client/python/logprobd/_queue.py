@@ -354,7 +354,7 @@ class ChunkQueue:
             deadlines = [
                 batch.deadline
                 for batch in self._batches
-                if isinstance(batch, _Batch) and batch.result is None and batch.deadline is not None
+                if isinstance(batch, _Batch) and batch.deadline is not None
             ]
             if deadlines and now >= min(deadlines):
                 raise DeadlineExceeded(
