@@ -419,6 +419,13 @@ def parser_of(
     parser.add_argument(
         "--rows", default=rows, help=f"numbers of tokens in a step, T,...; default: {rows}"
     )
+    parser.add_argument(
+        "--draw",
+        type=int,
+        metavar="COUNT",
+        help="measure COUNT heads and numbers of rows that --seed draws, instead of --heads and --rows",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
     parser.add_argument(
         "--quick", action="store_true", help="use a small head and check no performance targets"
@@ -429,8 +436,24 @@ def parser_of(
     return parser
 
 
+def drawn_heads(count: int, seed: int) -> str:
+    """Returns heads as --heads has them: 512 to 8,192 deep in steps of 64, with 32,000 to 262,144 ids, and
+    one number of rows each, 1 to 20,000. Rows and ids are drawn by their logarithms, since small ones
+    matter as much as large ones.
+    """
+    draw = random.Random(seed)
+    return ",".join(
+        f"{64 * draw.randint(8, 128)}"
+        f"x{round(32_000 * (262_144 / 32_000) ** draw.random())}"
+        f":{round(20_000 ** draw.random())}"
+        for _ in range(count)
+    )
+
+
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
+    if args.draw is not None:
+        args.heads = drawn_heads(args.draw, args.seed)
     if args.quick:
         args.heads, args.rows, args.rounds = "64x2048", "128", 2
     return args
