@@ -260,10 +260,26 @@ TEST(LogDeathTest, ACrashWaitsForTheLinesBeforeIt) {
       ::testing::KilledBySignal(SIGABRT), "number=2999\n");
 }
 
+TEST(LogDeathTest, ACrashThatASanitizerReportsLeavesTheOthersToTheLog) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        for (const int of_sanitizer : {SIGABRT, SIGBUS, SIGFPE, SIGILL}) {
+          signal(of_sanitizer, [](int) {});
+        }
+        signal(SIGSEGV, SIG_DFL);  // with a sanitizer, too
+        const LogThread thread;
+        LogMuch();
+        raise(SIGSEGV);
+      },
+      ::testing::KilledBySignal(SIGSEGV), "number=2999\n");
+}
+
 TEST(LogDeathTest, ASignalOfAnotherProcessEndsThisOneToo) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
+        signal(SIGSEGV, SIG_DFL);  // with a sanitizer, too
         const LogThread thread;
         kill(getpid(), SIGSEGV);
         std::_Exit(0);
