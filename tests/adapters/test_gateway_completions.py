@@ -26,7 +26,7 @@ def test_one_list_for_all_rows_is_not_repeated() -> None:
 
 
 # Regression: rows before prompt_logprob_start were filled up, without a bound on their memory.
-@pytest.mark.parametrize("fields", [{}, {"prompt_logprobs": 2}])
+@pytest.mark.parametrize("fields", [{}, {"prompt_logprobs": 0}, {"prompt_logprobs": 2}])
 def test_rows_before_the_first_with_ids_take_no_memory(fields) -> None:
     ids = {"prompt_logprob_token_ids": [[7, 8]], "prompt_logprob_start": 998}
 

@@ -22,6 +22,8 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 /// A clock whose time advances only in SleepUntil and Advance.
 class FakeLoadClock final : public LoadClock {
@@ -370,6 +372,11 @@ class CountingObserver final : public LoadObserver {
  public:
   void MeasureBegins() override { events.emplace_back("begins"); }
   void MeasureEnds() override { events.emplace_back("ends"); }
+  void Progress(double share) override {
+    EXPECT_GE(share, 0);
+    EXPECT_LE(share, 1);
+    shares.push_back(share);
+  }
   void Answered(int64_t first, int64_t rows, const ScoreResult& result) override {
     EXPECT_EQ(result.rows, rows);
     EXPECT_GE(first, 0);
@@ -377,6 +384,7 @@ class CountingObserver final : public LoadObserver {
   }
 
   std::vector<std::string> events;
+  std::vector<double> shares;
   std::atomic<int64_t> rows_answered{0};
 };
 
@@ -449,6 +457,8 @@ TEST_F(LoadGeneratorTest, EndsAfterTheMaximumOfWindowsAndReportsTheLastThree) {
 
   EXPECT_EQ(found.stable, false);
   EXPECT_EQ(found.windows.size(), 5U);
+  ASSERT_THAT(observer_.shares, Not(IsEmpty()));
+  EXPECT_GT(observer_.shares.back(), 0.9);
   // For requests in flight at the end, the latency is counted and the rows are not.
   EXPECT_GE(found.measured.Total().requests(),
             found.windows[2].requests + found.windows[3].requests + found.windows[4].requests);
