@@ -107,6 +107,7 @@ void Balance::SetAddresses(const std::vector<std::string>& addresses) {
     } else {
       server.address = address;
       server.record = ++num_records_;
+      server.added_at = options_.now();
     }
   }
   servers_ = std::move(servers);
@@ -220,7 +221,8 @@ void Balance::Checked(const std::string& address, const absl::StatusOr<ServerInf
                       absl::Time began) {
   const absl::MutexLock lock(&mutex_);
   Server* const server = Find(address);
-  if (server == nullptr) return;
+  // An earlier check is of a server that was removed and added again; another one runs, or will.
+  if (server == nullptr || began < server->added_at) return;
   server->is_checked = false;
   if (!info.ok()) {
     PutOut(*server, std::string(info.status().message()));

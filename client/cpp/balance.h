@@ -38,8 +38,8 @@ struct ServerPreference {
 ///
 /// A request is sent to the ready server with the fewest unanswered bytes of this client; servers
 /// with equal bytes take turns. Addresses identify servers. Calls about a removed server have no
-/// effect. One that was removed and added again has a new record: requests from before count no
-/// more.
+/// effect. One that was removed and added again has a new record: requests and checks from before
+/// count no more, but failures and refusals concern whatever serves at the address.
 class Balance {
  public:
   struct Options {
@@ -66,7 +66,7 @@ class Balance {
 
   bool is_solo() const { return options_.solo; }
 
-  /// Sets the servers that exist now; known servers keep their records.
+  /// Sets the servers that exist now; known servers keep their records. The addresses are distinct.
   void SetAddresses(const std::vector<std::string>& addresses);
 
   /// Returns the server for a request of `bytes`, which count as the server's load until Release,
@@ -114,6 +114,7 @@ class Balance {
   struct Server {
     std::string address;
     uint64_t record = 0;
+    absl::Time added_at = absl::InfinitePast();
     bool is_ready = false;
     bool is_out = false;
     std::string reason;

@@ -71,12 +71,18 @@ class Schedule {
 
   void Run() {
     using Event = void (Schedule::*)();
-    constexpr std::array<Event, 9> kEvents = {
-        &Schedule::Take,   &Schedule::Release,     &Schedule::ReleaseOfRemoved,
-        &Schedule::Wait,   &Schedule::BeginChecks, &Schedule::EndCheck,
-        &Schedule::Refuse, &Schedule::Fail,        &Schedule::ChangeAddresses};
+    constexpr std::array<Event, 10> kEvents = {&Schedule::Take,
+                                               &Schedule::Release,
+                                               &Schedule::ReleaseOfRemoved,
+                                               &Schedule::Wait,
+                                               &Schedule::BeginChecks,
+                                               &Schedule::EndCheck,
+                                               &Schedule::EndCheckOfRemoved,
+                                               &Schedule::Refuse,
+                                               &Schedule::Fail,
+                                               &Schedule::ChangeAddresses};
     for (int step = 0; step < kSteps && !::testing::Test::HasFatalFailure(); ++step) {
-      (this->*kEvents[draws_.ByWeight({8, 6, 2, 4, 3, 5, 3, 1, 1})])();
+      (this->*kEvents[draws_.ByWeight({8, 6, 2, 4, 3, 5, 2, 3, 1, 1})])();
       if (!::testing::Test::HasFatalFailure()) CompareStates();
     }
   }
@@ -180,6 +186,17 @@ class Schedule {
     past.vocab_size = vocab_size;
   }
 
+  void EndCheckOfRemoved() {
+    if (checks_of_removed_.empty()) return;
+    const auto& [address, began] = checks_of_removed_.back();
+    if (draws_.Chance(50)) {
+      balance_.Checked(address, absl::UnavailableError("no answer"), began);
+    } else {
+      balance_.Checked(address, InfoOf(10), began);
+    }
+    checks_of_removed_.pop_back();
+  }
+
   void Refuse() {
     const std::string address = AddressWhere([](const Past& past) { return past.is_ready; });
     if (address.empty()) return;
@@ -198,15 +215,15 @@ class Schedule {
     listed_[address].is_ready = false;
   }
 
-  /// Removes and adds servers. One whose check is running stays.
+  /// Removes and adds servers.
   void ChangeAddresses() {
+    now_ += absl::Milliseconds(1);
     std::map<std::string, Past> changed;
     std::vector<std::string> addresses;
     for (int i = 0; i < kNumAddresses; ++i) {
       const std::string address(1, static_cast<char>('a' + i));
       const auto known = listed_.find(address);
-      const bool must_stay = known != listed_.end() && known->second.check_began.has_value();
-      if (!must_stay && draws_.Chance(50)) continue;
+      if (draws_.Chance(50)) continue;
       changed[address] = known == listed_.end() ? Past{} : known->second;
       addresses.push_back(address);
     }
@@ -215,6 +232,7 @@ class Schedule {
     for (auto& [address, past] : listed_) {
       if (changed.count(address) == 1) continue;
       of_removed_.insert(of_removed_.end(), past.requests.begin(), past.requests.end());
+      if (past.check_began.has_value()) checks_of_removed_.emplace_back(address, *past.check_began);
     }
     listed_ = std::move(changed);
   }
@@ -241,7 +259,8 @@ class Schedule {
   absl::Time now_ = absl::UnixEpoch() + absl::Seconds(1000);
   Balance balance_;
   std::map<std::string, Past> listed_;
-  std::vector<std::pair<Balance::Taken, int64_t>> of_removed_;  ///< Unanswered requests.
+  std::vector<std::pair<Balance::Taken, int64_t>> of_removed_;         ///< Unanswered requests.
+  std::vector<std::pair<std::string, absl::Time>> checks_of_removed_;  ///< They still run.
 };
 
 TEST(BalanceScheduleTest, EveryChoiceFollowsFromTheEventsBeforeIt) {

@@ -357,6 +357,22 @@ TEST_F(BalanceTest, AServerThatIsAddedAgainHasNoBytesOfItsEarlierRequests) {
   EXPECT_EQ(balance.states()[1].bytes, 0);
 }
 
+TEST_F(BalanceTest, AServerThatIsAddedAgainIsNotJudgedByAnEarlierCheck) {
+  Balance balance(Options(), {"a", "b"});
+  balance.TakeDueChecks(Balance::Due::kAll);
+  const absl::Time began = now_;
+  now_ += absl::Milliseconds(1);
+  balance.SetAddresses({"b"});
+  balance.SetAddresses({"b", "a"});
+  EXPECT_THAT(balance.TakeDueChecks(Balance::Due::kTimely), ElementsAre("a"));
+
+  balance.Checked("a", absl::UnavailableError("refused"), began);
+
+  EXPECT_EQ(balance.num_checked(), 2);  // those of b and of the new a
+  balance.Checked("a", ServerInfo{.heads = {HeadOf()}}, now_);
+  EXPECT_THAT(balance.ready(), ElementsAre("a"));
+}
+
 TEST_F(BalanceTest, AlwaysUsesASingleServer) {
   Balance balance(Options(/*solo=*/true), {"a"});
   EXPECT_EQ(Take(balance, 1), "a");
