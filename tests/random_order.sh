@@ -8,12 +8,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 runs=${1:-1} seed=${2:-}
-case "$runs$seed" in *[!0-9]*) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;; esac
+case "$runs$seed" in *[!0-9]*) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' tests/random_order.sh >&2; exit 2 ;; esac
 export TEST_BINARIES=$PWD/build/release/bin
 python=build/venv-tests/bin/python
 [ -x "$python" ] || { echo "random_order.sh: error: no $python; run bash tests/run.sh --build" >&2; exit 1; }
+for site in site-originals site-mutants; do  # without them tests would be skipped
+  [ -d "build/$site" ] || { echo "random_order.sh: error: no build/$site; run bash tests/run.sh --build" >&2; exit 1; }
+done
 [ -d build/site-randomly ] ||
-  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target build/site-randomly pytest-randomly==5.1.0
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target build/site-randomly -r tests/requirements-random.txt
 
 failed=0
 for ((run = 1; run <= runs; ++run)); do

@@ -472,5 +472,5 @@ def test_sighup_reads_the_tokens_again(built_operator, environment, folder, toke
         second = TokenFile(tokens.path).add("second", "score")
         gateway.process.send_signal(signal.SIGHUP)
 
-        wait_until(lambda: status_of(models, second) == 200)
+        wait_until(lambda: status_of(models, second) == 200, gateway.log)
         assert status_of(models, first) == 401

@@ -423,7 +423,8 @@ def parser_of(
         "--draw",
         type=int,
         metavar="COUNT",
-        help="measure COUNT heads and numbers of rows that --seed draws, instead of --heads and --rows",
+        help="measure COUNT heads and numbers of rows that --seed draws, instead of --heads and --rows; "
+        "targets are those of the default sizes",
     )
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
@@ -453,7 +454,10 @@ def drawn_heads(count: int, seed: int) -> str:
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.draw is not None:
+        if args.draw < 1:
+            parser.error(f"--draw is {args.draw}, must be at least 1")
         args.heads = drawn_heads(args.draw, args.seed)
+        say(f"seed {args.seed}: {args.heads}")
     if args.quick:
         args.heads, args.rows, args.rounds = "64x2048", "128", 2
     return args

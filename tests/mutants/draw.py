@@ -87,13 +87,17 @@ def equivalents() -> list[Key]:
 
 
 def survivors_of(results: list[pathlib.Path]) -> set[Key]:
-    """Returns the bugs that no test noticed, of results of --out or of lists of them (draws.json)."""
+    """Returns the bugs that no test noticed, of results of --out or of lists of them (draws.json).
+    Raises BadList if one does not name them."""
     keys = set()
     for path in results:
         read = json.loads(path.read_text())
-        for result in read if isinstance(read, list) else [read]:
-            bugs = result.get("survivors", result.get("bugs"))
-            keys |= {key_of(bug) for bug in bugs if not bug.get("caught_by")}
+        try:
+            for result in read if isinstance(read, list) else [read]:
+                bugs = result["survivors"] if "survivors" in result else result["bugs"]
+                keys |= {key_of(bug) for bug in bugs if not bug.get("caught_by")}
+        except KeyError as error:
+            raise run.BadList(f"{path} has a result or a bug without {error}") from error
     return keys
 
 
@@ -266,6 +270,7 @@ def draws_of(args: argparse.Namespace, trials: Trials) -> list[Draw]:
     trials.prepare([name for names in files.values() for name in names])
     known = set(equivalents())
     survived = None if args.again is None else survivors_of(args.again)
+    gone = {key for key in survived or () if key[0].startswith(tuple(files))}
     found: dict[str, list[Bug]] = {}
     for folder, names in files.items():
         bugs = [bug for name in names for bug in bugs_of(name, (ROOT / name).read_bytes())]
@@ -273,12 +278,15 @@ def draws_of(args: argparse.Namespace, trials: Trials) -> list[Draw]:
             bugs = [bug for bug in bugs if bug.line in lines[bug.file]]
         if survived is not None:
             bugs = [bug for bug in bugs if key_of_bug(bug) in survived]
+            gone -= {key_of_bug(bug) for bug in bugs}
         seen = [bug for bug in bugs if trials.can_see(bug) and key_of_bug(bug) not in known]
         unseen = {bug.file for bug in bugs} - {bug.file for bug in seen}
         if unseen and lines is None and survived is None:
             print(f"{folder}: no unit test runs {', '.join(sorted(unseen))}", file=sys.stderr)
         if seen:
             found[folder] = seen
+    for file, context, old, new, _ in sorted(gone):
+        print(f"not in the code any more: {file}: {old!r} -> {new!r} in {context}", file=sys.stderr)
     if not found:
         raise run.BadList("there is no line to put a bug into")
     if survived is not None:
@@ -303,7 +311,11 @@ def main() -> int:
     )
     parser.add_argument("--since", metavar="COMMIT", help="draw only from lines changed since then")
     parser.add_argument(
-        "--again", metavar="RESULT", type=pathlib.Path, nargs="+", help="results (JSON) of --out"
+        "--again",
+        metavar="RESULT",
+        type=pathlib.Path,
+        nargs="+",
+        help="try the survivors of results (JSON), of --out or draws.json",
     )
     parser.add_argument(
         "--seconds", type=float, default=150, help="limit of one bug (default %(default)s)"

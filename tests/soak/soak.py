@@ -173,7 +173,7 @@ def scrape_error(server: ServerProcess) -> str:
     try:
         status, _ = server.get("/metrics", timeout=SCRAPE_TIMEOUT_S)
     except OSError as error:
-        return str(error)
+        return repr(error)
     return "" if status == 200 else f"status {status}"
 
 

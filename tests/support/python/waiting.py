@@ -14,6 +14,6 @@ def becomes_true(condition: Callable[[], object], seconds: float = 20) -> bool:
     return bool(condition())
 
 
-def wait_until(condition: Callable[[], object], what: str = "", seconds: float = 20) -> None:
-    """Waits until `condition()` is true; an error after `seconds` says what was awaited."""
+def wait_until(condition: Callable[[], object], what: object = "", seconds: float = 20) -> None:
+    """Waits until `condition()` is true; an error after `seconds` shows `what`, such as a log that grows."""
     assert becomes_true(condition, seconds), what or f"not true within {seconds:g} s"

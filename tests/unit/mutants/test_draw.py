@@ -162,6 +162,14 @@ def test_survivors_are_found_again_where_their_lines_have_moved_to(tmp_path):
     assert [(bug.line, bug.new) for bug in again] == [(3, survived.new)]
 
 
+def test_a_result_that_does_not_name_its_survivors_is_refused(tmp_path):
+    result = tmp_path / "result.json"
+    for text in ('{"seed": 1}', '{"bugs": [{"file": "f.cc", "old": "1", "new": "2"}]}'):
+        result.write_text(text)
+        with pytest.raises(run.BadList, match="without"):
+            draw.survivors_of([result])
+
+
 def test_the_committed_draws_name_their_survivors():
     results = json.loads(draw.DRAWS.read_text())
     survivors = draw.survivors_of([draw.DRAWS])

@@ -98,9 +98,10 @@ TEST(ScoreCallsTest, AResponseThatWasTakenIsNotCancelledLater) {
   next.Send(ValidRequest());
   next.Read();
   // The server notes that a response was taken after its client has it.
-  while (MetricOf(server, R"(logprobd_stage_duration_seconds_count{stage="reply"})") < 3) {
-    std::this_thread::yield();
-  }
+  const std::string replies = R"(logprobd_stage_duration_seconds_count{stage="reply"})";
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (MetricOf(server, replies) < 3 && absl::Now() < end) std::this_thread::yield();
+  ASSERT_EQ(MetricOf(server, replies), 3);
 
   clock.Advance(absl::Hours(1));
 
