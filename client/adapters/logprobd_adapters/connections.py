@@ -251,9 +251,7 @@ class Listener(web.BaseSite):
         except OSError as error:
             LOG.debug("a connection ended in its handshake: %s", error)
         finally:
-            self._of_network[network] -= 1
-            if not self._of_network[network]:
-                del self._of_network[network]
+            self._of_network -= collections.Counter([network])  # forgets it after the last
 
     def _log_refusal(self, host: str) -> None:
         self._refused += 1

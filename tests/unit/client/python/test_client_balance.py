@@ -111,6 +111,15 @@ def test_a_failed_server_is_left_at_once_for_a_pause_that_doubles(clock):
     assert pauses == [0.5, 1, 2, 4, 8, 16, BACKOFF_MAX_SECONDS, BACKOFF_MAX_SECONDS] + [30]
 
 
+def test_a_server_that_has_failed_for_weeks_is_still_asked(clock):
+    balance = ready(clock, "a", "b")
+    a = named(balance, "a")
+    for _ in range(1_200):  # 2 to this power is no float
+        balance.checked(a, None, "refused", clock.now)
+
+    assert a.check_at - clock.now == BACKOFF_MAX_SECONDS
+
+
 def test_an_answer_ends_the_growth_of_the_pause(clock):
     balance = ready(clock, "a", "b")
     a = named(balance, "a")

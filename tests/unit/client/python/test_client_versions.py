@@ -7,6 +7,7 @@ import pytest
 from logprobd import Client, Overloaded, Unavailable, WeightsVersionMismatch, _wire
 from logprobd._policy import RESTARTS_MAX
 from logprobd._queue import ChunkQueue
+from logprobd._status import from_status
 from logprobd.balance import Balance
 from logprobd.info import heads_from_wire
 from logprobd.plan import Chunk, ScorePlan
@@ -181,6 +182,24 @@ def test_overload_narrows_how_many_requests_are_under_way():
     assert send_all(queue) == []  # two are in flight, and two are allowed
     assert answer(queue, jobs[2])
     assert len(send_all(queue)) == 1
+
+
+def test_a_batch_whose_version_is_gone_does_not_hold_up_the_next():
+    balance = balance_of(a=1, b=1)
+    client = Client("host:1", max_inflight=1)
+    queue = ChunkQueue(client._settings, balance, client._local)
+    for version in (9, 0):
+        row = np.ones((1, 4), np.float32), [1]
+        plan = ScorePlan(ScoreArgs(*row, head="h", weights_version=version))
+        queue.add(plan, [Chunk(0, 0, 1)], seconds=100.0)
+    pinned = queue.next(time.monotonic())
+    fail(queue, pinned, from_status("FAILED_PRECONDITION", "no version 9", address="a"))
+    balance.leave(named(balance, "b"), "gone")
+
+    (job,) = send_all(queue)
+
+    assert job.batch is not pinned.batch
+    assert isinstance(pinned.batch.result, WeightsVersionMismatch)
 
 
 def test_a_refused_chunk_goes_elsewhere_without_waiting():
