@@ -15,8 +15,8 @@ python=build/venv-tests/bin/python
 for site in site-originals site-mutants; do  # without them tests would be skipped
   [ -d "build/$site" ] || { echo "random_order.sh: error: no build/$site; run bash tests/run.sh --build" >&2; exit 1; }
 done
-[ -d build/site-randomly ] ||
-  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target build/site-randomly -r tests/requirements-random.txt
+source tests/shared_folder.sh
+shared_folder site-randomly randomly install_alone tests/requirements-random.txt
 
 failed=0
 for ((run = 1; run <= runs; ++run)); do

@@ -38,17 +38,12 @@ install_environment() {
   "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2"
 }
 
-install_originals() {
-  build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
-    --only-binary=:all: --target "$1" -r "$2"
-}
-
 # The tests' Python packages, which include Torch; the packages that the operator's drop-in functions replace, which only
 # the tests of these functions put on Python's path; and those of the generator of bugs.
 python_environment() {
   shared_folder venv-tests venv install_environment tests/requirements.txt
-  shared_folder site-originals originals install_originals tests/requirements-originals.txt
-  shared_folder site-mutants mutants install_originals tests/mutants/requirements.txt
+  shared_folder site-originals originals install_alone tests/requirements-originals.txt
+  shared_folder site-mutants mutants install_alone tests/mutants/requirements.txt
 }
 
 build() {

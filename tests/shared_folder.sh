@@ -21,3 +21,9 @@ shared_folder() {
   rm -rf "build/$link"
   ln -s "$folder" "build/$link"
 }
+
+# install_alone FOLDER REQUIREMENTS: installs packages without their dependencies into a folder, for shared_folder.
+install_alone() {
+  build/venv-tests/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+    --only-binary=:all: --target "$1" -r "$2"
+}

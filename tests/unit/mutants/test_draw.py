@@ -107,7 +107,7 @@ def test_every_bug_of_python_can_be_compiled():
 
 
 def some_bug(kind: str, line: int) -> Bug:
-    return Bug("f.cc", line, kind, 0, 1, "<", "<=", "a < b", "1 of 1")
+    return Bug("f.cc", line, kind, 0, 1, "<", "<=", "a < b")
 
 
 def test_kinds_take_turns_and_each_bug_comes_once():
