@@ -33,6 +33,11 @@ LOGPROBD_HOST_DEVICE inline float FromOrderedBits(uint32_t ordered) {
   return value;
 }
 
+/// Returns the smallest float above `value`; NaN for infinity and NaN.
+LOGPROBD_HOST_DEVICE inline float NextAbove(float value) {
+  return FromOrderedBits(OrderedBits(value) + 1);
+}
+
 /// Packs a logit and its id into one integer. A larger logit gives a larger key; among equal
 /// logits, the lower id gives the larger key. -0 counts as +0. The key of a real id is never 0; NaN
 /// has an unspecified rank.

@@ -198,7 +198,9 @@ class HeadEpilogue {
           logits.template TileSumsOf<false>(entropy_origin, *entropy_at, entropy_at, no_visit);
       if (writes) StoreTileSums(params_.entropy_sums + partial, entropy_origin, entropy_sums);
     }
-    if (params_.rank_counts != nullptr) AddRank(logits, some_row, writes, first_column);
+    if (params_.rank_counts != nullptr) {
+      AddRank(logits, some_row, writes, first_column, max_logit);
+    }
     if (!has_row) return;
     // Where exponentials are cached, no register was left for it before.
     if constexpr (kCachesExponentials) target = params_.targets[row];
@@ -256,16 +258,28 @@ class HeadEpilogue {
   /// it. Logits beyond the vocabulary are -inf and have higher ids than the target, so none counts.
   template <class Logits>
   __device__ __forceinline__ void AddRank(const Logits& logits, int32_t row, bool writes,
-                                          int32_t first_column) {
+                                          int32_t first_column, float max_logit) {
+    constexpr unsigned kFullWarp = 0xFFFFFFFFU;
     const float target_logit = params_.target_logits[row];
+    // Few tiles have a logit above those of likely targets.
+    if (__all_sync(kFullWarp, max_logit < target_logit)) return;
     const int32_t target = params_.targets[row] - first_column;
-    int32_t count = 0;
+    const float counted = target >= kTileColumns ? target_logit : NextAbove(target_logit);
+    // One count would be a chain of additions that wait for each other, and so do the instructions
+    // that the compiler makes of counts in integers.
+    float counts[4] = {0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
-    for (int i = 0; i < Logits::kCount; ++i) {
-      count += RanksAbove(logits.z(i), Logits::Column(i), target_logit, target) ? 1 : 0;
+    for (int i = 0; i < Logits::kCount; ++i) counts[i % 4] += logits.z(i) >= counted ? 1.0F : 0.0F;
+    if (target >= 0 && target < kTileColumns) {
+#pragma unroll
+      for (int i = 0; i < Logits::kCount; ++i) {
+        const bool is_equal_before = logits.z(i) == target_logit && Logits::Column(i) < target;
+        counts[i % 4] += is_equal_before ? 1.0F : 0.0F;
+      }
     }
-    count += __shfl_xor_sync(0xFFFFFFFFU, count, 1);
-    count += __shfl_xor_sync(0xFFFFFFFFU, count, 2);
+    auto count = static_cast<int32_t>((counts[0] + counts[1]) + (counts[2] + counts[3]));
+    count += __shfl_xor_sync(kFullWarp, count, 1);
+    count += __shfl_xor_sync(kFullWarp, count, 2);
     if (writes && count > 0) atomicAdd(params_.rank_counts + row, count);
   }
 
@@ -294,13 +308,15 @@ class HeadEpilogue {
   template <class Logits>
   __device__ __forceinline__ void RaiseMin(const Logits& logits, int32_t row,
                                            int32_t first_column) {
-    float min_logit = INFINITY;
+    float min_logits[4] = {INFINITY, INFINITY, INFINITY, INFINITY};  // side by side
 #pragma unroll
     for (int i = 0; i < Logits::kCount; ++i) {
       if (first_column + Logits::Column(i) < params_.vocab_size) {
-        min_logit = fminf(min_logit, logits.z(i));
+        min_logits[i % 4] = fminf(min_logits[i % 4], logits.z(i));
       }
     }
+    const float min_logit =
+        fminf(fminf(min_logits[0], min_logits[1]), fminf(min_logits[2], min_logits[3]));
     const uint32_t key = ~OrderedBits(min_logit);
     if (key > *static_cast<const volatile uint32_t*>(params_.min_keys + row)) {
       atomicMax(params_.min_keys + row, key);

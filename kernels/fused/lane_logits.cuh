@@ -30,7 +30,7 @@ struct LaneLogits {
   __device__ __forceinline__ ChainSums Sums(float log2_scale, float k, const Visit& visit) const {
     // The compiler keeps the order of a batch and so computes its exponentials side by side.
     constexpr int kBatch = 4;
-    static_assert(kCount % kBatch == 0);
+    static_assert(kCount % kBatch == 0 && kBatch % 4 == 0);
     ChainSums even;
     ChainSums odd;
 #pragma unroll

@@ -20,6 +20,7 @@ namespace logprobd::kernels::internal {
 /// Caps a lane's logits, with the bits of LogitOf.
 template <class Logits>
 __device__ __forceinline__ void CapLogits(const Logits& logits, float softcap) {
+  static_assert(Logits::kCount % 2 == 0);
   const float reciprocal = Reciprocal(softcap);
   float largest[2] = {0.0F, 0.0F};
 #pragma unroll

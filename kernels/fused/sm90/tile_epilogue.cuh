@@ -27,9 +27,9 @@ __device__ __forceinline__ void Move(float from, float& to) {
 /// share. All lanes of a warp call it together. A row at or beyond num_rows is visited only if the
 /// warp also holds a row below num_rows.
 ///
-/// If `kLoops` is set, the code for one row serves all: the dot products of the next rows move to
-/// its registers, and `dots` are used up. Where much is done to a row, fetching the instructions of
-/// four copies takes longer than running the moves.
+/// If `kLoops` is set, the code for two rows serves all: the dot products of the next rows move to
+/// their registers, and `dots` are used up. Where much is done to a row, fetching the instructions
+/// of four copies takes longer than running the moves.
 template <bool kLoops, class BlockShape, class Coordinate, class Engine, class Layout, class Mma,
           class Visit>
 __device__ __forceinline__ void ForEachRow(BlockShape, const Coordinate& coordinate,
@@ -46,6 +46,7 @@ __device__ __forceinline__ void ForEachRow(BlockShape, const Coordinate& coordin
       mma.get_thread_slice(thread).partition_C(make_identity_tensor(Shape<Int<kRows>, Int<192>>{}));
   const int32_t lane_column = get<1>(coordinates(0));
   constexpr int kLaneRows = 2 * size<1>(Layout{});
+  constexpr int kRowsAtOnce = 2;  // of kLaneRows, if kLoops
   const auto dot_of_row = [&dots](int i, int j) -> float& {
     return dots(make_coord(j % 2, i % 2, j / 2), i / 2, 0);
   };
@@ -55,17 +56,22 @@ __device__ __forceinline__ void ForEachRow(BlockShape, const Coordinate& coordin
     visit(LaneLogits<std::decay_t<decltype(dot)>>{dot}, row, column);
   };
   if constexpr (kLoops) {
+    static_assert(kLaneRows % kRowsAtOnce == 0);
 #pragma unroll 1
-    for (int i = 0; i < kLaneRows; ++i) {
+    for (int i = 0; i < kLaneRows; i += kRowsAtOnce) {
       // The compiler would compute what depends on columns before the loop, and spill it.
       int32_t column = lane_column;
       asm volatile("" : "+r"(column));
-      visit_row(i, column, [&](int j) -> float& { return dot_of_row(0, j); });
 #pragma unroll
-      for (int next = 1; next < kLaneRows; ++next) {
+      for (int j = 0; j < kRowsAtOnce; ++j) {
+        visit_row(i + j, column, [&, j](int k) -> float& { return dot_of_row(j, k); });
+      }
+      if (i + kRowsAtOnce == kLaneRows) break;
+#pragma unroll
+      for (int next = kRowsAtOnce; next < kLaneRows; ++next) {
 #pragma unroll
         for (int j = 0; j < kTileColumns / 4; ++j) {
-          Move(dot_of_row(next, j), dot_of_row(next - 1, j));
+          Move(dot_of_row(next, j), dot_of_row(next - kRowsAtOnce, j));
         }
       }
     }

@@ -75,6 +75,21 @@ TEST_F(FusedRankTest, EveryInstanceCountsTheLogitsAboveTheTarget) {
   }
 }
 
+TEST_F(FusedRankTest, EqualLogitsCountIfTheirIdsAreLower) {
+  for (const bool transforms : {false, true}) {
+    for (const int64_t rows : {70, 300}) {
+      FusedCase c = MakeRankCase(rows, transforms, kernels::Dtype::kBf16);
+      c.hidden.assign(c.hidden.size(), 0.0F);
+      FusedRun run(c);
+      for (const FusedTile tile : TilesToTest()) {
+        EXPECT_EQ(run.RankCounts({}, kernels::FusedChoice{tile, FusedRaster::kAlongVocab, 1}),
+                  c.targets)
+            << rows << " rows, transforms " << transforms;
+      }
+    }
+  }
+}
+
 TEST_F(FusedRankTest, CountsTheLogitsOfSplitRows) {
   const FusedCase c = MakeRankCase(100, false, kernels::Dtype::kBf16, /*is_f32=*/true);
   FusedRun run(c);
