@@ -29,8 +29,4 @@ struct ListedLogitsParams {
 /// if a parameter is out of range, otherwise the error of the launch.
 [[nodiscard]] cudaError_t LaunchListedLogits(const ListedLogitsParams& params, cudaStream_t stream);
 
-/// Does the same with the kernel for `arch`. It is meant for tests.
-[[nodiscard]] cudaError_t LaunchListedLogitsAs(const ListedLogitsParams& params, FusedArch arch,
-                                               cudaStream_t stream);
-
 }  // namespace logprobd::kernels

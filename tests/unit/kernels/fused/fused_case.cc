@@ -142,7 +142,7 @@ cudaError_t LaunchTopK(const kernels::FusedTopKParams& params, cudaStream_t stre
 }
 
 cudaError_t LaunchListed(const kernels::ListedLogitsParams& params, cudaStream_t stream) {
-  return kernels::LaunchListedLogitsAs(params, kTestedArch, stream);
+  return kernels::LaunchListedLogits(params, stream);
 }
 
 FusedCase MakeFusedCase(const FusedCaseSizes& sizes) {
