@@ -54,6 +54,14 @@ __global__ void __launch_bounds__(kJoinThreads) ShardSumsKernel(const ShardSumsP
   fields[0] = sums.sum;
   fields[params.num_rows] = sums.weighted;
   if (has_squares) fields[2 * params.num_rows] = sums.sum_squares;
+  if (blockIdx.y != 0 || params.target_columns == nullptr) return;
+  // One shard has the target, so the sum of the bits over all shards is exact.
+  const bool has_target = params.target_columns[row] >= 0;
+  int64_t* const target =
+      params.row_sums + row +
+      NumSumFields(params.wants_sum_squares, params.entropy_sums != nullptr) * params.num_rows;
+  target[0] = has_target ? __float_as_int(params.target_logits[row]) : 0;
+  target[params.num_rows] = has_target ? 1 : 0;
 }
 
 __global__ void __launch_bounds__(kScoresThreads)
@@ -76,13 +84,21 @@ __global__ void __launch_bounds__(kScoresThreads)
     joined.entropy_sums.sum = entropy_fields[0];
     joined.entropy_sums.weighted = entropy_fields[num_rows];
   }
+  if (params.target_logits != nullptr) {
+    const int64_t num_fields = NumSumFields(params.has_sum_squares, params.has_entropy_sums);
+    params.target_logits[row] = __int_as_float(static_cast<int32_t>(fields[num_fields * num_rows]));
+  }
   internal::WriteScores(params.scores, row, joined);
 }
 
 bool IsValid(const ShardSumsParams& params) {
-  return params.num_rows >= 0 && params.num_rows <= INT32_MAX && params.num_tiles >= 1 &&
-         params.num_tiles <= NumTiles(1 << 20) && params.layout.row_stride >= 1 &&
-         params.layout.tile_stride >= 1 && params.sums != nullptr && params.exponents != nullptr;
+  const bool has_valid_tiles =
+      params.num_tiles == 0 ||
+      (params.num_tiles >= 1 && params.num_tiles <= NumTiles(1 << 20) &&
+       params.layout.row_stride >= 1 && params.layout.tile_stride >= 1 && params.sums != nullptr);
+  return params.num_rows >= 0 && params.num_rows <= INT32_MAX && has_valid_tiles &&
+         (params.target_columns == nullptr || params.target_logits != nullptr) &&
+         params.exponents != nullptr;
 }
 
 dim3 Grid(const ShardSumsParams& params, int rows) {

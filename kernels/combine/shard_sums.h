@@ -23,7 +23,9 @@ LOGPROBD_HOST_DEVICE constexpr int64_t NumSumSets(bool has_entropy_sums) {
 }
 
 /// Returns the number of sums per row. In order they are: sum, weighted, the sum of squares if
-/// requested; then sum and weighted of the entropy's set if there is one.
+/// requested; then sum and weighted of the entropy's set if there is one. With target_columns two
+/// fields follow that are not counted: the bits of the target's logit, and the number of shards
+/// that have the target.
 LOGPROBD_HOST_DEVICE constexpr int64_t NumSumFields(bool wants_sum_squares, bool has_entropy_sums) {
   return 2 + (wants_sum_squares ? 1 : 0) + (has_entropy_sums ? 2 : 0);
 }
@@ -31,7 +33,7 @@ LOGPROBD_HOST_DEVICE constexpr int64_t NumSumFields(bool wants_sum_squares, bool
 /// Inputs and outputs of the first two steps. Pointers refer to device memory that the caller owns.
 struct ShardSumsParams {
   int64_t num_rows = 0;                    ///< 0 to 2^31 - 1; 0 does nothing.
-  int64_t num_tiles = 0;                   ///< Tiles of the shard, >= 1.
+  int64_t num_tiles = 0;                   ///< Tiles of the shard, >= 0.
   PartialLayout layout;                    ///< Layout of sums and entropy_sums.
   const TileSums* sums = nullptr;          ///< Partials of num_rows rows and num_tiles tiles.
   const TileSums* entropy_sums = nullptr;  ///< Partials at the entropy's temperature, or null.
@@ -39,7 +41,12 @@ struct ShardSumsParams {
   /// [NumSumSets, num_rows], largest exponent of each row. The first step writes the maximum over
   /// the shard's tiles; the second step reads the maximum over all shards.
   int32_t* exponents = nullptr;
-  int64_t* row_sums = nullptr;  ///< [NumSumFields, num_rows], written by the second step.
+  /// [num_rows], column of the row's target, below 0 if another shard has it; or null, if the
+  /// caller exchanges the logits of the targets.
+  const int32_t* target_columns = nullptr;
+  const float* target_logits = nullptr;  ///< [num_rows], read where target_columns is not below 0.
+  /// [NumSumFields, num_rows], or two fields more with target_columns; written by the second step.
+  int64_t* row_sums = nullptr;
 };
 
 /// Inputs and outputs of the last step. Pointers refer to device memory that the caller owns.
@@ -49,7 +56,11 @@ struct ShardScoresParams {
   bool has_sum_squares = false;   ///< row_sums contains squares; scores.sum_p_squared requires it.
   bool has_entropy_sums = false;  ///< exponents and row_sums contain the entropy's own set.
   const int32_t* exponents = nullptr;  ///< [NumSumSets, num_rows], largest over all shards.
-  const int64_t* row_sums = nullptr;   ///< [NumSumFields, num_rows], summed over all shards.
+  /// [NumSumFields, num_rows], or two fields more with target_logits; summed over all shards.
+  const int64_t* row_sums = nullptr;
+  /// [num_rows], receives the logits of the targets that row_sums contains; may be
+  /// scores.target_logits. Null: row_sums does not contain them.
+  float* target_logits = nullptr;
 };
 
 /// Each function enqueues one step on `stream` and returns without waiting. A row with a NaN or

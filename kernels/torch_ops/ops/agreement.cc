@@ -56,7 +56,8 @@ Rows PrepareRows(const RowSubset& subset, const Problem& problem) {
                       ? at::empty({rows.row_indices.size(0), all.size(1)}, all.options())
                       : all;
   }
-  rows.candidates = CandidatesAmong(rows, problem);
+  // A rank that is alone lists them later, while the first kernel runs.
+  if (!problem.group.is_alone()) rows.candidates = CandidatesAmong(rows, problem);
   return rows;
 }
 
@@ -71,6 +72,7 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
     info.common.insert(info.common.end(), mine.common.begin(), mine.common.end());
     const IdRange ids = ShardIds(weight, parallel);
     info.own = {ids.begin, ids.end, mine.block_rows_max};
+    info.has_shard = true;
     return info;
   });
   if (while_waiting && !pending.has_error() && !parallel.sequence_parallel) {
@@ -94,6 +96,7 @@ Agreement AgreeOnRows(Problem& problem, const std::function<Preparation()>& prep
     const at::Tensor hidden = problem.HiddenOfAllRows();
     if (rows.row_indices.defined()) at::index_select_out(rows.hidden, hidden, 0, rows.row_indices);
   }
+  if (problem.group.is_alone()) rows.candidates = CandidatesAmong(rows, problem);
   rows.are_targets_covered = !problem.group.is_alone() && !mine.subset.is_unchecked &&
                              AreCovered(mine.subset.targets, shards);
   return {rows, block_rows_max};

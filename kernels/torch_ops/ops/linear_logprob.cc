@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -55,7 +56,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs, const LinearLogp
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   Problem problem(inputs, WithRebasedCache(inputs, options));
   at::Tensor cache;
-  CandidateNumbers candidates;
+  std::function<CandidateNumbers()> candidates;
   const auto prepare = [&] {
     CheckArguments(inputs, options, problem.group.size());
     CheckDevices(inputs, weight_grad);
@@ -64,9 +65,12 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs, const LinearLogp
     Preparation mine;
     const bool is_early = problem.path->ScoresDuringCompaction(problem);
     mine.subset = CompactValidRows(problem, /*upstream=*/{}, is_early ? Wait::kLater : Wait::kNow);
-    candidates = ReadCandidates(problem);
-    mine.common = {{"values of candidate_ids", candidates.ids_checksum},
-                   {"values of candidate_offsets", candidates.offsets_checksum}};
+    candidates = StartReadingCandidates(problem);
+    if (!problem.group.is_alone()) {
+      const CandidateNumbers numbers = candidates();
+      mine.common = {{"values of candidate_ids", numbers.ids_checksum},
+                     {"values of candidate_offsets", numbers.offsets_checksum}};
+    }
     cache = AllocateCache(problem);
     mine.rows = PrepareRows(mine.subset, problem);
     if (!problem.group.is_alone()) ReserveForwardMemory(mine.rows.size(), problem);
@@ -76,7 +80,7 @@ LinearLogprobOutputs Forward(const LinearLogprobInputs& inputs, const LinearLogp
   const Agreement agreed = AgreeOnRows(problem, prepare, [&](const Rows& rows) {
     first = problem.path->StartFirstBlock(rows, problem, cache);
   });
-  CheckCandidateIds(candidates, problem);
+  CheckCandidateIds(candidates(), problem);
   LinearLogprobOutputs scores = problem.path->Score(agreed.rows, problem, cache, std::move(first));
   scores.cache = cache;
   return ScatterScores(scores, agreed.rows.Resolved(), problem);
@@ -98,7 +102,7 @@ InputGradients Backward(const MaybeTensor& weight_grad, const UpstreamGradients&
   RowSubset subset;
   ListedGradients listed;
   GradientSums sums;
-  at::Tensor has_error;
+  RankGroup::Buffers error_buffers;
   RankGroup::PendingInfo pending = group.StartExchange(problem.device(), [&] {
     CheckDevices(inputs, weight_grad);
     CheckWeightGrad(weight_grad, inputs.weight);
@@ -113,15 +117,17 @@ InputGradients Backward(const MaybeTensor& weight_grad, const UpstreamGradients&
                          is_early ? Wait::kLater : Wait::kNow);
     const int64_t num_rows = subset.size(num_all);
     sums = AllocateSums(problem, needs, weight_grad, num_rows, AreAddedAtOnce(num_rows));
-    if (!group.is_alone()) has_error = at::empty({1}, inputs.hidden.options().dtype(at::kInt));
+    error_buffers = group.AllocateErrorBuffers(problem.device());
     if (needs.hidden && problem.sums_hidden_gradient()) ReserveHiddenSum(problem);
-    return RankGroup::RankInfo{{{"need of hidden's gradient", needs.hidden}},
-                               {ShardIds(inputs.weight, options.parallel).end}};
+    const IdRange ids = ShardIds(inputs.weight, options.parallel);
+    return RankGroup::RankInfo{.common = {{"need of hidden's gradient", needs.hidden}},
+                               .own = {ids.begin, ids.end},
+                               .has_shard = true};
   });
   // If the preparation failed on this rank, Result throws here, because the steps below cannot run.
   if (pending.has_error() || NeedsOtherRanks(upstream, problem)) {
     int64_t end = 0;
-    for (const auto& own : pending.Result()) end = std::max(end, own.front());
+    for (const auto& own : pending.Result()) end = std::max(end, own[1]);
     problem.shard = Shard(inputs.weight, options.parallel, end);
   }
   const at::Tensor hidden = problem.HiddenOfAllRows();
@@ -143,7 +149,9 @@ InputGradients Backward(const MaybeTensor& weight_grad, const UpstreamGradients&
       // The sum of scattered rows is started later: scattering needs memory, and the gradients of a
       // block of columns are still allocated here.
       const bool is_scattered = subset.Resolved().row_indices.defined();
-      if (problem.sums_hidden_gradient() && !is_scattered) start_hidden_sum();
+      if (!problem.sums_hidden_gradient() || is_scattered) return false;
+      start_hidden_sum();
+      return true;
     });
   });
   pending.Result();
@@ -155,9 +163,7 @@ InputGradients Backward(const MaybeTensor& weight_grad, const UpstreamGradients&
     if (weight_grad.has_value()) sums.weight.reset();  // The sum is already in weight_grad.
     gradients = ToInputGradients(hidden_sum, sums, inputs);
   });
-  if (!group.is_alone()) group.ShareError(has_error, error);
-  // The host waits for the other ranks' errors after everything else.
-  error.Rethrow(!group.is_alone() && has_error.item<int>() != 0);
+  group.ShareError(error_buffers, error);
   return gradients;
 }
 

@@ -142,7 +142,7 @@ int64_t BlockSize(int64_t num_rows, int64_t block_rows_max) {
 /// Adds the gradients of the rows of a block that need one; sums.hidden has all rows of the block.
 /// `when_hidden_is_complete` is called as in AddGradients, but not if some rows need no gradient.
 void AddGradientsOfBlock(const BackwardRows& rows, const Problem& problem, GradientSums& sums,
-                         const std::function<void()>& when_hidden_is_complete) {
+                         const std::function<bool()>& when_hidden_is_complete) {
   const at::Tensor hidden = sums.hidden;
   if (!hidden.defined() || !rows.rows.row_indices.defined()) {
     return AddGradients(rows, problem, sums, /*listed=*/{}, when_hidden_is_complete);
@@ -157,7 +157,7 @@ struct LossMemory {
   RowSubset with_gradient;           ///< The rows that have a coefficient other than 0.
   at::Tensor cache;                  ///< Unwritten.
   std::optional<GradientSums> sums;  ///< In a group, if all rows are one block.
-  at::Tensor has_error;              ///< For RankGroup::ShareError; undefined without a group.
+  RankGroup::Buffers error_buffers;
 };
 
 /// Runs the pass, one block of rows at a time.
@@ -172,7 +172,7 @@ class LossPass {
         with_gradient_(std::move(memory.with_gradient)),
         cache_(std::move(memory.cache)),
         sums_(std::move(memory.sums)),
-        has_error_(std::move(memory.has_error)) {}
+        error_buffers_(std::move(memory.error_buffers)) {}
 
   /// Computes the scores of all rows and adds up the gradients. `first` has the scores of the first
   /// block, or is null. Gradients throws the errors that occur between the collectives.
@@ -214,8 +214,8 @@ class LossPass {
     return ConcatenateScores(blocks);
   }
 
-  /// Returns the gradients of `inputs`, which are those of the call. Throws on every rank if any
-  /// rank failed.
+  /// Returns the gradients of `inputs`, which are those of the call. Throws as
+  /// RankGroup::ShareError does.
   InputGradients Gradients(const LinearLogprobInputs& inputs) {
     // A rank that has failed takes part in the sum as well.
     const bool is_summed = problem_.sums_hidden_gradient();
@@ -225,9 +225,7 @@ class LossPass {
       if (needs_.hidden && !hidden_sum_.has_value()) StartSum();
       gradients = ToInputGradients(hidden_sum_, sums_.value_or(GradientSums()), inputs);
     });
-    if (!problem_.group.is_alone()) problem_.group.ShareError(has_error_, error_);
-    // The host waits for the other ranks' errors after everything else.
-    error_.Rethrow(!problem_.group.is_alone() && has_error_.item<int>() != 0);
+    problem_.group.ShareError(error_buffers_, error_);
     return gradients;
   }
 
@@ -264,7 +262,9 @@ class LossPass {
     AddGradientsOfBlock(backward, block_problem, block_sums, [&] {
       // Scattering rows while the logits are cached would take more memory.
       const bool is_scattered = rows_.row_indices.defined();
-      if (is_last && problem_.sums_hidden_gradient() && !is_scattered) StartSum();
+      if (!is_last || !problem_.sums_hidden_gradient() || is_scattered) return false;
+      StartSum();
+      return true;
     });
     sums_->weight_into = block_sums.weight_into;
   }
@@ -278,7 +278,7 @@ class LossPass {
   const RowSubset with_gradient_;
   at::Tensor cache_;
   std::optional<GradientSums> sums_;
-  at::Tensor has_error_;
+  const RankGroup::Buffers error_buffers_;
   DeferredError error_;
   UpstreamGradients row_coefficients_;
   std::optional<RankGroup::PendingSum> hidden_sum_;
@@ -337,6 +337,10 @@ LinearLogprobLoss ForwardWithGradients(const LinearLogprobInputs& inputs,
         cache_bytes /= 2;
       }
     }
+    TORCH_CHECK_VALUE(
+        group.is_alone() || mine.block_rows_max >= num_rows || !IsCapturing(inputs.hidden),
+        "memory_budget: in a CUDA graph with a group of several ranks, the logits of all ",
+        num_rows, " rows must fit at once, but those of ", mine.block_rows_max, " rows do");
     mine.common = {{"need of hidden's gradient", needs.hidden},
                    {"reduction to the mean or sum", coefficients.is_mean}};
     for (const LossScore& score : kLossScores) {
@@ -345,7 +349,7 @@ LinearLogprobLoss ForwardWithGradients(const LinearLogprobInputs& inputs,
     }
     mine.rows = PrepareRows(mine.subset, problem);
     if (!group.is_alone()) {
-      memory.has_error = at::empty({1}, inputs.hidden.options().dtype(at::kInt));
+      memory.error_buffers = group.AllocateErrorBuffers(problem.device());
       if (cache.size(0) == num_rows && needs.any()) {
         memory.sums = AllocateSums(problem, needs, /*weight_grad=*/std::nullopt, num_rows,
                                    AreAddedAtOnce(with_gradient.size(problem.num_rows())));

@@ -12,7 +12,7 @@ namespace logprobd::torch_ops {
 ///
 /// Logits are cached in the form of options.memory.keep_logits, for as many rows at a time as fit
 /// `cache_bytes`, but for at least one row. When all rows fit, the weight's gradient is written
-/// once in its dtype; otherwise it is summed in the wide dtype. The rules of Forward for ranks,
+/// once in its dtype; otherwise it is summed in the wide dtype. The rules of Backward for ranks,
 /// errors and threads apply.
 LinearLogprobLoss ForwardWithGradients(const LinearLogprobInputs& inputs,
                                        const LinearLogprobOptions& options,

@@ -174,7 +174,7 @@ class CpuScores : public PendingScores {
     entropy_ = floats();
   }
 
-  LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
+  LinearLogprobOutputs Join(const Rows& block, const Problem& problem) override {
     const LinearLogprobOptions& options = problem.options;
     const RankGroup& group = problem.group;
     at::Tensor num_owners = is_mine_.to(at::kLong);
@@ -182,7 +182,7 @@ class CpuScores : public PendingScores {
     // rows.
     at::Tensor step_rows = at::full({1}, scorer_->step_rows(), num_owners.options());
     if (!group.is_alone()) {
-      if (!are_targets_covered) {
+      if (!block.are_targets_covered) {
         group.Sum(num_owners);
         CheckTargetOwners(rows_, num_owners, problem);
       } else {

@@ -70,7 +70,7 @@ class FusedDotGradients : public DotGradients {
   Columns Next(int64_t begin) const override {
     const int64_t columns = problem_.shard.columns;
     if (is_in_place()) return {begin, columns};
-    const int64_t tiles = WholeGroups(buffer_.size(0) / (num_rows_ * kTileColumns));
+    const int64_t tiles = BlockTiles(buffer_.size(0) / (num_rows_ * kTileColumns));
     return {begin, std::min(begin + tiles * kTileColumns, columns)};
   }
 
@@ -109,9 +109,16 @@ class FusedDotGradients : public DotGradients {
   /// Null when the number of rows is known.
   const int64_t* row_count() const { return pending_ == nullptr ? nullptr : pending_->count(); }
 
-  int64_t WholeGroups(int64_t tiles) const {
-    const int64_t groups = tiles >= kTileGroup ? tiles / kTileGroup * kTileGroup : tiles;
-    return std::clamp<int64_t>(groups, 1, head_.num_tiles());
+  /// Returns the number of tiles of a block if there is memory for `tiles`. There are as few blocks
+  /// as possible, of about the same size, since products of few columns are slow.
+  int64_t BlockTiles(int64_t tiles) const {
+    const int64_t all = head_.num_tiles();
+    if (tiles >= all) return all;
+    const int64_t most =
+        tiles >= kTileGroup ? tiles / kTileGroup * kTileGroup : std::max<int64_t>(tiles, 1);
+    const int64_t num_blocks = (all + most - 1) / most;
+    const int64_t num_groups = (all + num_blocks * kTileGroup - 1) / (num_blocks * kTileGroup);
+    return std::min(most, num_groups * kTileGroup);
   }
 
   /// Number of elements of the buffer for a block of columns.
@@ -127,7 +134,7 @@ class FusedDotGradients : public DotGradients {
     }
     if (pending_ != nullptr) bytes = std::min(bytes, kGradientBytesMaxWithCopy);
     const int64_t tile_bytes = 2 * tile_size + kTileColumns * column_bytes_beside_;
-    return WholeGroups(bytes / tile_bytes) * tile_size;
+    return BlockTiles(bytes / tile_bytes) * tile_size;
   }
 
   /// Whether the gradients come from cached exponentials. The gradient of a mean logit needs

@@ -2,7 +2,6 @@
 // of ranks, the exact sums of kernels/combine/shard_sums.h are computed in between.
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
@@ -331,11 +330,9 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   const bool has_squares = problem.options.need_sum_p_squared;
   const auto integers = memory.bytes.options().dtype(at::kLong);
   const int64_t num_rows = scores.num_rows;
-  at::Tensor exponents = at::full({num_rows}, kernels::kEmptyExponent, integers.dtype(at::kInt));
+  at::Tensor exponents = at::empty({num_rows}, integers.dtype(at::kInt));
   const int64_t num_fields = kernels::NumSumFields(has_squares, /*has_entropy_sums=*/false);
-  at::Tensor sums = at::zeros({num_fields + 2, num_rows}, integers);
-  const at::Tensor target_bits = sums[num_fields];
-  at::Tensor num_owners = sums[num_fields + 1];
+  at::Tensor sums = at::empty({num_fields + 2, num_rows}, integers);
   kernels::ShardSumsParams params;
   params.num_rows = num_rows;
   params.num_tiles = num_tiles;
@@ -343,25 +340,22 @@ at::Tensor JoinShards(const Memory& memory, int64_t num_tiles,
   params.sums = memory.partials;
   params.wants_sum_squares = has_squares;
   params.exponents = PointerTo<int32_t>(exponents);
+  params.target_columns = memory.target_columns;
+  params.target_logits = memory.target_logits;
   params.row_sums = PointerTo<int64_t>(sums);
-  if (num_tiles > 0) CheckLaunch(LaunchShardExponents(params, stream), "the shard exponent kernel");
+  CheckLaunch(LaunchShardExponents(params, stream), "the shard exponent kernel");
   group.Max(exponents);
-  if (num_tiles > 0) CheckLaunch(LaunchShardSums(params, stream), "the shard sum kernel");
-  // One rank has the target's logit and the others have 0, so the sum of the bits over all ranks is
-  // exact as well.
-  at::Tensor target_logits = memory.Values(memory.target_logits, num_rows, at::kInt);
-  target_bits.copy_(target_logits);
-  num_owners.copy_(memory.Values(memory.target_columns, num_rows, at::kInt) >= 0);
+  CheckLaunch(LaunchShardSums(params, stream), "the shard sum kernel");
   group.Sum(sums);
-  target_logits.copy_(target_bits);
   JoinKeys(memory, num_rows, problem);
   kernels::ShardScoresParams joined;
   joined.scores = scores;
   joined.has_sum_squares = has_squares;
   joined.exponents = params.exponents;
   joined.row_sums = params.row_sums;
+  joined.target_logits = memory.target_logits;
   CheckLaunch(LaunchShardScores(joined, stream), "the score kernel");
-  return num_owners;
+  return sums[num_fields + 1];
 }
 
 // Mean logit, without materialising logits unless a cap makes it necessary.
@@ -532,40 +526,36 @@ class FusedScores : public PendingScores {
  public:
   /// Enqueues the computation of the partials.
   FusedScores(const Rows& rows, const Problem& problem, const at::Tensor& cache)
-      : rows_(rows),
-        num_tiles_(kernels::NumTiles(problem.shard.columns)),
+      : num_tiles_(kernels::NumTiles(problem.shard.columns)),
         has_cache_(cache.defined()),
         operands_(rows.hidden, problem),
         memory_(Allocate(rows.size(), num_tiles_, problem)) {
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     const RowArrays arrays(rows, problem, operands_.head);
     ComputeOperands(rows.size(), arrays, memory_, stream);
-    if (rows.candidates.defined()) {
-      candidates_ = ComputeCandidateLogits(rows, operands_, problem, stream);
-    }
     if (num_tiles_ > 0 && memory_.rank_counts != nullptr) {
       ComputeTargetLogits(rows.size(), operands_, memory_, stream);
     }
     if (num_tiles_ > 0) ComputePartials(rows, operands_, memory_, cache, problem, stream);
   }
 
-  LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
+  LinearLogprobOutputs Join(const Rows& block, const Problem& problem) override {
     const LinearLogprobOptions& options = problem.options;
     const c10::cuda::CUDAGuard on_device(problem.device());
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     // The host waits for the number of rows only now, while the enqueued partials are computed.
-    const Rows found = rows_.Resolved();
-    if (rows_.pending != nullptr) CheckTargets(rows_.pending->Result(), rows_.all_targets, problem);
+    const Rows found = block.Resolved();
+    if (block.pending != nullptr) CheckTargets(block.pending->Result(), block.all_targets, problem);
     LinearLogprobOutputs scores;
     kernels::RowScoresParams params =
         ScoresParams(found.size(), memory_, operands_.head, problem, scores);
+    const double without_target =
+        options.out_of_vocab_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
     if (problem.group.is_alone() && num_tiles_ > 0) {
       params.num_tiles = num_tiles_;
       params.sums = memory_.partials;
       CheckLaunch(LaunchRowScores(params, stream), "the score kernel");
       if (found.num_out_of_vocab > 0 || found.is_unchecked) {
-        const double without_target =
-            options.out_of_vocab_is_zero ? 0 : std::numeric_limits<double>::quiet_NaN();
         const at::Tensor columns = memory_.Values(memory_.target_columns, found.size(), at::kInt);
         scores.logprob = at::where(columns >= 0, scores.logprob, without_target);
         if (options.need_target_rank) {
@@ -577,16 +567,17 @@ class FusedScores : public PendingScores {
       }
     } else {
       const at::Tensor num_owners = JoinShards(memory_, num_tiles_, params, problem, stream);
-      if (!are_targets_covered) {
+      if (!found.are_targets_covered) {
         CheckTargetOwners(found, num_owners, problem);
-        if (options.out_of_vocab_is_zero) {
-          scores.logprob = at::where(num_owners > 0, scores.logprob, 0);
+        if (options.out_of_vocab_is_zero || found.is_unchecked) {
+          scores.logprob = at::where(num_owners > 0, scores.logprob, without_target);
         }
       }
     }
     if (options.top_k > 0) ComputeTopK(found, operands_, memory_, problem, params, stream, scores);
-    if (rows_.candidates.defined()) {
-      scores.candidate_logprobs = CandidateLogprobs(candidates_, params, problem.group, stream);
+    if (found.candidates.defined()) {
+      const CandidateLogits candidates = ComputeCandidateLogits(found, operands_, problem, stream);
+      scores.candidate_logprobs = CandidateLogprobs(candidates, params, problem.group, stream);
     }
     if (options.need_mean_logit) {
       // Its products take memory of any size, so here the ranks wait for each other once more.
@@ -598,12 +589,10 @@ class FusedScores : public PendingScores {
   }
 
  private:
-  const Rows rows_;
   const int64_t num_tiles_;
   const bool has_cache_;
   const Operands operands_;
   const Memory memory_;
-  CandidateLogits candidates_;  // undefined if there are none
 };
 
 }  // namespace

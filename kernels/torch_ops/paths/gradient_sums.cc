@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/tile.h"
 #include "kernels/torch_ops/rows/device_ops.h"
 #include "kernels/torch_ops/rows/shard.h"
 
@@ -137,25 +138,38 @@ class BlockGroup {
 
   /// Calls `when_hidden_is_complete` (if any, and if hidden's gradient is needed) as soon as all
   /// additions to hidden's sum are enqueued. Returns false if the row compaction has found no rows.
-  [[nodiscard]] bool Add(const std::function<void()>& when_hidden_is_complete) {
+  [[nodiscard]] bool Add(const std::function<bool()>& when_hidden_is_complete) {
     const int64_t num_columns = problem_.shard.columns;
     for (Columns columns = {0, 0}; columns.end < num_columns;) {
       columns = {columns.end, num_columns};
+      bool is_summing_hidden = false;
       for (const auto& block : blocks_) {
         if (block->formed().end == columns.begin) {
           if (!block->FormNext()) return false;
           const bool is_hidden_complete = sums_.hidden.defined() && AreComplete();
-          if (is_hidden_complete && when_hidden_is_complete) when_hidden_is_complete();
+          if (is_hidden_complete && when_hidden_is_complete) {
+            is_summing_hidden = when_hidden_is_complete() && problem_.device().is_cuda();
+          }
         }
         columns.end = std::min(columns.end, block->formed().end);
       }
-      if (sums_.weight.defined()) AddToWeight(columns);
+      if (!sums_.weight.defined()) continue;
+      // The kernel of hidden's sum over the ranks finds room on a GPU only between two products.
+      const Columns first = {columns.begin, is_summing_hidden ? FirstOf(columns) : columns.end};
+      AddToWeight(first);
+      if (first.end < columns.end) AddToWeight({first.end, columns.end});
     }
     sums_.weight_into = Into::kAddTo;
     return true;
   }
 
  private:
+  /// Returns the end of the first whole tiles of columns, about an eighth.
+  static int64_t FirstOf(Columns columns) {
+    constexpr int64_t kTile = kernels::kTileColumns;
+    return std::min(columns.begin + (columns.size() / (8 * kTile) + 1) * kTile, columns.end);
+  }
+
   bool AreComplete() const {
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block->is_complete(); });
@@ -212,7 +226,7 @@ GradientSums AllocateSums(const Problem& problem, GradientNeeds needs,
 
 void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
                   const ListedGradients& listed,
-                  const std::function<void()>& when_hidden_is_complete) {
+                  const std::function<bool()>& when_hidden_is_complete) {
   const std::vector<RowRange> blocks = BlocksOf(all);
   const size_t group_size = AreRoundedTogether(all.rows.size(), problem, sums) ? blocks.size() : 1;
   for (size_t first = 0; first < blocks.size(); first += group_size) {

@@ -37,11 +37,11 @@ bool AreAddedAtOnce(int64_t num_rows);
 /// Adds the gradients of `all` rows. sums.hidden has one row for each of them. When a row
 /// compaction is pending, adds the rows that it finds. Writes nothing when there are no rows. Calls
 /// `when_hidden_is_complete` (if any, and if there are rows) as soon as all additions to
-/// sums.hidden are enqueued, before the last product of the weight's gradient. `listed` is prepared
-/// for these rows.
+/// sums.hidden are enqueued, before the last product of the weight's gradient; it returns whether
+/// it has started a sum over the ranks. `listed` is prepared for these rows.
 void AddGradients(const BackwardRows& all, const Problem& problem, GradientSums& sums,
                   const ListedGradients& listed = {},
-                  const std::function<void()>& when_hidden_is_complete = {});
+                  const std::function<bool()>& when_hidden_is_complete = {});
 
 /// Allocates and frees what StartHiddenSum will allocate, so that an out-of-memory error occurs
 /// before ranks wait for each other.

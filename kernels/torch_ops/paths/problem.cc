@@ -21,10 +21,6 @@ Problem::Problem(const LinearLogprobInputs& inputs, const LinearLogprobOptions& 
   is_alone = group.is_alone();
   // With one rank, hidden has all rows.
   if (is_alone) this->options.parallel.sequence_parallel = false;
-  TORCH_CHECK_VALUE(is_alone || !device_ops->IsCapturing(device()), "process_group has ",
-                    group.size(),
-                    " ranks: a CUDA graph can capture only calls without a group, or with one of "
-                    "one rank, because the ranks exchange information on the host");
 }
 
 void Problem::Plan() {

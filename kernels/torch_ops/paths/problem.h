@@ -13,8 +13,7 @@ class ScoringPath;
 /// One pass of the operator, with its group of ranks and its path. Functions that take a Problem
 /// read these decisions from it.
 struct Problem : Pass {
-  /// Resolves the process group. Throws c10::ValueError for an unknown group, and while a CUDA
-  /// graph is captured for a group of several ranks.
+  /// Resolves the process group. Throws c10::ValueError for an unknown group.
   Problem(const LinearLogprobInputs& inputs, const LinearLogprobOptions& options);
 
   /// Sets `path` and `shard`. Replaces `inputs` by copies where the path cannot read them in place,

@@ -70,15 +70,19 @@ LinearLogprobOutputs ScoresOfNoRows(const Rows& rows, const LinearLogprobOptions
   return scores;
 }
 
-std::unique_ptr<PendingScores> StartBlock(const ScoringPath& path, const Rows& rows, int64_t begin,
+Rows BlockOf(const ScoringPath& path, const Rows& rows, int64_t begin, const Problem& problem) {
+  return rows.Slice(begin, std::min(path.BlockRows(problem), rows.size() - begin));
+}
+
+/// Starts the block of rows from `begin` on. `cache` has all rows that are cached.
+std::unique_ptr<PendingScores> StartBlock(const ScoringPath& path, const Rows& block, int64_t begin,
                                           const Problem& problem, const at::Tensor& cache) {
-  const int64_t size = std::min(path.BlockRows(problem), rows.size() - begin);
   at::Tensor block_cache;
   if (problem.options.memory.keep_logits != LogitCacheKind::kNone) {
-    const int64_t cached = std::min(size, cache.size(0) - begin);
+    const int64_t cached = std::min(block.size(), cache.size(0) - begin);
     if (cached > 0) block_cache = SliceRows(cache, begin, cached);
   }
-  return path.StartScores(rows.Slice(begin, size), problem, block_cache);
+  return path.StartScores(block, problem, block_cache);
 }
 
 }  // namespace
@@ -107,8 +111,9 @@ LinearLogprobOutputs ScoringPath::Score(const Rows& rows, const Problem& problem
   std::unique_ptr<PendingScores> pending = std::move(first);
   for (int64_t begin = 0; begin < rows.size(); begin += block_rows) {
     // Nothing may be enqueued between StartScores and Join, because their kernels may overlap.
-    if (pending == nullptr) pending = StartBlock(*this, rows, begin, problem, cache);
-    blocks.push_back(pending->Join(problem, rows.are_targets_covered));
+    const Rows block = BlockOf(*this, rows, begin, problem);
+    if (pending == nullptr) pending = StartBlock(*this, block, begin, problem, cache);
+    blocks.push_back(pending->Join(block, problem));
     pending.reset();  // The next block reuses its memory.
   }
   return ConcatenateScores(blocks);
@@ -118,7 +123,7 @@ std::unique_ptr<PendingScores> ScoringPath::StartFirstBlock(const Rows& rows,
                                                             const Problem& problem,
                                                             const at::Tensor& cache) const {
   if (rows.size() == 0 || !is_fused()) return nullptr;
-  return StartBlock(*this, rows, 0, problem, cache);
+  return StartBlock(*this, BlockOf(*this, rows, 0, problem), 0, problem, cache);
 }
 
 const ScoringPath* GetFusedPath(at::Device device, at::ScalarType hidden, at::ScalarType weight,

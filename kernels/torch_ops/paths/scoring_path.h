@@ -22,9 +22,9 @@ class PendingScores {
 
   /// Combines the ranks' parts and returns the scores. When a row compaction is pending, waits for
   /// it and returns the scores of the rows that it found. Ranks of a group call it together.
-  /// `are_targets_covered` is the member of Rows, whose value may become known only after the
-  /// start. Throws c10::IndexError for an out-of-vocabulary target.
-  virtual LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) = 0;
+  /// `block` has the rows of StartScores; its candidates and are_targets_covered may be set only
+  /// after the start of a fused path. Throws c10::IndexError for an out-of-vocabulary target.
+  virtual LinearLogprobOutputs Join(const Rows& block, const Problem& problem) = 0;
 };
 
 /// The rows that a backward pass differentiates, and values of all rows.

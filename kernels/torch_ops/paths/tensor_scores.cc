@@ -175,7 +175,7 @@ class TensorScores : public PendingScores {
     });
   }
 
-  LinearLogprobOutputs Join(const Problem& problem, bool are_targets_covered) override {
+  LinearLogprobOutputs Join(const Rows& block, const Problem& problem) override {
     const LinearLogprobOptions& options = problem.options;
     const RankGroup& group = problem.group;
     group.Max(max_exponents_);
@@ -208,7 +208,7 @@ class TensorScores : public PendingScores {
     scores.lse_rest = scores.lse - scores.lse.to(problem.wide);
     const at::Tensor logprob =
         LogprobsOf(totals.target_logit * totals.log2_scales, totals.exponents, totals.log2_sum);
-    if (!group.is_alone() && !are_targets_covered) {
+    if (!group.is_alone() && !block.are_targets_covered) {
       CheckTargetOwners(rows_, totals.num_owners, problem);
     }
     const double without_target = rows_.is_unchecked && !options.out_of_vocab_is_zero ? kNan : 0;

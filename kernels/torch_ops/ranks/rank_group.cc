@@ -1,7 +1,6 @@
 #include "kernels/torch_ops/ranks/rank_group.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <exception>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/torch_ops/rows/device_ops.h"
 #include "kernels/torch_ops/rows/valid_rows.h"
 
 namespace logprobd::torch_ops {
@@ -37,14 +37,11 @@ int64_t NumNumbers(int64_t num_ranks) {
                               static_cast<size_t>(num_ranks) * RankGroup::Numbers().size());
 }
 
-/// The numbers of an exchange on the host, from and to which copies do not wait, and on the device.
-struct ExchangeBuffers {
-  at::Tensor on_host;
-  at::Tensor on_device;  ///< Is on_host itself on a CPU.
-};
+using Buffers = RankGroup::Buffers;
+using Numbers = RankGroup::Numbers;
 
-ExchangeBuffers AllocateExchange(int64_t num_numbers, const at::Device& device) {
-  ExchangeBuffers buffers;
+Buffers AllocateBuffers(int64_t num_numbers, const at::Device& device) {
+  Buffers buffers;
   buffers.on_host = at::empty({num_numbers},
                               at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
   buffers.on_device = device.is_cpu()
@@ -56,17 +53,98 @@ ExchangeBuffers AllocateExchange(int64_t num_numbers, const at::Device& device) 
 /// Returns the buffers of exchanges in which this rank has no memory for others, allocated by the
 /// first call for a size and a device. Exchanges may share them, because a rank without memory only
 /// reports its failure, and no rank reads the other numbers then.
-ExchangeBuffers ReservedExchange(int64_t num_numbers, const at::Device& device) {
+Buffers ReservedBuffers(int64_t num_numbers, const at::Device& device) {
   static std::mutex mutex;
   // Never destroyed, because PyTorch's allocators may be destroyed earlier.
-  static auto& reserved = *new std::map<std::pair<int64_t, std::string>, ExchangeBuffers>();
+  static auto& reserved = *new std::map<std::pair<int64_t, std::string>, Buffers>();
   const std::lock_guard lock(mutex);
-  ExchangeBuffers& buffers = reserved[{num_numbers, device.str()}];
-  if (!buffers.on_host.defined()) buffers = AllocateExchange(num_numbers, device);
+  Buffers& buffers = reserved[{num_numbers, device.str()}];
+  if (!buffers.on_host.defined()) buffers = AllocateBuffers(num_numbers, device);
   return buffers;
 }
 
 }  // namespace
+
+/// What this rank remembers of its passes with a group. Thread-safe.
+class GroupMemory {
+ public:
+  /// Returns the memory of a group. Groups that have one name one after another share none.
+  static std::shared_ptr<GroupMemory> Of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+    using WeakGroup = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
+    struct Entry {
+      WeakGroup group;
+      std::shared_ptr<GroupMemory> memory;
+    };
+    static std::mutex mutex;
+    // Never destroyed, because PyTorch's allocators may be destroyed earlier.
+    static auto& entries = *new std::map<std::string, Entry>();
+    const std::lock_guard lock(mutex);
+    const std::string& name = group->getGroupName();
+    auto found = entries.find(name);
+    if (found == entries.end() || found->second.group.lock() != group) {
+      Entry entry = {WeakGroup(group), std::make_shared<GroupMemory>()};
+      found = entries.insert_or_assign(name, std::move(entry)).first;
+    }
+    return found->second.memory;
+  }
+
+  /// Appends a failure that the ranks have shared: `on_host` is not 0 after `is_ready` if any rank
+  /// has failed.
+  void AppendFailure(const at::Tensor& on_host, c10::Event is_ready, bool is_mine) {
+    const std::lock_guard lock(mutex_);
+    failures_.push_back({on_host, std::move(is_ready), is_mine});
+  }
+
+  /// Waits for the failures, forgets them and returns the first one.
+  EarlierFailure TakeFailure() {
+    std::vector<SharedFailure> failures;
+    {
+      const std::lock_guard lock(mutex_);
+      failures.swap(failures_);
+    }
+    for (const SharedFailure& failure : failures) {
+      failure.is_ready.synchronize();
+      if (*failure.on_host.const_data_ptr<int64_t>() == 0) continue;
+      return failure.is_mine ? EarlierFailure::kHere : EarlierFailure::kElsewhere;
+    }
+    return EarlierFailure::kNone;
+  }
+
+  /// Remembers the shards of the ranks, of which `rank` is this one.
+  void SetShards(const std::vector<Numbers>& of_ranks, size_t rank) {
+    std::vector<IdRange> shards;
+    for (const Numbers& numbers : of_ranks) shards.push_back({numbers[0], numbers[1]});
+    const std::lock_guard lock(mutex_);
+    const auto [found, is_new] =
+        shards_.try_emplace({shards[rank].begin, shards[rank].end}, shards);
+    // Other shards of the other ranks: nothing is known about this one.
+    const auto is_same = [](const IdRange& a, const IdRange& b) {
+      return a.begin == b.begin && a.end == b.end;
+    };
+    if (!std::equal(shards.begin(), shards.end(), found->second.begin(), found->second.end(),
+                    is_same)) {
+      found->second.clear();
+    }
+  }
+
+  /// Returns the shards of the ranks where this rank has `mine`, or nothing if they are not known.
+  std::vector<IdRange> ShardsWith(IdRange mine) {
+    const std::lock_guard lock(mutex_);
+    const auto found = shards_.find({mine.begin, mine.end});
+    return found == shards_.end() ? std::vector<IdRange>() : found->second;
+  }
+
+ private:
+  struct SharedFailure {
+    at::Tensor on_host;
+    c10::Event is_ready;
+    bool is_mine;
+  };
+
+  std::mutex mutex_;
+  std::vector<SharedFailure> failures_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<IdRange>> shards_;  // by this rank's
+};
 
 void DeferredError::Run(const std::function<void()>& step) {
   if (has_error()) return;
@@ -85,6 +163,7 @@ void DeferredError::Rethrow(bool has_any_rank_failed) const {
 
 RankGroup::RankGroup(const std::string& name) : group_(Resolve(name)) {
   if (group_ != nullptr && group_->getSize() == 1) group_.reset();
+  if (group_ != nullptr) memory_ = GroupMemory::Of(group_);
 }
 
 const RankGroup& RankGroup::Alone() {
@@ -154,9 +233,32 @@ void RankGroup::RunOnAllRanks(const at::Device& device, const std::function<void
   pending.Result();
 }
 
-void RankGroup::ShareError(at::Tensor& has_error, const DeferredError& error) const {
+RankGroup::Buffers RankGroup::AllocateErrorBuffers(const at::Device& device) const {
+  return is_alone() || IsCapturing(device) ? Buffers() : AllocateBuffers(1, device);
+}
+
+void RankGroup::ShareError(const Buffers& buffers, const DeferredError& error) const {
+  at::Tensor has_error = buffers.on_device;
+  if (!has_error.defined()) return error.Rethrow(/*has_any_rank_failed=*/false);
   has_error.fill_(error.has_error() ? 1 : 0);
   Max(has_error);
+  if (has_error.is_cpu()) return error.Rethrow(has_error.item<int64_t>() != 0);
+  buffers.on_host.copy_(has_error, /*non_blocking=*/true);
+  memory_->AppendFailure(buffers.on_host, RecordEvent(has_error.device()), error.has_error());
+  error.Rethrow(/*has_any_rank_failed=*/false);
+}
+
+std::vector<RankGroup::Numbers> RankGroup::KnownShards(const Numbers& own) const {
+  const std::vector<IdRange> shards = memory_->ShardsWith({own[0], own[1]});
+  TORCH_CHECK_VALUE(!shards.empty(),
+                    "process_group: before a CUDA graph captures a call with a group of several "
+                    "ranks, make the same call once outside of the graph, in which the ranks tell "
+                    "each other their parts of the vocabulary. They must be the only ones of this "
+                    "group in which this rank has ids [",
+                    own[0], ", ", own[1], ")");
+  std::vector<Numbers> numbers;
+  for (const IdRange& shard : shards) numbers.push_back({shard.begin, shard.end, own[2]});
+  return numbers;
 }
 
 RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
@@ -166,8 +268,17 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
     pending.own_ = {work().own};
     return pending;
   }
-  ExchangeBuffers buffers = ReservedExchange(NumNumbers(size()), device);
-  pending.error_.Run([&] { buffers = AllocateExchange(NumNumbers(size()), device); });
+  if (IsCapturing(device)) {
+    TORCH_CHECK_VALUE(group_->getBackendName() != "gloo",
+                      "process_group: a CUDA graph cannot contain collectives of gloo; use nccl");
+    const RankInfo mine = work();
+    pending.own_ = mine.has_shard ? KnownShards(mine.own) : std::vector<Numbers>();
+    return pending;
+  }
+  Buffers buffers = ReservedBuffers(NumNumbers(size()), device);
+  pending.error_.Run([&] { buffers = AllocateBuffers(NumNumbers(size()), device); });
+  pending.memory_ = memory_;
+  pending.rank_ = static_cast<size_t>(rank());
   pending.max_ = buffers.on_host;
   RankInfo mine;
   pending.error_.Run([&] {
@@ -186,6 +297,7 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
     numbers[2 + 2 * i] = ~value;
   }
   pending.common_ = std::move(mine.common);
+  pending.has_shards_ = mine.has_shard;
   std::copy(mine.own.begin(), mine.own.end(),
             numbers + kFirstOwn + static_cast<size_t>(rank()) * mine.own.size());
   if (device.is_cpu()) {
@@ -195,8 +307,7 @@ RankGroup::PendingInfo RankGroup::StartExchange(const at::Device& device,
   buffers.on_device.copy_(pending.max_, /*non_blocking=*/true);
   Max(buffers.on_device);
   pending.max_.copy_(buffers.on_device, /*non_blocking=*/true);
-  pending.is_ready_.emplace(device.type());
-  pending.is_ready_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  pending.is_ready_ = RecordEvent(device);
   return pending;
 }
 
@@ -204,7 +315,16 @@ std::vector<RankGroup::Numbers> RankGroup::PendingInfo::Result() {
   if (!max_.defined()) return own_;
   if (is_ready_.has_value()) is_ready_->synchronize();
   const auto* const numbers = max_.const_data_ptr<int64_t>();
+  if (!earlier_failure_.has_value()) earlier_failure_ = memory_->TakeFailure();
   error_.Rethrow(numbers[0] != 0);
+  TORCH_CHECK(
+      earlier_failure_ != EarlierFailure::kHere,
+      "this rank failed in an earlier backward pass or loss of the group, whose other ranks "
+      "learn of it only now");
+  TORCH_CHECK(earlier_failure_ == EarlierFailure::kNone,
+              "an earlier backward pass or loss of the group failed on another rank, after this "
+              "rank had enqueued its part; see the error of that rank. The gradients that this "
+              "rank computed are wrong");
   std::string different;
   for (size_t i = 0; i < kCommonMax; ++i) {
     if (numbers[1 + 2 * i] == ~numbers[2 + 2 * i]) continue;
@@ -219,6 +339,7 @@ std::vector<RankGroup::Numbers> RankGroup::PendingInfo::Result() {
   for (const int64_t* own = numbers + kFirstOwn; own < end; own += Numbers().size()) {
     std::copy_n(own, Numbers().size(), own_of_ranks.emplace_back().begin());
   }
+  if (has_shards_) memory_->SetShards(own_of_ranks, rank_);
   return own_of_ranks;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -33,6 +34,11 @@ class DeferredError {
  private:
   std::exception_ptr error_;
 };
+
+class GroupMemory;
+
+/// Whether a rank of the group failed in an earlier pass: none, another one, or this one.
+enum class EarlierFailure { kNone, kElsewhere, kHere };
 
 /// The ranks that hold the shards of one head, or this process alone. Ranks call the functions
 /// together and in the same order. The group's backend determines how collectives are enqueued. A
@@ -76,9 +82,20 @@ class RankGroup {
   /// supports.
   void RunOnAllRanks(const at::Device& device, const std::function<void()>& work) const;
 
-  /// Sets `has_error`, int32 [1] on a device that the group's backend supports, to 1 if any rank
-  /// has an error, else to 0. Does not wait for the result.
-  void ShareError(at::Tensor& has_error, const DeferredError& error) const;
+  /// Memory for numbers that the ranks exchange.
+  struct Buffers {
+    at::Tensor on_host;    ///< int64; copies from and to it do not wait.
+    at::Tensor on_device;  ///< Of the same size. Is on_host itself on a CPU.
+  };
+
+  /// Returns memory for ShareError, which must not fail; undefined tensors if nothing is shared.
+  Buffers AllocateErrorBuffers(const at::Device& device) const;
+
+  /// Ends a pass: throws this rank's error if there is one, and tells the other ranks. They throw
+  /// too; on a GPU, for which the host does not wait here, all ranks do so when the host waits for
+  /// their next exchange (PendingInfo::Result). While a CUDA graph is captured nothing is shared.
+  /// `buffers` are from AllocateErrorBuffers.
+  void ShareError(const Buffers& buffers, const DeferredError& error) const;
 
   /// Numbers that may differ between ranks.
   using Numbers = std::array<int64_t, 3>;
@@ -94,6 +111,7 @@ class RankGroup {
   struct RankInfo {
     std::vector<CommonNumber> common;  ///< At most kCommonMax numbers.
     Numbers own = {};
+    bool has_shard = false;  ///< `own` begins with the first id of the rank's shard, and the end.
   };
   static constexpr size_t kCommonMax = 48;
 
@@ -103,6 +121,11 @@ class RankGroup {
   /// is shared too and is thrown by PendingInfo::Result; a rank that is alone throws here. So is a
   /// lack of memory for the exchange itself, except in a process's first exchange with as many
   /// ranks, in which a rank without memory throws at once and the others wait.
+  ///
+  /// While a CUDA graph is captured nothing is exchanged. The shards of the ranks are those of the
+  /// earlier exchanges in which this rank had the same shard, and each third number is this rank's.
+  /// Throws c10::ValueError if there was none, if their shards differed, or if the group's backend
+  /// is gloo.
   PendingInfo StartExchange(const at::Device& device, const std::function<RankInfo()>& work) const;
 
  private:
@@ -110,7 +133,11 @@ class RankGroup {
                                                 c10d::ReduceOp::RedOpType operation) const;
   void Reduce(at::Tensor& values, c10d::ReduceOp::RedOpType operation) const;
 
+  /// Returns the ranks' own numbers that StartExchange uses in a CUDA graph.
+  std::vector<Numbers> KnownShards(const Numbers& own) const;
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::shared_ptr<GroupMemory> memory_;  // null if the rank is alone
 };
 
 /// A sum over the ranks that is still running.
@@ -137,16 +164,21 @@ class RankGroup::PendingInfo {
   bool has_error() const { return error_.has_error(); }
 
   /// Waits for the collective, but not for work that was enqueued after it. Returns each rank's
-  /// own numbers. Throws on every rank when the work of any rank threw, and a c10::ValueError that
-  /// names the arguments when the ranks' common numbers differ.
+  /// own numbers. May be called several times, with the same outcome. Throws on every rank when the
+  /// work of any rank threw, a c10::ValueError that names the arguments when the ranks' common
+  /// numbers differ, and the errors of earlier passes (ShareError).
   std::vector<Numbers> Result();
 
  private:
   friend class RankGroup;
 
   DeferredError error_;
-  std::vector<CommonNumber> common_;    // of this rank
-  std::vector<Numbers> own_;            // result when the rank is alone
+  std::shared_ptr<GroupMemory> memory_;
+  size_t rank_ = 0;
+  bool has_shards_ = false;
+  std::optional<EarlierFailure> earlier_failure_;  // absent: not read yet
+  std::vector<CommonNumber> common_;               // of this rank
+  std::vector<Numbers> own_;                       // result if nothing is exchanged
   at::Tensor max_;                      // result of the collective, on the host; else undefined
   std::optional<c10::Event> is_ready_;  // absent: max_ is ready already
 };

@@ -6,6 +6,7 @@
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "kernels/torch_ops/types/loss.h"
 
@@ -39,9 +40,14 @@ int64_t DeviceOps::FreeBytes(int64_t /*device*/, int64_t /*enough*/) const { ret
 
 bool DeviceOps::IsCapturing(at::Device /*device*/) const { return false; }
 
-bool IsCapturing(const at::Tensor& on_device) {
-  const at::Device device = on_device.device();
-  return DeviceOps::For(device.type()).IsCapturing(device);
+bool IsCapturing(at::Device device) { return DeviceOps::For(device.type()).IsCapturing(device); }
+
+bool IsCapturing(const at::Tensor& on_device) { return IsCapturing(on_device.device()); }
+
+c10::Event RecordEvent(at::Device device) {
+  c10::Event event(device.type());
+  event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
 }
 
 RowSubset DeviceOps::CompactRows(const at::Tensor& target, int64_t ignore_index,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <cstdint>
 
@@ -46,8 +47,13 @@ class DeviceOps {
   virtual void Scale(at::Tensor& gradient, const at::Tensor& factor) const;
 };
 
-/// Calls DeviceOps::IsCapturing for the device of a tensor.
+/// Calls DeviceOps::IsCapturing for a device, or for that of a tensor.
+bool IsCapturing(at::Device device);
 bool IsCapturing(const at::Tensor& on_device);
+
+/// Returns an event that happens when the work that the current stream of the device has now is
+/// done. The device is not a CPU.
+c10::Event RecordEvent(at::Device device);
 
 /// Returns the operations for CUDA devices. Defined only in builds with CUDA.
 const DeviceOps& CudaDeviceOps();

@@ -1,12 +1,16 @@
 #include "kernels/torch_ops/rows/listed_pairs.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 
+#include <memory>
 #include <vector>
 
 #include "kernels/torch_ops/rows/device_ops.h"
@@ -15,6 +19,28 @@
 
 namespace logprobd::torch_ops {
 namespace {
+
+/// Numbers that the device writes while the host goes on.
+class PendingNumbers {
+ public:
+  /// Starts to copy int64 numbers to the host.
+  explicit PendingNumbers(const at::Tensor& numbers) : on_host_(numbers) {
+    if (numbers.is_cpu()) return;
+    on_host_ = at::empty(numbers.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
+    on_host_.copy_(numbers, /*non_blocking=*/true);
+    is_ready_ = std::make_shared<c10::Event>(RecordEvent(numbers.device()));
+  }
+
+  /// Waits for the numbers.
+  const int64_t* Result() const {
+    if (is_ready_ != nullptr) is_ready_->synchronize();
+    return on_host_.const_data_ptr<int64_t>();
+  }
+
+ private:
+  at::Tensor on_host_;
+  std::shared_ptr<c10::Event> is_ready_;  // null: they are there
+};
 
 /// Returns the sum of (i + 1) * values[i], modulo 2^64.
 at::Tensor Checksum(const at::Tensor& values) {
@@ -61,31 +87,50 @@ PairsInBlock FindPairs(const ListedPairs& pairs, int64_t num_rows, int64_t num_c
           is_below(pairs.rows, num_rows).logical_and_(is_below(pairs.ids, num_columns))};
 }
 
-CandidateNumbers ReadCandidates(const Pass& pass) {
+std::function<CandidateNumbers()> StartReadingCandidates(const Pass& pass) {
   const MaybeTensor& given = pass.inputs.candidate_ids;
-  if (!given.has_value() || pass.device_ops->IsCapturing(pass.device())) return {};
-  const at::Tensor ids = Flat(*given).to(at::kLong);
-  std::vector<at::Tensor> numbers;
-  if (pass.inputs.candidate_offsets.has_value()) {
-    const at::Tensor offsets = pass.inputs.candidate_offsets->to(at::kLong);
-    const at::Tensor decreases = offsets.diff() < 0;
-    numbers = {offsets[0], offsets[-1], decreases.any().to(at::kLong), Checksum(offsets)};
-  } else {
-    const at::Tensor zero = ids.new_zeros({});
-    numbers = {zero, zero + ids.numel(), zero, zero};
+  if (!given.has_value() || pass.device_ops->IsCapturing(pass.device())) {
+    return [] { return CandidateNumbers(); };
   }
-  if (ids.numel() > 0) numbers.insert(numbers.end(), {ids.min(), ids.max(), Checksum(ids)});
-  const at::Tensor read = at::stack(numbers).cpu();
-  const auto* const values = read.const_data_ptr<int64_t>();
-  TORCH_CHECK_VALUE(values[0] == 0 && values[1] == ids.numel() && values[2] == 0,
-                    "candidate_offsets begins with ", values[0], ", ends with ", values[1],
-                    values[2] == 0 ? "" : " and decreases in between",
-                    ": it must not decrease from 0 to the number of candidate_ids, ", ids.numel());
-  if (ids.numel() == 0) return {};
-  return {.min_id = values[4],
-          .max_id = values[5],
-          .ids_checksum = values[6],
-          .offsets_checksum = values[3]};
+  const at::Tensor ids = Flat(*given).to(at::kLong);
+  const int64_t num_ids = ids.numel();
+  const bool has_offsets = pass.inputs.candidate_offsets.has_value();
+  const bool has_checksums = !pass.is_alone;
+  std::vector<at::Tensor> numbers;  // in the order in which they are read below
+  if (has_offsets) {
+    const at::Tensor offsets = pass.inputs.candidate_offsets->to(at::kLong);
+    numbers = {offsets[0], offsets[-1], (offsets.diff() < 0).any().to(at::kLong)};
+    if (has_checksums) numbers.push_back(Checksum(offsets));
+  }
+  if (num_ids > 0) {
+    const auto [min_id, max_id] = at::aminmax(ids);
+    numbers.insert(numbers.end(), {min_id, max_id});
+    if (has_checksums) numbers.push_back(Checksum(ids));
+  }
+  if (numbers.empty()) {
+    return [] { return CandidateNumbers(); };
+  }
+  const PendingNumbers read(at::stack(numbers));
+  return [=] {
+    CandidateNumbers result;
+    const int64_t* next = read.Result();
+    if (has_offsets) {
+      const auto begin = *next++;
+      const auto end = *next++;
+      const bool decreases = *next++ != 0;
+      TORCH_CHECK_VALUE(begin == 0 && end == num_ids && !decreases,
+                        "candidate_offsets begins with ", begin, ", ends with ", end,
+                        decreases ? " and decreases in between" : "",
+                        ": it must not decrease from 0 to the number of candidate_ids, ", num_ids);
+      if (has_checksums) result.offsets_checksum = *next++;
+    }
+    if (num_ids > 0) {
+      result.min_id = *next++;
+      result.max_id = *next++;
+      if (has_checksums) result.ids_checksum = *next++;
+    }
+    return result;
+  };
 }
 
 void CheckCandidateIds(const CandidateNumbers& numbers, const Pass& pass) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 
 #include "kernels/torch_ops/types/linear_logprob.h"
 
@@ -45,14 +46,15 @@ PairsInBlock FindPairs(const ListedPairs& pairs, int64_t num_rows, int64_t num_c
 struct CandidateNumbers {
   int64_t min_id = 0;
   int64_t max_id = 0;
-  // These depend on the order of the values, modulo 2^64.
+  // These depend on the order of the values, modulo 2^64, for comparison with other ranks.
   int64_t ids_checksum = 0;
   int64_t offsets_checksum = 0;  ///< 0 without offsets.
 };
 
-/// Waits for the device to read the candidates. While a CUDA graph is captured nothing is read.
-/// Throws c10::ValueError for offsets that do not increase from 0 to the number of ids.
-CandidateNumbers ReadCandidates(const Pass& pass);
+/// Starts to read the candidates, and returns a function that waits for the device to have read
+/// them. While a CUDA graph is captured nothing is read. The function throws c10::ValueError for
+/// offsets that do not increase from 0 to the number of ids. Checksums are 0 if the rank is alone.
+std::function<CandidateNumbers()> StartReadingCandidates(const Pass& pass);
 
 /// Throws c10::IndexError if a candidate is not an id of the vocabulary, whose size is known.
 void CheckCandidateIds(const CandidateNumbers& numbers, const Pass& pass);

@@ -124,7 +124,7 @@ void CheckTargets(const RowSubset& subset, const at::Tensor& target, const Pass&
 }
 
 void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Pass& pass) {
-  if (pass.options.out_of_vocab_is_zero) return;
+  if (pass.options.out_of_vocab_is_zero || rows.is_unchecked) return;
   const at::Tensor out_of_vocab = at::nonzero(num_owners == 0).squeeze(1);
   if (out_of_vocab.size(0) == 0) return;
   const auto first = out_of_vocab[0].item<int64_t>();

@@ -151,7 +151,7 @@ TargetColumns FindTargets(const Rows& rows, int64_t first, int64_t count);
 void CheckTargets(const RowSubset& subset, const at::Tensor& target, const Pass& pass);
 
 /// Performs the check of CheckTargets with the number of ranks that have each row's target, int64
-/// [n]. Waits for the GPU.
+/// [n]. Waits for the GPU, unless a CUDA graph is captured, where nothing is checked.
 void CheckTargetOwners(const Rows& rows, const at::Tensor& num_owners, const Pass& pass);
 
 }  // namespace logprobd::torch_ops

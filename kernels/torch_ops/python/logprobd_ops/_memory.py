@@ -109,13 +109,15 @@ def logit_cache(
     """Returns what linear_logprob caches for these arguments. Raises a ValueError that names the
     argument if one is invalid."""
     check_memory(memory)
-    budget = budget_bytes(memory_budget, hidden, weight) if memory == "auto" else None
+    if memory == "auto" and memory_budget is not None:
+        memory_budget = _whole_bytes(memory_budget)
     if memory == "recompute" or not any(gradients_needed(hidden, weight, bias)):
-        return LogitCache()
+        return LogitCache()  # A query of the free memory would take longer than all the rest.
     kind = cache_kind(hidden, weight, autocast=autocast)
     is_hooked = are_saved_tensors_hooked()
     rows = target.numel()
-    if budget is not None:
+    if memory == "auto":
+        budget = budget_bytes(memory_budget, hidden, weight)
         dtypes = dtype_after_autocast(hidden, autocast), dtype_after_autocast(weight, autocast)
         rows_max = _cacheable_rows(kind, *dtypes, _as_number(weight.shape[0]), _as_number(budget))
         if is_hooked or rows_max == 0:

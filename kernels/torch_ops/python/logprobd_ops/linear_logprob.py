@@ -118,7 +118,8 @@ def linear_logprob(
         vocab_valid: ids from this one on are padding and are ignored. Default: the whole vocabulary.
         process_group: the ranks that hold the other rows of the weight. All ranks call with the same target
             and get the same scores. The gradient of hidden is summed over the group. A group of one
-            rank is like None. A CUDA graph can contain calls with None or a group of one rank only.
+            rank is like None. A CUDA graph can contain calls with a group over NCCL if the same calls have run
+            outside of it before; the ranks do not compare their arguments in a graph.
         sequence_parallel: hidden holds this rank's equal part of the rows, in the order of ranks. Its
             gradient is this rank's part of the sum.
         hidden_gradient: "sum": the operator sums the gradient of hidden over process_group.
@@ -176,7 +177,10 @@ def linear_logprob(
             names the argument. It is raised on every rank if the ranks' targets, candidates, sizes or
             options differ, if only some ranks record gradients, or if their shards overlap.
         IndexError: a target or a candidate is outside the vocabulary; the message names the row or the id.
-        RuntimeError: another rank of the group failed.
+        RuntimeError: another rank of the group failed. If it failed in a backward or a loss after the ranks had
+            compared their arguments, ranks on GPUs, which do not wait there, raise this error in their next call: the
+            gradients that they already have are wrong. Trainers that go on after an error must ask all ranks for
+            errors before they use the gradients of a step.
     """
     check_tensors(weight_grad=weight_grad)
     parallel = VocabularyParallel(

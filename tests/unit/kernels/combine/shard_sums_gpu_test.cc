@@ -24,18 +24,37 @@ struct ShardStep {
   std::vector<int64_t> row_sums;
 };
 
+/// Which of several shards has the targets of which rows: row r's is in shard r % num_shards.
+struct TargetOwner {
+  size_t shard;
+  size_t num_shards;
+};
+
+int64_t NumFields(const Ask& ask, bool has_targets) {
+  return NumSumFields(ask.squares, ask.entropy_sums) + (has_targets ? 2 : 0);
+}
+
 /// Runs a step of the shard with tiles [begin, end): LaunchShardExponents if `row_exponents` is
-/// null, else LaunchShardSums.
+/// null, else LaunchShardSums, with the targets if there is an `owner`.
 ShardStep RunShard(const PartialsCase& c, const Ask& ask, int64_t begin, int64_t end,
-                   const std::vector<int32_t>* row_exponents) {
+                   const std::vector<int32_t>* row_exponents, const TargetOwner* owner = nullptr) {
   const int64_t num_rows = c.num_rows;
+  std::vector<int32_t> columns(c.target_logits.size(), 3);
+  std::vector<float> logits = c.target_logits;
+  for (size_t row = 0; owner != nullptr && row < columns.size(); ++row) {
+    if (row % owner->num_shards == owner->shard) continue;
+    columns[row] = -1;
+    logits[row] = -77.0F;  // Not read.
+  }
+  const DeviceArray<int32_t> target_columns(columns);
+  const DeviceArray<float> target_logits(logits);
   const DeviceArray<TileSums> sums(ShardOf(c, c.sums, begin, end));
   const DeviceArray<TileSums> entropy_sums(ShardOf(c, c.entropy_sums, begin, end));
   const auto num_exponents = static_cast<size_t>(NumSumSets(ask.entropy_sums) * num_rows);
   const DeviceArray<int32_t> exponents(
       row_exponents == nullptr ? std::vector<int32_t>(num_exponents, -77) : *row_exponents);
-  const DeviceArray<int64_t> row_sums(std::vector<int64_t>(
-      static_cast<size_t>(NumSumFields(ask.squares, ask.entropy_sums) * num_rows), -77));
+  const DeviceArray<int64_t> row_sums(
+      std::vector<int64_t>(static_cast<size_t>(NumFields(ask, owner != nullptr) * num_rows), -77));
   ShardSumsParams params;
   params.num_rows = num_rows;
   params.num_tiles = end - begin;
@@ -44,6 +63,10 @@ ShardStep RunShard(const PartialsCase& c, const Ask& ask, int64_t begin, int64_t
   if (ask.entropy_sums) params.entropy_sums = entropy_sums.data();
   params.wants_sum_squares = ask.squares;
   params.exponents = exponents.data();
+  if (owner != nullptr) {
+    params.target_columns = target_columns.data();
+    params.target_logits = target_logits.data();
+  }
   params.row_sums = row_sums.data();
   EXPECT_EQ(row_exponents == nullptr ? LaunchShardExponents(params, nullptr)
                                      : LaunchShardSums(params, nullptr),
@@ -51,8 +74,10 @@ ShardStep RunShard(const PartialsCase& c, const Ask& ask, int64_t begin, int64_t
   return {exponents.Read(), row_sums.Read()};
 }
 
-/// Computes scores shard by shard, with reductions on the host.
-Outputs ScoreShards(const PartialsCase& c, const Ask& ask, const std::vector<int64_t>& cuts) {
+/// Computes scores shard by shard, with reductions on the host. With `exchanges_targets` each shard
+/// knows only the logits of its own targets.
+Outputs ScoreShards(const PartialsCase& c, const Ask& ask, const std::vector<int64_t>& cuts,
+                    bool exchanges_targets = false) {
   std::vector<int32_t> exponents(static_cast<size_t>(NumSumSets(ask.entropy_sums) * c.num_rows),
                                  kEmptyExponent);
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -61,22 +86,31 @@ Outputs ScoreShards(const PartialsCase& c, const Ask& ask, const std::vector<int
       exponents[j] = std::max(exponents[j], step.exponents[j]);
     }
   }
-  std::vector<int64_t> row_sums(
-      static_cast<size_t>(NumSumFields(ask.squares, ask.entropy_sums) * c.num_rows), 0);
+  const int64_t num_fields = NumFields(ask, exchanges_targets);
+  std::vector<int64_t> row_sums(static_cast<size_t>(num_fields * c.num_rows), 0);
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    const ShardStep step = RunShard(c, ask, cuts[i], cuts[i + 1], &exponents);
+    const TargetOwner owner = {i, cuts.size() - 1};
+    const ShardStep step =
+        RunShard(c, ask, cuts[i], cuts[i + 1], &exponents, exchanges_targets ? &owner : nullptr);
     for (size_t j = 0; j < row_sums.size(); ++j) row_sums[j] += step.row_sums[j];
   }
   const ScoresRun run(c);
   const DeviceArray<int32_t> exponents_array(exponents);
   const DeviceArray<int64_t> row_sums_array(row_sums);
-  EXPECT_EQ(LaunchShardScores({.scores = run.Params(ask),
-                               .has_sum_squares = ask.squares,
-                               .has_entropy_sums = ask.entropy_sums,
-                               .exponents = exponents_array.data(),
-                               .row_sums = row_sums_array.data()},
-                              nullptr),
-            cudaSuccess);
+  const DeviceArray<float> target_logits(std::vector<float>(c.target_logits.size(), -77.0F));
+  ShardScoresParams params;
+  params.scores = run.Params(ask);
+  params.has_sum_squares = ask.squares;
+  params.has_entropy_sums = ask.entropy_sums;
+  params.exponents = exponents_array.data();
+  params.row_sums = row_sums_array.data();
+  if (exchanges_targets) {
+    params.scores.target_logits = params.target_logits = target_logits.data();
+    for (size_t i = row_sums.size() - c.target_logits.size(); i < row_sums.size(); ++i) {
+      EXPECT_EQ(row_sums[i], 1) << "shards that have the target";
+    }
+  }
+  EXPECT_EQ(LaunchShardScores(params, nullptr), cudaSuccess);
   return run.Read();
 }
 
@@ -108,6 +142,31 @@ TEST_F(ShardSumsTest, OutputsThatAreNotRequestedAreNotWrittenAndChangeNoBits) {
 
       ExpectSameBits(shards, whole);
     }
+  }
+}
+
+TEST_F(ShardSumsTest, ShardsThatKnowTheirOwnTargetsGiveTheBitsOfRowScores) {
+  for (const int64_t rows : {7, 600}) {
+    const PartialsCase c = MakeCase(rows);
+    for (const Ask ask : {Ask{true, true}, Ask{true, false}, Ask{false, true}}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows, squares " << ask.squares
+                                        << ", own entropy temperature " << ask.entropy_sums);
+      const Outputs whole = ScoreWhole(c, ask);
+
+      const Outputs shards = ScoreShards(c, ask, {0, 3, 4, 29}, /*exchanges_targets=*/true);
+
+      ExpectSameBits(shards, whole);
+    }
+  }
+}
+
+TEST_F(ShardSumsTest, AShardWithoutTilesAddsNothing) {
+  for (const int64_t rows : {7, 600}) {
+    const PartialsCase c = MakeCase(rows);
+
+    const Outputs shards = ScoreShards(c, {}, {0, 0, 29});
+
+    ExpectSameBits(shards, ScoreWhole(c, {}));
   }
 }
 
@@ -169,8 +228,10 @@ TEST_F(ShardSumsTest, RefusesBrokenBounds) {
   EXPECT_EQ(sums_with([](Params&) {}), cudaSuccess);
   EXPECT_EQ(sums_with([](Params& p) { p.num_rows = 0; }), cudaSuccess);
   EXPECT_EQ(sums_with([](Params& p) { p.num_rows = -1; }), cudaErrorInvalidValue);
-  EXPECT_EQ(sums_with([](Params& p) { p.num_tiles = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(sums_with([](Params& p) { p.num_tiles = 0; }), cudaSuccess);
+  EXPECT_EQ(sums_with([](Params& p) { p.num_tiles = -1; }), cudaErrorInvalidValue);
   EXPECT_EQ(sums_with([](Params& p) { p.sums = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(sums_with([](Params& p) { p.target_columns = p.exponents; }), cudaErrorInvalidValue);
   EXPECT_EQ(sums_with([](Params& p) { p.exponents = nullptr; }), cudaErrorInvalidValue);
   EXPECT_EQ(sums_with([](Params& p) { p.row_sums = nullptr; }), cudaErrorInvalidValue);
   good.row_sums = nullptr;

@@ -1,11 +1,12 @@
 """Tests of shards of a head on several GPU ranks. Gloo ranks share one GPU; each NCCL rank has its own GPU."""
 
+import contextlib
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_cases import make_case
+from gpu_cases import make_case, memory_limited_to
 from logprobd_ops import linear_logprob_loss
 from logprobd_ops.linear_logprob import linear_logprob
 from torch import Tensor
@@ -80,26 +81,43 @@ def computed(
     return scores | {"loss": loss, "d_hidden": d_hidden, "d_weight": d_weight}
 
 
-def refusals_in_a_graph(hidden: Tensor, shard: Tensor, target: Tensor, options: dict) -> list[str]:
-    """Returns the errors of a forward, a backward and a loss that a CUDA graph captures."""
+def computed_in_a_graph(
+    hidden: Tensor, shard: Tensor, target: Tensor, options: dict
+) -> dict[str, str | list[Tensor]]:
+    """Returns the error of a capture before the same call has run, and then the results of a graph and of the call that
+    it captures, both for other hidden states than those of the capture."""
+    hidden, shard = (each.detach().clone().requires_grad_() for each in (hidden, shard))
     side = torch.cuda.Stream()
+
+    def step(weight: Tensor) -> list[Tensor]:
+        scores = linear_logprob(hidden, weight, target, return_argmax=True, **options)
+        loss = linear_logprob_loss(hidden, weight, target, logprob_coef=-1.0, **options).loss
+        gradients = torch.autograd.grad(scores.logprob.sum() + loss, (hidden, weight))
+        return [scores.logprob.detach(), scores.argmax, loss.detach(), *gradients]
+
+    def capture(weight: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            results = step(weight)
+        return graph, results
+
+    refusal = ""
+    unknown = shard.detach()[: max(len(shard) - 192, 0)].requires_grad_()
+    try:
+        capture(unknown)
+    except ValueError as error:
+        refusal = str(error)
+    if "gloo" in refusal:
+        return {"refusal": refusal}
     side.wait_stream(torch.cuda.current_stream())
-    hidden, shard = (each.detach().requires_grad_() for each in (hidden, shard))
     with torch.cuda.stream(side):  # A backward runs on the stream of its forward.
-        scores = linear_logprob(hidden, shard, target, **options)
-    attempts = (
-        lambda: linear_logprob(hidden, shard, target, **options),
-        lambda: torch.autograd.grad(scores.logprob.sum(), (hidden, shard)),
-        lambda: linear_logprob_loss(hidden, shard, target, logprob_coef=-1.0, **options),
-    )
-    refusals = []
-    for attempt in attempts:
-        try:
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side):
-                attempt()
-        except ValueError as error:
-            refusals.append(str(error))
-    return refusals
+        step(shard)
+    graph, of_graph = capture(shard)
+    with torch.no_grad():
+        hidden.mul_(0.5)
+    graph.replay()
+    of_graph = [result.clone() for result in of_graph]
+    return {"refusal": refusal, "graph": of_graph, "call": step(shard)}
 
 
 def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> None:
@@ -139,7 +157,7 @@ def serve(rank: int, backend: str, cuts: list[int], store: str, out: str) -> Non
         scores[0].sum().backward()
     except (RuntimeError, ValueError) as error:
         results["failure in the backward"] = str(error)
-    results["captures"] = refusals_in_a_graph(hidden, shard, target, options)
+    results["graph"] = computed_in_a_graph(hidden, shard, target, options)
     torch.save(results, f"{out}{rank}")
     dist.destroy_process_group()
 
@@ -178,6 +196,10 @@ def serve_short_of_memory(rank: int, store: str, out: str) -> None:
     del weight, memory
     options = {"vocab_start": rank * half, "process_group": dist.group.WORLD}
 
+    def tell_errors() -> None:
+        """Raises the error of another rank's backward, which the ranks share in their next call."""
+        linear_logprob(hidden.detach()[:1], shard.detach(), target[:1], **options)
+
     def score() -> None:
         scores = linear_logprob(
             *(hidden, shard, target, bias),
@@ -203,11 +225,13 @@ def serve_short_of_memory(rank: int, store: str, out: str) -> None:
             limit = (torch.cuda.memory_reserved() + step * MIB) / total if rank == 1 else 1.0
             torch.cuda.set_per_process_memory_fraction(limit)
             taken = take_small_memory() if rank == 1 and step == 0 else []
-            try:
-                compute()
-                outcomes[name].append("")
-            except RuntimeError as error:
-                outcomes[name].append(str(error))
+            errors = []
+            for call in (compute, tell_errors):
+                try:
+                    call()
+                except RuntimeError as error:
+                    errors.append(str(error))
+            outcomes[name].append(errors[0] if errors else "")
             del taken
             torch.cuda.set_per_process_memory_fraction(1.0)
             if not outcomes[name][-1]:
@@ -230,6 +254,63 @@ def test_every_rank_learns_that_one_has_too_little_memory(tmp_path):
         for error, of_the_other in failed:
             assert "out of memory" in error
             assert "failed on another rank" in of_the_other
+
+
+def serve_failing_backward(rank: int, has_columns: bool, store: str, out: str) -> None:
+    """Runs one of two ranks. Rank 0 has no memory for its block of gradients in one of two backward passes. Unless
+    `has_columns`, the shard of rank 1 is padding."""
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=30),
+    )
+    half = 50_112
+    hidden, weight, target = make_case(rows=2_000, vocab=2 * half)
+    shard = weight.detach()[rank * half :][:half].clone().requires_grad_()
+    options = {"vocab_start": rank * half, "process_group": dist.group.WORLD, "memory": "recompute"}
+    if not has_columns:
+        target = target.clamp_max(half - 1)
+        options["vocab_valid"] = half
+    errors = []
+
+    def attempt(call) -> None:
+        try:
+            call()
+            errors.append("")
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    def score() -> Tensor:
+        return linear_logprob(hidden, shard, target, **options).logprob.sum()
+
+    score().backward()  # takes the memory of cuBLAS and of the kernels' code
+    first, second = score(), score()
+    with memory_limited_to(64) if rank == 0 else contextlib.nullcontext():
+        attempt(first.backward)
+    attempt(second.backward)  # The host learns of the error here.
+    attempt(score)
+    torch.save(errors, f"{out}{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("has_columns", (True, False))
+def test_ranks_learn_in_their_next_call_that_one_failed_in_a_backward(tmp_path, has_columns):
+    torch.multiprocessing.spawn(
+        serve_failing_backward,
+        (has_columns, str(tmp_path / "store"), str(tmp_path / "out")),
+        nprocs=2,
+    )
+    failed, healthy = (torch.load(tmp_path / f"out{rank}") for rank in (0, 1))
+
+    assert "out of memory" in failed[0]
+    assert failed[1].startswith("this rank failed in an earlier backward pass")
+    assert failed[2] == ""
+    assert healthy[0] == ""
+    assert healthy[1].startswith("an earlier backward pass or loss of the group failed on another")
+    assert healthy[2] == ""
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -292,10 +373,15 @@ def test_different_targets_raise_on_every_rank(ranks):
         assert "called with different" in rank["refusal"]
 
 
-def test_a_graph_cannot_capture_a_group_of_several_ranks(ranks):
+def test_a_graph_contains_calls_of_a_group_over_nccl(ranks, backend):
     for rank in ranks:
-        assert len(rank["captures"]) == 3
-        assert all("process_group" in refusal for refusal in rank["captures"])
+        if backend == "gloo":
+            assert "gloo" in rank["graph"]["refusal"]
+            continue
+        assert "outside of the graph" in rank["graph"]["refusal"]
+        for of_graph, of_call in zip(rank["graph"]["graph"], rank["graph"]["call"], strict=True):
+            torch.testing.assert_close(of_graph, of_call, rtol=1e-2, atol=1e-4)
+        assert torch.equal(rank["graph"]["graph"][1], rank["graph"]["call"][1])
 
 
 @pytest.mark.parametrize(("where", "what"), (("forward", "hidden"), ("backward", "weight_grad")))
