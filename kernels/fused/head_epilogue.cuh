@@ -199,7 +199,7 @@ class HeadEpilogue {
       if (writes) StoreTileSums(params_.entropy_sums + partial, entropy_origin, entropy_sums);
     }
     if (params_.rank_counts != nullptr) {
-      AddRank(logits, some_row, writes, first_column, max_logit);
+      AddRank(logits, some_row, writes, first_column, max_logit);  // on all lanes
     }
     if (!has_row) return;
     // Where exponentials are cached, no register was left for it before.

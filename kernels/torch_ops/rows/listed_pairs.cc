@@ -88,10 +88,9 @@ PairsInBlock FindPairs(const ListedPairs& pairs, int64_t num_rows, int64_t num_c
 }
 
 std::function<CandidateNumbers()> StartReadingCandidates(const Pass& pass) {
+  const auto nothing = [] { return CandidateNumbers(); };
   const MaybeTensor& given = pass.inputs.candidate_ids;
-  if (!given.has_value() || pass.device_ops->IsCapturing(pass.device())) {
-    return [] { return CandidateNumbers(); };
-  }
+  if (!given.has_value() || pass.device_ops->IsCapturing(pass.device())) return nothing;
   const at::Tensor ids = Flat(*given).to(at::kLong);
   const int64_t num_ids = ids.numel();
   const bool has_offsets = pass.inputs.candidate_offsets.has_value();
@@ -107,9 +106,7 @@ std::function<CandidateNumbers()> StartReadingCandidates(const Pass& pass) {
     numbers.insert(numbers.end(), {min_id, max_id});
     if (has_checksums) numbers.push_back(Checksum(ids));
   }
-  if (numbers.empty()) {
-    return [] { return CandidateNumbers(); };
-  }
+  if (numbers.empty()) return nothing;
   const PendingNumbers read(at::stack(numbers));
   return [=] {
     CandidateNumbers result;
