@@ -113,6 +113,7 @@ class GroupMemory {
   /// Remembers the shards of the ranks, of which `rank` is this one.
   void SetShards(const std::vector<Numbers>& of_ranks, size_t rank) {
     std::vector<IdRange> shards;
+    shards.reserve(of_ranks.size());
     for (const Numbers& numbers : of_ranks) shards.push_back({numbers[0], numbers[1]});
     const std::lock_guard lock(mutex_);
     const auto [found, is_new] =
@@ -257,6 +258,7 @@ std::vector<RankGroup::Numbers> RankGroup::KnownShards(const Numbers& own) const
                     "group in which this rank has ids [",
                     own[0], ", ", own[1], ")");
   std::vector<Numbers> numbers;
+  numbers.reserve(shards.size());
   for (const IdRange& shard : shards) numbers.push_back({shard.begin, shard.end, own[2]});
   return numbers;
 }
