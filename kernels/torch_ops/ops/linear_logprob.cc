@@ -4,7 +4,6 @@
 
 #include "kernels/torch_ops/ops/linear_logprob.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 

@@ -527,7 +527,6 @@ class FusedScores : public PendingScores {
   /// Enqueues the computation of the partials.
   FusedScores(const Rows& rows, const Problem& problem, const at::Tensor& cache)
       : num_tiles_(kernels::NumTiles(problem.shard.columns)),
-        has_cache_(cache.defined()),
         operands_(rows.hidden, problem),
         memory_(Allocate(rows.size(), num_tiles_, problem)) {
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
@@ -590,7 +589,6 @@ class FusedScores : public PendingScores {
 
  private:
   const int64_t num_tiles_;
-  const bool has_cache_;
   const Operands operands_;
   const Memory memory_;
 };

@@ -65,10 +65,10 @@ Buffers ReservedBuffers(int64_t num_numbers, const at::Device& device) {
 
 }  // namespace
 
-/// What this rank remembers of its passes with a group. Thread-safe.
+/// Remembers this rank's passes with a group. Thread-safe.
 class GroupMemory {
  public:
-  /// Returns the memory of a group. Groups that have one name one after another share none.
+  /// Returns the memory of a group. A later group with the same name gets another one.
   static std::shared_ptr<GroupMemory> Of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
     using WeakGroup = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
     struct Entry {
@@ -118,7 +118,7 @@ class GroupMemory {
     const std::lock_guard lock(mutex_);
     const auto [found, is_new] =
         shards_.try_emplace({shards[rank].begin, shards[rank].end}, shards);
-    // Other shards of the other ranks: nothing is known about this one.
+    // If the other ranks had other shards before, a graph cannot know theirs from this rank's.
     const auto is_same = [](const IdRange& a, const IdRange& b) {
       return a.begin == b.begin && a.end == b.end;
     };
